@@ -1,0 +1,413 @@
+"""Data sets to train on and to attack: synthetic, bundled, local folders, your own arrays.
+
+A sample is a row of numbers. How its pixels became that row is a `Transform`:
+
+    inputs_i = (pixels_i - shift) / scale · √d / norm_i
+
+Shift and scale may be declared to an auditor. The norms are one number for each private sample,
+so they are truth: they never leave with the `card` and are never used unless handed over.
+
+Inside: `Data`, `Transform`, `sphere`, `load`, `from_arrays`, `save`, `read`.
+"""
+
+import json
+import math
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as to_bytes
+from torch import Tensor
+
+from exhume import _formats, _selection
+from exhume._selection import DEFAULT_CLASSES, Classes
+from exhume.errors import InputError
+
+
+@dataclass(frozen=True)
+class Transform:
+    """How pixels became inputs, so that pictures can be made of inputs again.
+
+    Attributes:
+        shift: subtracted from the pixels; a number, or one for each channel.
+        scale: what is left is divided by it; positive; a number, or one for each channel.
+        norms: norm of each sample before it was rescaled to √d, shape (n,); None if the rows
+            were not rescaled. Not part of the card, nor of equality.
+
+    Example:
+        >>> half = Transform(shift=0.5, scale=0.25)
+        >>> half.apply(torch.tensor([[0.5, 1.0]])).tolist()
+        [[0.0, 2.0]]
+        >>> half.undo(torch.tensor([[0.0, 2.0]])).tolist()
+        [[0.5, 1.0]]
+        >>> Transform.from_card(half.card()) == half
+        True
+    """
+
+    shift: float | tuple[float, ...] = 0.0
+    scale: float | tuple[float, ...] = 1.0
+    norms: Tensor | None = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Refuse what could not be undone."""
+        shift, scale = _as_tuple(self.shift), _as_tuple(self.scale)
+        if not (shift and scale and all(map(math.isfinite, shift + scale)) and min(scale) > 0):
+            raise InputError(
+                f"shift {self.shift} and scale {self.scale} must be finite, the scale positive"
+            )
+        if len({len(shift), len(scale)} - {1}) > 1:
+            raise InputError(f"{len(shift)} shifts but {len(scale)} scales: one for each channel")
+        if self.norms is not None:
+            _check_norms(self.norms)
+
+    def apply(self, pixels: Tensor, norms: Tensor | None = None) -> Tensor:
+        """Inputs of pixels, both (n, d), channels first; norms (n,) rescale the rows to √d."""
+        shift, scale = _spread(self.shift, pixels), _spread(self.scale, pixels)
+        return (pixels - shift) / scale * _factors(pixels, norms)
+
+    def undo(self, inputs: Tensor, norms: Tensor | None = None) -> Tensor:
+        """Pixels of inputs, both (n, d), not clipped.
+
+        Args:
+            inputs: rows as the model sees them, or an attacker's candidates.
+            norms: (n,) norms the rows had before rescaling. Without them √d is assumed, which
+                changes the contrast of a picture and nothing else.
+        """
+        shift, scale = _spread(self.shift, inputs), _spread(self.scale, inputs)
+        return inputs / _factors(inputs, norms) * scale + shift
+
+    def card(self) -> dict[str, float | list[float]]:
+        """Shift and scale for JSON, without the norms."""
+        return {
+            key: list(value) if isinstance(value, tuple) else value
+            for key, value in (("shift", self.shift), ("scale", self.scale))
+        }
+
+    @classmethod
+    def from_card(cls, card: Mapping[str, Any]) -> "Transform":
+        """The inverse of `card`."""
+        try:
+            values = [card[key] for key in ("shift", "scale")]
+            shift, scale = (
+                tuple(map(float, v)) if isinstance(v, list | tuple) else float(v) for v in values
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(f"a transform needs numbers shift and scale, got {card}") from error
+        return cls(shift, scale)
+
+
+@dataclass(frozen=True, eq=False)
+class Data:
+    """Samples with their targets, as a model is trained on them.
+
+    Attributes:
+        inputs: (n, d) float64, one flattened sample a row.
+        targets: (n, m) float64: ±1, real numbers, or one-hot rows.
+        shape: of one sample, with product d; (H, W) grey, (C, H, W) colour.
+        name: of the set.
+        transform: how pixels became inputs.
+    """
+
+    inputs: Tensor = field(repr=False)
+    targets: Tensor = field(repr=False)
+    shape: tuple[int, ...]
+    name: str = "custom"
+    transform: Transform = field(default_factory=Transform)
+
+    def __post_init__(self) -> None:
+        """Refuse what no model could be trained on."""
+        for word, rows in (("inputs", self.inputs), ("targets", self.targets)):
+            if rows.ndim != 2 or rows.numel() == 0 or rows.dtype != torch.float64:
+                raise InputError(
+                    f"{word} of {self.name}: shape {tuple(rows.shape)}, {rows.dtype}; expected "
+                    "float64 with at least one row and one column"
+                )
+            if not rows.isfinite().all():
+                raise InputError(f"{word} of {self.name} hold a value that is not finite")
+        if len(self.inputs) != len(self.targets):
+            raise InputError(f"{len(self.inputs)} samples but {len(self.targets)} targets")
+        if not self.shape or min(self.shape) < 1 or math.prod(self.shape) != self.dim:
+            raise InputError(f"shape {self.shape} does not hold {self.dim} numbers")
+        if self.transform.norms is not None and len(self.transform.norms) != self.samples:
+            raise InputError(f"{self.samples} samples but {len(self.transform.norms)} norms")
+        channels = {len(_as_tuple(v)) for v in (self.transform.shift, self.transform.scale)} - {1}
+        if channels - {self.shape[0]}:
+            raise InputError(f"a transform for {channels.pop()} channels on shape {self.shape}")
+
+    @property
+    def dim(self) -> int:
+        """Numbers in one sample, d."""
+        return self.inputs.shape[1]
+
+    @property
+    def samples(self) -> int:
+        """Number of samples, n."""
+        return self.inputs.shape[0]
+
+    @property
+    def outputs(self) -> int:
+        """Numbers in one target, m."""
+        return self.targets.shape[1]
+
+    def images(self, inputs: Tensor | None = None, norms: Tensor | None = None) -> Tensor:
+        """Pixel values of rows of inputs, (k, *shape); in [0, 1] for true images, not clipped.
+
+        Args:
+            inputs: (k, d) rows; the samples of this set, with their own norms, unless given.
+            norms: (k,) norms before rescaling, where known; see `Transform.undo`.
+        """
+        if inputs is None:
+            inputs, norms = self.inputs, self.transform.norms if norms is None else norms
+        if inputs.ndim != 2 or inputs.shape[1] != self.dim:
+            raise InputError(f"inputs of shape {tuple(inputs.shape)}, expected (k, {self.dim})")
+        return self.transform.undo(inputs, norms).reshape(-1, *self.shape)
+
+
+def sphere(dim: int, samples: int, seed: int = 0, noise: float = 0.5) -> Data:
+    """Gaussian rows rescaled to norm √d, with noisy linear targets.
+
+    y = X g + noise · N(0, 1) with g ~ N(0, I/d): the synthetic set-up of Iurada 2025.
+
+    Args:
+        dim: numbers in one sample, d.
+        samples: number of samples, n.
+        seed: of numpy's generator, so that every platform draws the same.
+        noise: standard deviation of the noise on the targets.
+
+    Example:
+        >>> data = sphere(dim=9, samples=2)
+        >>> data.inputs.norm(dim=1).round(decimals=9).tolist()
+        [3.0, 3.0]
+    """
+    _check_positive("dim", dim)
+    _check_positive("samples", samples)
+    if not (math.isfinite(noise) and noise >= 0):
+        raise InputError(f"noise={noise}: expected a finite number, zero or more")
+    generator = np.random.default_rng(seed)
+    rows = generator.standard_normal((samples, dim))
+    rows *= math.sqrt(dim) / np.linalg.norm(rows, axis=1, keepdims=True)
+    weights = generator.standard_normal(dim) / math.sqrt(dim)
+    targets = rows @ weights + noise * generator.standard_normal(samples)
+    return Data(torch.from_numpy(rows), torch.from_numpy(targets)[:, None], (dim,), "sphere")
+
+
+def load(
+    name: str,
+    samples: int = 20,
+    seed: int = 0,
+    normalise: bool = True,
+    classes: Classes | None = None,
+    root: str | os.PathLike[str] | None = None,
+) -> Data:
+    """Real images, standardised by one mean and one deviation over all pixels drawn.
+
+    ================ =========== ===================== ============================ ========
+    name             shape       from                  where                        classes
+    ================ =========== ===================== ============================ ========
+    `digits`         8, 8        scikit-learn          bundled, 1,797 images        all
+    `faces`          25, 25      scikit-image (LFW)    bundled, 100 images          random
+    `photos`         3, 32, 32   scikit-learn, tiles   bundled, 520 from two photos random
+    `cifar10`        3, 32, 32   binary, python, .npz  folder                       (6, 9)
+    `mnist`          28, 28      IDX, .npz             folder                       parity
+    `fashion_mnist`  28, 28      IDX, .npz             folder                       all
+    `tiny_imagenet`  3, 64, 64   folder of JPEG, .npz  folder                       random
+    ================ =========== ===================== ============================ ========
+
+    Args:
+        name: of the set, from the table.
+        samples: number of samples, in equal parts from the classes (the first ones get one more
+            where it does not divide), in turns, so that a prefix is balanced too.
+        seed: draws the samples without replacement. For sets in a folder, 0 takes the first of
+            each class in the order of the files, as published.
+        normalise: rescale each sample to norm √d.
+        classes: two labels: the first is target -1, the second +1. More labels, or `"all"` that
+            are there: one-hot. `"parity"`: even labels -1, odd ones +1. `"random"`: labels are
+            not looked at, as many -1 as +1 in random order; the only choice for faces and
+            photos, which have none. The default is in the table; 6 and 9 are frog and truck.
+        root: the folder; the environment variable `EXHUME_DATA` unless given.
+
+    Raises:
+        InputError: the set is not there (the message says what to put where), or too small.
+
+    Example:
+        >>> load("digits", samples=30, classes=(3, 8)).targets[:4, 0].tolist()
+        [-1.0, 1.0, -1.0, 1.0]
+    """
+    if name not in DEFAULT_CLASSES:
+        raise InputError(f"unknown data set {name!r}; there are {', '.join(DEFAULT_CLASSES)}")
+    _check_positive("samples", samples)
+    source = _formats.open_source(name, root)
+    groups = _selection.groups(source, DEFAULT_CLASSES[name] if classes is None else classes, name)
+    generator = np.random.default_rng(seed)
+    if seed != 0 or source.bundled:
+        groups = [generator.permutation(group) for group in groups]
+    pixels = source.pixels(_selection.in_turns(groups, samples, name))
+    targets = _selection.targets(samples, len(groups), generator)
+    return _prepare(pixels, targets, normalise, True, name)
+
+
+def from_arrays(
+    x: NDArray[Any] | Tensor,
+    y: NDArray[Any] | Tensor,
+    normalise: bool = True,
+    standardise: bool = True,
+    name: str = "custom",
+) -> Data:
+    """Your own samples, from numpy or torch.
+
+    Args:
+        x: images (n, H, W, C), (n, C, H, W) or (n, H, W), or rows (n, d). Bytes (uint8) are
+            divided by 255, other numbers taken as they are.
+        y: targets as the model was trained on, (n,) or (n, m); classes as one-hot rows.
+        normalise: rescale each sample to norm √d.
+        standardise: subtract the mean of all numbers in x and divide by their deviation.
+        name: of the set.
+
+    Example:
+        >>> data = from_arrays(np.eye(2), np.array([1.0, -1.0]))
+        >>> data.inputs.tolist(), data.shape
+        ([[1.0, -1.0], [-1.0, 1.0]], (2,))
+    """
+    pixels, targets = _as_numbers(x, "x"), _as_numbers(y, "y")
+    if not (pixels.size and targets.size and pixels.ndim in (2, 3, 4) and targets.ndim in (1, 2)):
+        raise InputError(
+            f"x of shape {pixels.shape} and y of shape {targets.shape}: expected x (n, d), "
+            "(n, H, W) or with channels, and y (n,) or (n, m), neither empty"
+        )
+    pixels = _formats.channels_first(pixels / 255.0 if pixels.dtype == np.uint8 else pixels)
+    return _prepare(pixels, targets.reshape(len(targets), -1), normalise, standardise, name)
+
+
+def save(data: Data, path: str | os.PathLike[str]) -> None:
+    """Write a set, norms included, to one safetensors file that only its owner can read.
+
+    The file appears whole or not at all.
+    """
+    tensors = {"inputs": data.inputs, "targets": data.targets}
+    if data.transform.norms is not None:
+        tensors["norms"] = data.transform.norms
+    metadata = {
+        "name": data.name,
+        "shape": json.dumps(data.shape),
+        "transform": json.dumps(data.transform.card()),
+    }
+    copies = {
+        key: value.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for key, value in tensors.items()
+    }
+    _write_private(Path(path), to_bytes(copies, metadata))
+
+
+def read(path: str | os.PathLike[str]) -> Data:
+    """A set that `save` wrote.
+
+    Raises:
+        InputError: the file is missing, cut short, or holds something else.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        transform = Transform.from_card(json.loads(metadata["transform"]))
+        return Data(
+            tensors["inputs"],
+            tensors["targets"],
+            tuple(json.loads(metadata["shape"])),
+            metadata["name"],
+            replace(transform, norms=tensors.get("norms")),
+        )
+    except FileNotFoundError as error:
+        raise InputError(f"there is no file {path}") from error
+    except KeyError as error:
+        raise InputError(f"{path} is not a data set: it has no {error}") from error
+    except (OSError, SafetensorError, TypeError, ValueError) as error:
+        raise InputError(f"{path} cannot be read as a data set: {error}") from error
+
+
+def _prepare(
+    pixels: NDArray[Any], targets: NDArray[Any], normalise: bool, standardise: bool, name: str
+) -> Data:
+    """Standardise and rescale pixels (n, *shape), and remember how."""
+    rows = torch.from_numpy(np.array(pixels, np.float64)).flatten(1)
+    transform = Transform()
+    if standardise:
+        if rows.min() == rows.max():
+            raise InputError(f"all pixels of {name} are equal: they cannot be standardised")
+        transform = Transform(rows.mean().item(), rows.std(correction=0).item())
+    norms = transform.apply(rows).norm(dim=1) if normalise else None
+    if norms is not None and not norms.all():
+        row = int(norms.argmin())
+        raise InputError(f"sample {row} of {name} is zero: it cannot be rescaled to norm √d")
+    return Data(
+        transform.apply(rows, norms),
+        torch.from_numpy(np.array(targets, np.float64)),
+        tuple(pixels.shape[1:]),
+        name,
+        replace(transform, norms=norms),
+    )
+
+
+def _as_numbers(values: NDArray[Any] | Tensor, word: str) -> NDArray[Any]:
+    """A finite array of real numbers."""
+    if isinstance(values, Tensor):
+        values = values.detach().cpu()
+        values = values.double() if values.is_floating_point() else values
+    array = np.asarray(values)
+    if array.dtype.kind not in "biuf":
+        raise InputError(f"{word} holds {array.dtype}, expected real numbers")
+    if not np.isfinite(array).all():
+        raise InputError(f"{word} holds a value that is not finite")
+    return array
+
+
+def _as_tuple(value: float | tuple[float, ...]) -> tuple[float, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def _spread(value: float | tuple[float, ...], rows: Tensor) -> float | Tensor:
+    """A number as it is; one number for each channel as (d,), to meet rows (n, d)."""
+    if not isinstance(value, tuple):
+        return value
+    if rows.shape[1] % len(value):
+        raise InputError(f"rows of {rows.shape[1]} numbers do not have {len(value)} channels")
+    return rows.new_tensor(value).repeat_interleave(rows.shape[1] // len(value))
+
+
+def _factors(rows: Tensor, norms: Tensor | None) -> float | Tensor:
+    """What rescales rows (n, d) of given norms to norm √d, (n, 1); 1 where norms are unknown."""
+    if norms is None:
+        return 1.0
+    _check_norms(norms)
+    if len(norms) != len(rows):
+        raise InputError(f"{len(rows)} rows but {len(norms)} norms")
+    return math.sqrt(rows.shape[1]) / norms.to(rows)[:, None]
+
+
+def _check_norms(norms: Tensor) -> None:
+    if norms.ndim != 1 or not (norms.isfinite() & (norms > 0)).all():
+        raise InputError("norms must be one positive, finite number for each sample")
+
+
+def _check_positive(word: str, value: int) -> None:
+    if value < 1:
+        raise InputError(f"{word}={value}: expected 1 or more")
+
+
+def _write_private(path: Path, content: bytes) -> None:
+    """Write a file at once, readable by its owner only."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mode 0600
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
