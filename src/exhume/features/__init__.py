@@ -1,0 +1,86 @@
+"""Features: what one candidate would leave in the weights.
+
+Everything a solver needs is a sum over the p rows of the target (see `Linearization`), so the
+same interface serves features in memory, regenerated block by block, or read from a file.
+"""
+
+from typing import Protocol, Self
+
+import torch
+from torch import Tensor
+
+
+class Linearization(Protocol):
+    """Features Φ (n·k, p) of n candidates and their derivative, as products only.
+
+    Shapes: A (n·k, m) coefficients, T (p, m) a target or residual, D (n, d) a direction in the
+    candidates. Reductions over p return float64; what stays in p has the features' own dtype.
+    """
+
+    def gram(self) -> Tensor:
+        """ΦΦᵀ, (n·k, n·k)."""
+        ...
+
+    def apply(self, target: Tensor) -> Tensor:
+        """ΦT, (n·k, m), with the products taken in the dtype of T."""
+        ...
+
+    def combine(self, coefficients: Tensor) -> Tensor:
+        """ΦᵀA, (p, m)."""
+        ...
+
+    def push(self, direction: Tensor, coefficients: Tensor) -> Tensor:
+        """Σ_i ∂φ(x_i)[D_i] A_iᵀ, (p, m): the Jacobian of ΦᵀA in the candidates."""
+        ...
+
+    def pull(self, target: Tensor, coefficients: Tensor) -> Tensor:
+        """Σ_c A_ic · ∂φ(x_i)ᵀ T_c, (n, d): the transpose of `push`."""
+        ...
+
+    def curvature(self, coefficients: Tensor) -> Tensor:
+        """C_ij = tr(J_iᵀJ_j)/d, (n, n), with J_i = push restricted to candidate i.
+
+        The Gauss-Newton matrix averaged over input directions: the damping and the
+        preconditioner of the solver.
+        """
+        ...
+
+
+class Features(Protocol):
+    """A map from candidates to features, with its point of linearisation chosen by the caller."""
+
+    @property
+    def dim(self) -> int:
+        """d, the number of entries of one candidate."""
+        ...
+
+    @property
+    def width(self) -> int:
+        """p, the number of rows of the target."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where the candidates live."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """In which precision the candidates live."""
+        ...
+
+    def linearize(self, candidates: Tensor) -> Linearization:
+        """Features and derivatives at n candidates (n, d)."""
+        ...
+
+    def moment(self, weights: Tensor, directions: Tensor) -> Tensor | None:
+        """M Q, (d, k), for a symmetric M(w) whose extreme eigenvectors point at samples.
+
+        Linear in w (p,), a column of the target or of a residual. None where the features have
+        no such moment: the search then starts at random.
+        """
+        ...
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> Self:
+        """The same features elsewhere."""
+        ...

@@ -1,0 +1,120 @@
+"""Activations of the bundled models, each with its exact first derivative."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from exhume.errors import InputError
+
+LEAK = 0.02
+"""Backward slope of the published ReLU surrogate where the unit is off."""
+
+
+@dataclass(frozen=True)
+class Activation:
+    """An element-wise function and the derivative that the attack uses for it.
+
+    Attributes:
+        name: what the user writes, for example ``relu`` or ``polynomial:1,0,0.5``.
+        value: σ(z).
+        slope: σ'(z); exact, except in the surrogate that `leaky_backward` makes.
+        homogeneous: whether σ(cz) = cσ(z) for c > 0, so that a sample's norm leaves no trace.
+    """
+
+    name: str
+    value: Callable[[Tensor], Tensor]
+    slope: Callable[[Tensor], Tensor]
+    homogeneous: bool = False
+
+    def leaky_backward(self, leak: float = LEAK) -> "Activation":
+        """The same forward function with slope 1 where it is positive, else `leak` (ReLU only)."""
+        if self.name != "relu":
+            return self
+        return Activation(
+            self.name, self.value, lambda z: (z > 0).to(z.dtype) * (1 - leak) + leak, True
+        )
+
+
+def _step(z: Tensor) -> Tensor:
+    return (z > 0).to(z.dtype)
+
+
+def _normal_density(z: Tensor) -> Tensor:
+    return torch.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)
+
+
+def _tanh_slope(z: Tensor) -> Tensor:
+    return 1 - torch.tanh(z) ** 2
+
+
+def _gelu_slope(z: Tensor) -> Tensor:
+    return torch.special.ndtr(z) + z * _normal_density(z)
+
+
+def _erf_slope(z: Tensor) -> Tensor:
+    return 2 / math.sqrt(math.pi) * torch.exp(-z * z)
+
+
+_NAMED = {
+    "relu": Activation("relu", torch.relu, _step, homogeneous=True),
+    "relu+tanh": Activation(
+        "relu+tanh", lambda z: torch.relu(z) + torch.tanh(z), lambda z: _step(z) + _tanh_slope(z)
+    ),
+    "tanh": Activation("tanh", torch.tanh, _tanh_slope),
+    "gelu": Activation("gelu", torch.nn.functional.gelu, _gelu_slope),
+    "erf": Activation("erf", torch.erf, _erf_slope),
+    "softplus": Activation("softplus", torch.nn.functional.softplus, torch.sigmoid),
+}
+
+
+def polynomial(*coefficients: float) -> Activation:
+    """σ(z) = c₀ + c₁z + c₂z² + …
+
+    Example:
+        >>> cube = polynomial(0, 0, 0, 1)
+        >>> cube.name, cube.slope(torch.tensor(2.0)).item()
+        ('polynomial:0,0,0,1', 12.0)
+    """
+    if len(coefficients) < 2 or not all(math.isfinite(c) for c in coefficients):
+        raise InputError(
+            "a polynomial activation needs two or more finite coefficients, lowest degree "
+            f"first, got {list(coefficients)}; write for example polynomial:0,0,0,1 for a cube."
+        )
+    derivative = tuple(k * c for k, c in enumerate(coefficients))[1:]
+    name = "polynomial:" + ",".join(f"{c:g}" for c in coefficients)
+    return Activation(name, lambda z: _horner(coefficients, z), lambda z: _horner(derivative, z))
+
+
+def _horner(coefficients: tuple[float, ...], z: Tensor) -> Tensor:
+    result = torch.full_like(z, coefficients[-1])
+    for c in reversed(coefficients[:-1]):
+        result = result * z + c
+    return result
+
+
+def activation(name: str) -> Activation:
+    """The activation of that name.
+
+    Args:
+        name: one of ``relu``, ``relu+tanh``, ``tanh``, ``gelu``, ``erf``, ``softplus``, or
+            ``polynomial:c0,c1,…`` with the coefficients, lowest degree first.
+
+    Example:
+        >>> activation("relu").value(torch.tensor([-1.0, 2.0])).tolist()
+        [0.0, 2.0]
+    """
+    kind, _, rest = name.partition(":")
+    if kind == "polynomial":
+        try:
+            return polynomial(*(float(c) for c in rest.split(",") if c.strip()))
+        except InputError:
+            raise
+        except ValueError as error:
+            raise InputError(f"activation {name!r}: {rest!r} is not a list of numbers.") from error
+    if name not in _NAMED:
+        known = ", ".join([*_NAMED, "polynomial:c0,c1,…"])
+        raise InputError(f"unknown activation {name!r}; known are {known}.")
+    return _NAMED[name]

@@ -1,0 +1,162 @@
+"""Random features φ(x) = σ(Vx): in memory, regenerated from a seed, or read from a file."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from exhume.features.activations import Activation
+from exhume.features.weights import Stored, Weights, blocks
+
+BLOCK_BYTES = 256 * 2**20
+"""Size of one block of V; the memory in use is a few of these whatever p is."""
+
+CACHE_SHARE = 0.25
+"""Share of the free memory that features of the candidates may take between two products."""
+
+
+@dataclass(frozen=True)
+class RandomFeatures:
+    """φ(x) = σ(Vx), V (p, d).
+
+    Attributes:
+        weights: where V comes from.
+        activation: σ with its derivative.
+        block: rows of V a block; chosen from `BLOCK_BYTES` if None.
+    """
+
+    weights: Weights
+    activation: Activation
+    block: int | None = None
+
+    @property
+    def dim(self) -> int:
+        """d."""
+        return self.weights.shape[1]
+
+    @property
+    def width(self) -> int:
+        """p."""
+        return self.weights.shape[0]
+
+    @property
+    def device(self) -> torch.device:
+        """Where V is handed out."""
+        return self.weights.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """In which precision V is handed out."""
+        return self.weights.dtype
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> "RandomFeatures":
+        """The same features elsewhere."""
+        return replace(self, weights=self.weights.to(device, dtype))
+
+    def slices(self) -> Iterator[slice]:
+        """The blocks of rows in which V is read."""
+        size = self.block or max(1, BLOCK_BYTES // (self.dim * self.dtype.itemsize))
+        return blocks(self.width, size)
+
+    def linearize(self, candidates: Tensor) -> "RandomLinearization":
+        """Features and derivatives at n candidates (n, d)."""
+        return RandomLinearization(self, candidates.to(self.device, self.dtype))
+
+    def moment(self, weights: Tensor, directions: Tensor) -> Tensor:
+        """M₂(w) Q with M₂(w) = (1/p) Σ_k w_k (d · v_k v_kᵀ − I): (p,), (d, k) → (d, k).
+
+        For w = Σ A_i σ(Vx_i) with Gaussian V the mean of M₂ is c₂ Σ A_i x_i x_iᵀ / d, c₂ the
+        second Hermite coefficient: the samples are its extreme eigenvectors.
+        """
+        total = torch.zeros_like(directions)
+        for part in self.slices():
+            v = self.weights.rows(part.start, part.stop)
+            total += v.T @ (weights[part, None] * (v @ directions))
+        return total * (self.dim / self.width) - weights.mean() * directions
+
+
+@dataclass(frozen=True)
+class _Block:
+    rows: slice
+    v: Tensor  # (b, d)
+    phi: Tensor  # (n, b)
+    slope: Tensor  # (n, b)
+
+
+class RandomLinearization:
+    """Products with Φ = σ(XVᵀ) and its derivative, block by block (see `Linearization`)."""
+
+    def __init__(self, features: RandomFeatures, candidates: Tensor) -> None:
+        """Keep the features of the candidates if V is in memory, else recompute them."""
+        self.features = features
+        self.candidates = candidates
+        self._kept: list[_Block] | None = None
+        if isinstance(features.weights, Stored):
+            self._kept = list(self._compute())
+
+    def _compute(self) -> Iterator[_Block]:
+        sigma = self.features.activation
+        for part in self.features.slices():
+            v = self.features.weights.rows(part.start, part.stop)
+            z = self.candidates @ v.T
+            yield _Block(part, v, sigma.value(z), sigma.slope(z))
+
+    def _blocks(self) -> Iterator[_Block]:
+        return iter(self._kept) if self._kept is not None else self._compute()
+
+    def gram(self) -> Tensor:
+        """ΦΦᵀ, (n, n) float64."""
+        total = self._zeros(len(self.candidates))
+        for b in self._blocks():
+            phi = b.phi.double()
+            total += phi @ phi.T
+        return total
+
+    def apply(self, target: Tensor) -> Tensor:
+        """ΦT, (n, m) float64; the products are taken in the dtype of T."""
+        total = self._zeros(target.shape[1])
+        for b in self._blocks():
+            total += b.phi.to(target.dtype) @ target[b.rows]
+        return total
+
+    def combine(self, coefficients: Tensor) -> Tensor:
+        """ΦᵀA, (p, m)."""
+        a = coefficients.to(self.candidates.dtype)
+        return torch.cat([b.phi.T @ a for b in self._blocks()])
+
+    def push(self, direction: Tensor, coefficients: Tensor) -> Tensor:
+        """Σ_i σ'(Vx_i) ⊙ (V D_i) A_iᵀ, (p, m)."""
+        a = coefficients.to(self.candidates.dtype)
+        return torch.cat([self._push(b, direction, a) for b in self._blocks()])
+
+    def pull(self, target: Tensor, coefficients: Tensor) -> Tensor:
+        """[(A Tᵀ) ⊙ σ'(XVᵀ)] V, (n, d)."""
+        a = coefficients.to(self.candidates.dtype)
+        return self._sum(self._pull(b, target[b.rows], a) for b in self._blocks())
+
+    def curvature(self, coefficients: Tensor) -> Tensor:
+        """C = (AAᵀ) ⊙ Σ_k σ'_ik σ'_jk |v_k|²/d, (n, n) float64."""
+        total = self._zeros(len(self.candidates))
+        for b in self._blocks():
+            weighted = b.slope * b.v.square().mean(1)
+            total += (b.slope @ weighted.T).double()
+        a = coefficients.double()
+        return (a @ a.T) * total
+
+    def _push(self, b: _Block, direction: Tensor, a: Tensor) -> Tensor:
+        return (b.slope * (direction @ b.v.T)).T @ a
+
+    def _pull(self, b: _Block, target: Tensor, a: Tensor) -> Tensor:
+        return (b.slope * (a @ target.T)) @ b.v
+
+    def _sum(self, parts: Iterator[Tensor]) -> Tensor:
+        total = torch.zeros_like(self.candidates)
+        for part in parts:
+            total += part
+        return total
+
+    def _zeros(self, columns: int) -> Tensor:
+        return torch.zeros(
+            len(self.candidates), columns, dtype=torch.float64, device=self.candidates.device
+        )

@@ -1,0 +1,69 @@
+"""The relative residual with the coefficients eliminated: value, gradient, Gauss-Newton product."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from exhume.coefficients import least_squares
+from exhume.features import Linearization
+from exhume.problem import Problem
+
+
+@dataclass(frozen=True)
+class Point:
+    """Everything known at one set of candidates.
+
+    Attributes:
+        candidates: X, (n, d).
+        linearization: features and derivatives at X.
+        coefficients: the best A, (n·k, m) float64.
+        factor: Cholesky factor of the Gram matrix, (n·k, n·k) float64.
+        residual: R = Δ − ΦᵀA, (p, m).
+        value: ‖R‖²/‖Δ‖² in [0, 1].
+    """
+
+    candidates: Tensor
+    linearization: Linearization
+    coefficients: Tensor
+    factor: Tensor
+    residual: Tensor
+    value: float
+
+
+def evaluate(problem: Problem, candidates: Tensor) -> Point:
+    """L(X) = min_A ‖Δ − Φ(X)ᵀA‖² / ‖Δ‖², with the residual taken directly, not by cancellation."""
+    candidates = candidates.to(problem.features.device, problem.features.dtype)
+    linearization = problem.features.linearize(candidates)
+    products = linearization.apply(problem.target.double())
+    coefficients, factor = least_squares(linearization.gram(), products)
+    residual = problem.target - linearization.combine(coefficients)
+    value = (residual.double().square().sum() / problem.target.double().square().sum()).item()
+    return Point(candidates, linearization, coefficients, factor, residual, value)
+
+
+def gradient(problem: Problem, point: Point) -> Tensor:
+    """∂L/∂X = −(2/‖Δ‖²) pull(R, A), (n, d): A is optimal, so its change does not count."""
+    scale = -2 / problem.target.double().square().sum()
+    pulled = point.linearization.pull(point.residual, point.coefficients)
+    return pulled * scale.to(pulled.dtype)
+
+
+def gauss_newton(point: Point, direction: Tensor) -> Tensor:
+    """JᵀP⊥J D, (n, d): the Gauss-Newton product with the coefficients eliminated.
+
+    J = push(·, A) and P⊥ = I − ΦᵀK⁻¹Φ (Kaufman's form); the factor 2/‖Δ‖² is left out.
+    """
+    linearization = point.linearization
+    pushed = linearization.push(direction, point.coefficients)
+    inside = torch.cholesky_solve(linearization.apply(pushed), point.factor)
+    return linearization.pull(pushed - linearization.combine(inside), point.coefficients)
+
+
+def removal_cost(point: Point) -> Tensor:
+    """What dropping each candidate would add to ‖R‖²: Σ_c A_ic² / (K⁻¹)_ii, (n,) float64.
+
+    The others' coefficients are refitted; k = 1 row a candidate.
+    """
+    inverse = torch.cholesky_inverse(point.factor).diagonal()
+    return point.coefficients.square().sum(1) / inverse

@@ -1,0 +1,76 @@
+"""The problem: what the auditor may see. It has no field that could hold the truth."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from exhume.domain import Domain, Sphere
+from exhume.errors import InputError
+from exhume.features import Features
+
+
+@dataclass(frozen=True)
+class ThreatModel:
+    """What the attack assumes the attacker knows, for the report.
+
+    Attributes:
+        knows: one phrase for each thing known.
+        assumes: one phrase for each thing assumed of the training.
+    """
+
+    knows: tuple[str, ...]
+    assumes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Find inputs X and coefficients A with Δ ≈ Φ(X)ᵀA.
+
+    Attributes:
+        target: Δ, (p, m), what the weights show.
+        features: candidates → Φ.
+        domain: where candidates may lie.
+        shape: of one input, for pictures; (d,) if it is a vector.
+        threat_model: what is known and assumed.
+        display: how inputs become pixels, where the auditor is told (shift and scale).
+    """
+
+    target: Tensor
+    features: Features
+    threat_model: ThreatModel
+    shape: tuple[int, ...]
+    domain: Domain = Sphere()
+    display: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what no attack could use."""
+        p = self.features.width
+        if self.target.ndim != 2 or self.target.shape[0] != p or self.target.shape[1] < 1:
+            raise InputError(
+                f"target: expected shape ({p}, m) for features of width {p}, "
+                f"got {tuple(self.target.shape)}."
+            )
+        if not self.target.isfinite().all():
+            raise InputError("target: holds NaN or infinite entries; the weights are damaged.")
+        if not self.target.any():
+            raise InputError("target: is zero everywhere, so it holds no trace of any sample.")
+
+    @property
+    def dim(self) -> int:
+        """d, the number of entries of one input."""
+        return self.features.dim
+
+    def ratio(self, samples: int) -> float:
+        """p·m/(d·n): equations over unknowns; below 1 nothing can be recovered."""
+        return self.target.numel() / (self.dim * samples)
+
+    def to(self, device: torch.device | str, dtype: torch.dtype = torch.float32) -> "Problem":
+        """The same problem elsewhere."""
+        device = torch.device(device)
+        return replace(
+            self,
+            target=self.target.to(device, dtype),
+            features=self.features.to(device, dtype),
+        )
