@@ -1,0 +1,145 @@
+r"""Matrix-free Levenberg-Marquardt on the candidates, with the coefficients eliminated.
+
+The residual is R(X) = P⊥_Φ(X) Δ. Kaufman's approximation of its Jacobian is −P⊥ J with
+J = push(·, A), and a step solves (Jᵀ P⊥ J + λS) D = JᵀR by conjugate gradients on products.
+
+The preconditioner is the Gauss-Newton matrix averaged over input directions, C ⊗ I_d with
+C_ij = tr(J_iᵀJ_j)/d: one n×n factorisation a step. For random features the true matrix is
+a sample average around it, of ratio p·m/(d·n), so a handful of products is enough.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from exhume.coefficients import factor
+from exhume.objective import Point, evaluate, gauss_newton
+from exhume.problem import Problem
+from exhume.solvers import Outcome, State
+
+Operator = Callable[[Tensor], Tensor]
+
+
+def conjugate_gradients(
+    operator: Operator,
+    right_side: Tensor,
+    preconditioner: Operator,
+    tolerance: float,
+    products: int,
+) -> tuple[Tensor, int]:
+    """Solve B D = b for a positive definite B, both (n, d), with at most so many products.
+
+    Stops when the preconditioned residual √⟨r, M⁻¹r⟩ has fallen by `tolerance`.
+
+    Returns:
+        D and the number of products used.
+
+    Example:
+        >>> D, used = conjugate_gradients(lambda q: 2 * q, torch.ones(1, 3), lambda r: r, 1e-6, 9)
+        >>> D.tolist(), used
+        ([[0.5, 0.5, 0.5]], 1)
+    """
+    solution = torch.zeros_like(right_side)
+    residual = right_side
+    search = scaled = preconditioner(residual)
+    energy = first = _inner(residual, scaled)
+    for used in range(1, products + 1):
+        image = operator(search)
+        length = energy / _inner(search, image)
+        solution = solution + length * search
+        residual = residual - length * image
+        scaled = preconditioner(residual)
+        energy, before = _inner(residual, scaled), energy
+        if not energy > tolerance**2 * first:  # also where it is not a number
+            break
+        search = scaled + (energy / before) * search
+    return solution, used
+
+
+def _inner(a: Tensor, b: Tensor) -> float:
+    return torch.sum(a * b, dtype=torch.float64).item()
+
+
+@dataclass(frozen=True)
+class LevenbergMarquardt:
+    """Levenberg-Marquardt with adaptive damping.
+
+    Attributes:
+        tolerance: relative residual at which the run has converged.
+        damping: λ at the start, relative to the curvature of each candidate.
+        accuracy: of the linear solves.
+        products: most products a step.
+        patience: steps of less than `progress` relative improvement before it has stalled.
+        progress: the improvement of the residual that is worth a step.
+    """
+
+    tolerance: float = 1e-12
+    damping: float = 1.0
+    accuracy: float = 3e-2
+    products: int = 40
+    patience: int = 8
+    progress: float = 3e-3
+
+    def init(self, problem: Problem, candidates: Tensor) -> State:
+        """The state at the projected candidates."""
+        point = evaluate(problem, problem.domain.project(candidates))
+        damping = torch.tensor(self.damping, dtype=torch.float64)
+        return self._judged(State(point, {"damping": damping}))
+
+    def step(self, problem: Problem, state: State) -> State:
+        """Try one step; keep it and lower the damping (λ/3) if the residual fell, else 4λ."""
+        damping = state.memory["damping"].item()
+        direction, used = damped_step(problem, state.point, damping, self.accuracy, self.products)
+        point = evaluate(problem, problem.domain.project(state.point.candidates + direction))
+        before = state.point.value
+        accepted = point.value < before
+        gain = 1 - point.value / before if accepted else 0.0
+        damping = max(damping / 3, 1e-7) if accepted else damping * 4
+        return self._judged(
+            replace(
+                state,
+                point=point if accepted else state.point,
+                memory={"damping": torch.tensor(damping, dtype=torch.float64)},
+                steps=state.steps + 1,
+                products=state.products + used,
+                stalled=0 if gain > self.progress else state.stalled + 1,
+            )
+        )
+
+    def _judged(self, state: State) -> State:
+        if not math.isfinite(state.point.value):
+            return replace(state, outcome=Outcome.DIVERGED)
+        if state.point.value <= self.tolerance:
+            return replace(state, outcome=Outcome.CONVERGED)
+        if state.stalled >= self.patience:
+            return replace(state, outcome=Outcome.STALLED)
+        return state
+
+
+def damped_step(
+    problem: Problem, point: Point, damping: float, accuracy: float, products: int
+) -> tuple[Tensor, int]:
+    """D with (JᵀP⊥J + λS) D = JᵀR in the tangent space, S = diag(C).
+
+    Returns:
+        D (n, d) and the number of products used.
+    """
+    domain, candidates = problem.domain, point.candidates
+    curvature = point.linearization.curvature(point.coefficients)
+    scale = curvature.diagonal().clamp_min(1e-12 * curvature.diagonal().max())
+    lower = factor(curvature + damping * torch.diag(scale))
+    damp = (damping * scale)[:, None].to(candidates.dtype)
+    inverse = torch.cholesky_inverse(lower).to(candidates.dtype)
+
+    def operator(direction: Tensor) -> Tensor:
+        return domain.tangent(candidates, gauss_newton(point, direction)) + damp * direction
+
+    def preconditioner(residual: Tensor) -> Tensor:
+        return domain.tangent(candidates, inverse @ residual)
+
+    pulled = point.linearization.pull(point.residual, point.coefficients)
+    right_side = domain.tangent(candidates, pulled)
+    return conjugate_gradients(operator, right_side, preconditioner, accuracy, products)
