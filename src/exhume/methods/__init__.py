@@ -1,0 +1,106 @@
+"""Methods: named recipes, each a few lines on top of search and solvers."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from exhume.errors import InputError
+from exhume.methods.exhume import Exhume
+from exhume.methods.iurada2025 import Iurada2025
+from exhume.methods.progress import Method, Progress
+from exhume.problem import Problem
+from exhume.solvers import Outcome
+
+METHODS: dict[str, Callable[[], Method]] = {"exhume": Exhume, "iurada2025": Iurada2025}
+
+Observer = Callable[[Progress, float], None]
+"""Called after every move with the progress and the seconds used."""
+
+
+@dataclass(frozen=True)
+class Reconstruction:
+    """What an attack found.
+
+    Attributes:
+        samples: candidates (n, d), float64 on the CPU.
+        coefficients: A, (n, m), float64 on the CPU.
+        residual: ‖Δ − ΦᵀA‖²/‖Δ‖².
+        outcome: how the run ended.
+        method: its name.
+        seed: of the run.
+        steps: solver steps.
+        products: passes over the features' derivative.
+        seconds: wall time, with that of earlier sittings if it was resumed.
+    """
+
+    samples: Tensor
+    coefficients: Tensor
+    residual: float
+    outcome: Outcome
+    method: str
+    seed: int
+    steps: int
+    products: int
+    seconds: float
+
+
+def method_named(method: str | Method) -> Method:
+    """The method of that name with its default settings, or the method itself."""
+    if not isinstance(method, str):
+        return method
+    if method not in METHODS:
+        raise InputError(f"unknown method {method!r}; known are {', '.join(METHODS)}.")
+    return METHODS[method]()
+
+
+def reconstruct(
+    problem: Problem,
+    samples: int | None = None,
+    seed: int = 0,
+    method: str | Method = "exhume",
+    time_limit: float | None = None,
+    observe: Observer | None = None,
+    resume: tuple[Progress, float] | None = None,
+) -> Reconstruction:
+    """Recover the inputs that explain the weights.
+
+    Args:
+        problem: what the auditor may see.
+        samples: how many training samples there are; found if None.
+        seed: of everything random; the same seed on the same device gives the same result.
+        method: a name, or a method with settings of your own.
+        time_limit: seconds after which the best so far is returned.
+        observe: called after every move.
+        resume: progress of an interrupted run and the seconds it had used.
+
+    Returns:
+        The candidates with their residual and outcome.
+    """
+    if samples is not None and samples < 1:
+        raise InputError(f"samples: expected a number of at least 1 (or none), got {samples}.")
+    recipe = method_named(method)
+    progress, before = resume or (recipe.init(problem, samples, seed), 0.0)
+    start = time.perf_counter() - before
+    outcome = progress.outcome
+    while outcome is None:
+        if time_limit is not None and time.perf_counter() - start >= time_limit:
+            outcome = Outcome.BUDGET
+            break
+        progress = recipe.advance(problem, progress)
+        outcome = progress.outcome
+        if observe is not None:
+            observe(progress, time.perf_counter() - start)
+    point = recipe.finish(problem, progress)
+    return Reconstruction(
+        samples=point.candidates.double().cpu(),
+        coefficients=point.coefficients.cpu(),
+        residual=point.value,
+        outcome=outcome,
+        method=recipe.name,
+        seed=progress.seed,
+        steps=progress.total_steps,
+        products=progress.total_products,
+        seconds=time.perf_counter() - start,
+    )

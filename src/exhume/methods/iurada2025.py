@@ -1,0 +1,75 @@
+"""The law of data reconstruction, as published: momentum on the relative residual.
+
+Iurada et al., "A Law of Data Reconstruction for Random Features (and Beyond)". As many
+candidates as samples, N(0, 1) at the start, momentum 0.9, rows rescaled to the sphere after each
+step, ReLU with a backward slope of 0.02 where it is off, until the residual is under 1e-7 or
+10⁶ steps are done. Nothing here sees the truth.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from exhume.errors import InputError
+from exhume.features.random import RandomFeatures
+from exhume.methods.progress import Progress, stream
+from exhume.objective import Point, evaluate
+from exhume.problem import Problem
+from exhume.solvers import Outcome
+from exhume.solvers.gradient import Momentum
+
+RATE_VECTORS, RATE_IMAGES = 20.0, 2000.0
+"""The published step sizes: for synthetic vectors and for images."""
+
+
+@dataclass(frozen=True)
+class Iurada2025:
+    """The published recipe.
+
+    Attributes:
+        rate: step size; the published one for vectors or images if None.
+        steps: the most steps.
+    """
+
+    rate: float | None = None
+    steps: int = 1_000_000
+    name: str = "iurada2025"
+
+    def _solver(self, problem: Problem) -> Momentum:
+        default = RATE_VECTORS if len(problem.shape) == 1 else RATE_IMAGES
+        return Momentum(rate=self.rate or default)
+
+    def init(self, problem: Problem, samples: int | None, seed: int) -> Progress:
+        """N(0, 1) candidates, as many as samples."""
+        if samples is None:
+            raise InputError(
+                "iurada2025 needs the number of samples: pass samples=, or use the method "
+                "'exhume', which finds it."
+            )
+        start = torch.randn(
+            samples, problem.dim, generator=stream(seed, 0), dtype=torch.float64
+        )
+        problem = surrogate(problem)
+        return Progress(seed, samples, self._solver(problem).init(problem, start))
+
+    def advance(self, problem: Problem, progress: Progress) -> Progress:
+        """One step."""
+        problem = surrogate(problem)
+        state = self._solver(problem).step(problem, progress.state)
+        outcome = state.outcome
+        if outcome is None and state.steps >= self.steps:
+            outcome = Outcome.BUDGET
+        return replace(progress, state=state, outcome=outcome)
+
+    def finish(self, problem: Problem, progress: Progress) -> Point:
+        """The candidates on the sphere."""
+        return evaluate(problem, problem.domain.project(progress.state.point.candidates))
+
+
+def surrogate(problem: Problem) -> Problem:
+    """The same problem with the published leaky backward slope, where the features are ReLU."""
+    features = problem.features
+    if not isinstance(features, RandomFeatures):
+        return problem
+    leaky = replace(features, activation=features.activation.leaky_backward())
+    return replace(problem, features=leaky)

@@ -1,0 +1,34 @@
+"""Merge: join candidates that have become the same sample."""
+
+import torch
+from torch import Tensor
+
+
+def merged(candidates: Tensor, coefficients: Tensor, cosine: float) -> Tensor:
+    """One candidate for each group that is linked by cosines above `cosine`.
+
+    Args:
+        candidates: X, (n, d).
+        coefficients: A, (n, m); a group's mean is weighted by |A|.
+        cosine: the least similarity of a link.
+
+    Returns:
+        Candidates (g, d) with g ≤ n, in the order of each group's first member. Not projected.
+
+    Example:
+        >>> X = torch.tensor([[1.0, 0.0], [0.0, 2.0], [1.0, 0.1]])
+        >>> merged(X, torch.tensor([[3.0], [1.0], [-1.0]]), 0.9).tolist()
+        [[1.0, 0.02500000037252903], [0.0, 2.0]]
+    """
+    unit = torch.nn.functional.normalize(candidates, dim=1)
+    linked = (unit @ unit.T > cosine).float()
+    reach = linked
+    for _ in range(len(candidates).bit_length()):  # transitive closure by squaring
+        reach = ((reach @ reach) > 0).float()
+    first = reach.argmax(1)  # the lowest member of each candidate's group
+    groups, member = first.unique(return_inverse=True)
+    weight = coefficients.norm(dim=1).to(candidates.dtype)
+    total = torch.zeros(len(groups), device=candidates.device, dtype=candidates.dtype)
+    total = total.index_add(0, member, weight).clamp_min(torch.finfo(total.dtype).tiny)
+    mean = torch.zeros(len(groups), candidates.shape[1]).to(candidates)
+    return mean.index_add(0, member, candidates * (weight / total[member])[:, None])
