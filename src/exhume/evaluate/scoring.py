@@ -1,0 +1,280 @@
+"""Score candidates against the truth."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from exhume.data import Data
+from exhume.errors import InputError
+from exhume.evaluate import metrics
+from exhume.evaluate.matching import assign, check_vectors, distances, nearest, take
+
+RECOVERED = 0.1
+EXACT = 0.01
+
+
+@dataclass(frozen=True, eq=False)
+class Score:
+    """What was recovered. Plural names are one value a true sample, singular names their mean.
+
+    Pairs are one to one, with the least sum of sign-invariant errors. A true sample left without a
+    candidate (there were fewer candidates than samples) scores as the zero vector would: error 1,
+    cosine 0, no image metrics.
+
+    Attributes:
+        candidates: How many candidates there were.
+        matched: The candidate of each true sample, −1 for none.
+        errors: min(‖x − y‖, ‖x + y‖) / ‖x‖ of each pair.
+        signed_errors: ‖x − y‖ / ‖x‖ of the same pair; near 2 for an exact but negated candidate.
+        published_errors: ‖|x| − |y|‖ / √d, in a pairing of its own, on its own squares, as in the
+            published code. It merges images that differ: compare with it, do not rely on it.
+        cosines: |cosine| of each pair. Does not see the scale, which many models do not determine.
+        flipped: Whether the negative of the candidate is the closer one.
+        psnrs: Peak signal-to-noise ratio of the pairs as images, NaN without a candidate; None
+            where the truth is no images. The candidate has its sign set right and is turned into
+            an image with the norm of its true sample: a score may know that, an attack may not.
+        ssims: Structural similarity, likewise.
+        ssim_window: Side of its window in pixels.
+        recall: Share of true samples with any candidate within 0.1.
+        precision: Share of candidates within 0.1 of any true sample; 0 without candidates.
+    """
+
+    candidates: int
+    matched: Tensor
+    errors: Tensor
+    signed_errors: Tensor
+    published_errors: Tensor
+    cosines: Tensor
+    flipped: Tensor
+    psnrs: Tensor | None
+    ssims: Tensor | None
+    ssim_window: int | None
+    recall: float
+    precision: float
+
+    @property
+    def samples(self) -> int:
+        """How many true samples there were."""
+        return len(self.errors)
+
+    @property
+    def recovered(self) -> float:
+        """Share of true samples whose own candidate has an error under 0.1."""
+        return _share(self.errors < RECOVERED)
+
+    @property
+    def exact(self) -> float:
+        """Share of true samples whose own candidate has an error under 0.01."""
+        return _share(self.errors < EXACT)
+
+    @property
+    def error(self) -> float:
+        """Mean sign-invariant error, 1 for a sample without a candidate."""
+        return float(self.errors.mean())
+
+    @property
+    def signed_error(self) -> float:
+        """Mean signed error."""
+        return float(self.signed_errors.mean())
+
+    @property
+    def published_error(self) -> float:
+        """Mean published error."""
+        return float(self.published_errors.mean())
+
+    @property
+    def cosine(self) -> float:
+        """Mean absolute cosine."""
+        return float(self.cosines.mean())
+
+    @property
+    def flips(self) -> int:
+        """How many pairs have the opposite sign."""
+        return int(self.flipped.sum())
+
+    @property
+    def psnr(self) -> float | None:
+        """Lower median over the pairs: one equal pair would make a mean infinite."""
+        return None if self.psnrs is None else float(self.psnrs.nanmedian())
+
+    @property
+    def ssim(self) -> float | None:
+        """Mean over the pairs."""
+        return None if self.ssims is None else float(self.ssims.nanmean())
+
+    def summary(self) -> dict[str, float | None]:
+        """The aggregates by name, for JSON: what is not finite is None."""
+        return {name: _finite(getattr(self, name)) for name in AGGREGATES}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, for JSON: what is not finite is None, and so is the candidate for none."""
+        columns = {
+            "error": self.errors,
+            "signed_error": self.signed_errors,
+            "published_error": self.published_errors,
+            "cosine": self.cosines,
+            "psnr": self.psnrs,
+            "ssim": self.ssims,
+        }
+        rows = [
+            {
+                "sample": i,
+                "candidate": j if j >= 0 else None,
+                "flipped": bool(self.flipped[i]),
+                **{k: None if v is None else _finite(float(v[i])) for k, v in columns.items()},
+            }
+            for i, j in enumerate(self.matched.tolist())
+        ]
+        return {
+            "samples": self.samples,
+            "candidates": self.candidates,
+            "thresholds": {"recovered": RECOVERED, "exact": EXACT},
+            **self.summary(),
+            "flips": self.flips,
+            "ssim_window": self.ssim_window,
+            "rows": rows,
+        }
+
+
+AGGREGATES = (
+    "recovered",
+    "exact",
+    "error",
+    "recall",
+    "precision",
+    "signed_error",
+    "published_error",
+    "cosine",
+    "psnr",
+    "ssim",
+)
+
+
+def score(samples: Tensor, truth: Data | Tensor) -> Score:
+    """Match candidates with the training samples one to one, and measure.
+
+    Args:
+        samples: the candidates, (k, d), in the space of the model's inputs; k need not be n.
+        truth: the training data, or its (n, d) inputs. Image metrics need the data.
+
+    Returns:
+        The score.
+
+    Raises:
+        InputError: shapes that do not fit, NaN, or a true sample that is zero.
+
+    Example:
+        >>> truth = 10 * torch.eye(3)
+        >>> found = torch.tensor([[0.0, -10.0, 0.0], [9.5, 0.0, 0.0]])
+        >>> result = score(found, truth)
+        >>> result.matched.tolist(), result.errors.tolist()
+        ([1, 0, -1], [0.05, 0.0, 1.0])
+        >>> round(result.recovered, 3), round(result.exact, 3), result.flips
+        (0.667, 0.333, 1)
+    """
+    return measure(samples, truth, assign)
+
+
+def measure(
+    samples: Tensor,
+    truth: Data | Tensor,
+    pair: Callable[[Tensor], Tensor],
+    others_only: bool = False,
+) -> Score:
+    """A score in a pairing of the caller's choice.
+
+    Args:
+        samples: (k, d).
+        truth: the training data, or its (n, d) inputs.
+        pair: from (n, k) costs to the column of each row, −1 for none.
+        others_only: forbid the pairs (i, i): the samples are the true samples themselves.
+
+    Returns:
+        The score.
+    """
+    x, norms = true_inputs(truth)
+    y = check_vectors(samples, "candidate", dim=x.shape[1])
+    costs = distances(x, y) / norms[:, None]
+    published_costs = distances(x, y, "published").square()
+    if others_only:
+        costs.fill_diagonal_(math.inf)
+        published_costs.fill_diagonal_(math.inf)
+
+    matched = pair(costs)
+    paired = take(y, matched)
+    flipped = (x * paired).sum(1) < 0
+    aligned = torch.where(flipped[:, None], -paired, paired)
+    errors = metrics.errors(x, aligned)
+    # Rounding in the costs must not put the nearest candidate behind the matched one.
+    closest = torch.minimum(_pair_errors(x, take(y, nearest(costs))), errors)
+    psnrs, ssims, window = _image_metrics(truth, x, aligned, matched >= 0)
+    return Score(
+        candidates=len(y),
+        matched=matched,
+        errors=errors,
+        signed_errors=metrics.errors(x, paired),
+        published_errors=metrics.published_errors(x, take(y, pair(published_costs))),
+        cosines=metrics.cosines(x, aligned),
+        flipped=flipped,
+        psnrs=psnrs,
+        ssims=ssims,
+        ssim_window=window,
+        recall=_share(closest < RECOVERED),
+        precision=_share(_pair_errors(x[costs.argmin(0)], y) < RECOVERED),
+    )
+
+
+def true_inputs(truth: Data | Tensor) -> tuple[Tensor, Tensor]:
+    """The true inputs, (n, d) in float64, and their norms, (n,).
+
+    Raises:
+        InputError: there are none, or one is zero, so that no error relative to it exists.
+    """
+    x = check_vectors(truth if isinstance(truth, Tensor) else truth.inputs, "true sample")
+    if len(x) == 0:
+        raise InputError("there are no true samples to score against")
+    norms = metrics.norms(x)
+    if not norms.all():
+        raise InputError(
+            f"true sample {int((norms == 0).nonzero()[0])} is zero in every entry, so an error "
+            "relative to its norm does not exist: leave it out"
+        )
+    return x, norms
+
+
+def _pair_errors(truth: Tensor, paired: Tensor) -> Tensor:
+    """Sign-invariant errors of given pairs, (n,)."""
+    return torch.minimum(metrics.errors(truth, paired), metrics.errors(truth, -paired))
+
+
+def _image_metrics(
+    truth: Data | Tensor, inputs: Tensor, aligned: Tensor, found: Tensor
+) -> tuple[Tensor | None, Tensor | None, int | None]:
+    """PSNR and SSIM of the pairs that exist, (n,) each, NaN for the others; the SSIM window."""
+    if isinstance(truth, Tensor) or len(truth.shape) not in (2, 3):
+        return None, None, None
+    norms = truth.transform.norms
+    norms = None if norms is None else norms.detach().cpu()[found]
+    true_images = truth.images(inputs[found], norms=norms)
+    images = truth.images(aligned[found], norms=norms)
+    pairs = list(zip(true_images, images, strict=True))
+    window = metrics.ssim_window(truth.shape)
+    psnrs = torch.full((len(found),), math.nan, dtype=torch.float64)
+    psnrs[found] = psnrs.new_tensor([metrics.psnr(a, b) for a, b in pairs])
+    if window is None:
+        return psnrs, None, None
+    ssims = torch.full_like(psnrs, math.nan)
+    ssims[found] = ssims.new_tensor([metrics.ssim(a, b, window) for a, b in pairs])
+    return psnrs, ssims, window
+
+
+def _share(flags: Tensor) -> float:
+    return float(flags.double().mean()) if len(flags) else 0.0
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
