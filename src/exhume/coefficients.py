@@ -20,6 +20,7 @@ def factor(gram: Tensor, jitter: float = JITTER) -> Tensor:
     scale = gram.diagonal().mean().clamp_min(torch.finfo(gram.dtype).tiny)
     identity = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
     while True:
+        lower: Tensor
         lower, failed = torch.linalg.cholesky_ex(gram + jitter * scale * identity)
         if not failed.item():
             return lower

@@ -13,7 +13,6 @@ Inside: `Data`, `Transform`, `sphere`, `load`, `from_arrays`, `save`, `read`.
 import json
 import math
 import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,6 +28,7 @@ from torch import Tensor
 from exhume import _formats, _selection
 from exhume._selection import DEFAULT_CLASSES, Classes
 from exhume.errors import InputError
+from exhume.files import write_private
 
 
 @dataclass(frozen=True)
@@ -302,7 +302,7 @@ def save(data: Data, path: str | os.PathLike[str]) -> None:
         key: value.detach().cpu().clone(memory_format=torch.contiguous_format)
         for key, value in tensors.items()
     }
-    _write_private(Path(path), to_bytes(copies, metadata))
+    write_private(Path(path), to_bytes(copies, metadata))
 
 
 def read(path: str | os.PathLike[str]) -> Data:
@@ -398,16 +398,3 @@ def _check_norms(norms: Tensor) -> None:
 def _check_positive(word: str, value: int) -> None:
     if value < 1:
         raise InputError(f"{word}={value}: expected 1 or more")
-
-
-def _write_private(path: Path, content: bytes) -> None:
-    """Write a file at once, readable by its owner only."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mode 0600
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise

@@ -11,6 +11,11 @@ from torch import Tensor
 class Domain(Protocol):
     """A set of admissible inputs in R^d."""
 
+    @property
+    def name(self) -> str:
+        """What it is, for a report."""
+        ...
+
     def project(self, candidates: Tensor) -> Tensor:
         """The nearest admissible points, (n, d)."""
         ...
@@ -35,10 +40,15 @@ class Sphere:
 
     radius: float | None = None
 
+    @property
+    def name(self) -> str:
+        """With the radius."""
+        return f"sphere of radius {'√d' if self.radius is None else format(self.radius, 'g')}"
+
     def project(self, candidates: Tensor) -> Tensor:
         """Rows rescaled to the radius."""
         radius = self.radius or math.sqrt(candidates.shape[1])
-        return candidates * (radius / candidates.norm(dim=1, keepdim=True))
+        return radius * torch.nn.functional.normalize(candidates, dim=1)
 
     def tangent(self, candidates: Tensor, direction: Tensor) -> Tensor:
         """Rows of the direction without their component along the candidate."""

@@ -10,6 +10,8 @@ from exhume.domain import Domain, Sphere
 from exhume.errors import InputError
 from exhume.features import Features
 
+SPHERE = Sphere()
+
 
 @dataclass(frozen=True)
 class ThreatModel:
@@ -41,7 +43,7 @@ class Problem:
     features: Features
     threat_model: ThreatModel
     shape: tuple[int, ...]
-    domain: Domain = Sphere()
+    domain: Domain = SPHERE
     display: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
@@ -65,6 +67,17 @@ class Problem:
     def ratio(self, samples: int) -> float:
         """p·m/(d·n): equations over unknowns; below 1 nothing can be recovered."""
         return self.target.numel() / (self.dim * samples)
+
+    def describe(self) -> dict[str, Any]:
+        """Its sizes, for a report."""
+        return {
+            "name": self.features.name,
+            "dim": self.dim,
+            "width": self.features.width,
+            "outputs": self.target.shape[1],
+            "shape": list(self.shape),
+            "domain": self.domain.name,
+        }
 
     def to(self, device: torch.device | str, dtype: torch.dtype = torch.float32) -> "Problem":
         """The same problem elsewhere."""

@@ -3,7 +3,7 @@
 from typing import Literal
 
 import torch
-from scipy.optimize import linear_sum_assignment  # type: ignore[import-untyped]
+from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from exhume.errors import InputError

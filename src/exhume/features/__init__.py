@@ -50,6 +50,11 @@ class Features(Protocol):
     """A map from candidates to features, with its point of linearisation chosen by the caller."""
 
     @property
+    def name(self) -> str:
+        """What they are, for a report."""
+        ...
+
+    @property
     def dim(self) -> int:
         """d, the number of entries of one candidate."""
         ...
@@ -83,4 +88,8 @@ class Features(Protocol):
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Self:
         """The same features elsewhere."""
+        ...
+
+    def resident(self) -> Self:
+        """The same features with as much of them in memory as fits: for many products."""
         ...

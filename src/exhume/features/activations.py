@@ -47,11 +47,12 @@ def _normal_density(z: Tensor) -> Tensor:
 
 
 def _tanh_slope(z: Tensor) -> Tensor:
-    return 1 - torch.tanh(z) ** 2
+    return 1 - torch.tanh(z).square()
 
 
 def _gelu_slope(z: Tensor) -> Tensor:
-    return torch.special.ndtr(z) + z * _normal_density(z)
+    below: Tensor = torch.special.ndtr(z)
+    return below + z * _normal_density(z)
 
 
 def _erf_slope(z: Tensor) -> Tensor:
@@ -71,7 +72,7 @@ _NAMED = {
 
 
 def polynomial(*coefficients: float) -> Activation:
-    """σ(z) = c₀ + c₁z + c₂z² + …
+    """The polynomial σ(z) = c₀ + c₁z + c₂z² + … of given coefficients.
 
     Example:
         >>> cube = polynomial(0, 0, 0, 1)

@@ -1,19 +1,24 @@
 """Random features φ(x) = σ(Vx): in memory, regenerated from a seed, or read from a file."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from exhume.features.activations import Activation
-from exhume.features.weights import Stored, Weights, blocks
+from exhume.features.weights import (
+    Stored,
+    Weights,
+    blocks,
+    free_memory,
+    materialise,
+    with_half,
+)
 
-BLOCK_BYTES = 256 * 2**20
-"""Size of one block of V; the memory in use is a few of these whatever p is."""
-
-CACHE_SHARE = 0.25
-"""Share of the free memory that features of the candidates may take between two products."""
+BLOCK_BYTES = {"cpu": 2**28, "cuda": 2**33}
+"""Size of one block of V by device; the memory in use is a few of these whatever p is."""
 
 
 @dataclass(frozen=True)
@@ -31,13 +36,18 @@ class RandomFeatures:
     block: int | None = None
 
     @property
+    def name(self) -> str:
+        """With the activation."""
+        return f"random features, {self.activation.name}"
+
+    @property
     def dim(self) -> int:
-        """d."""
+        """D."""
         return self.weights.shape[1]
 
     @property
     def width(self) -> int:
-        """p."""
+        """P."""
         return self.weights.shape[0]
 
     @property
@@ -54,10 +64,19 @@ class RandomFeatures:
         """The same features elsewhere."""
         return replace(self, weights=self.weights.to(device, dtype))
 
+    def resident(self) -> "RandomFeatures":
+        """The same features with V in memory, if it takes less than half of what is free."""
+        weights = self.weights
+        if not isinstance(weights, Stored):
+            if self.width * self.dim * self.dtype.itemsize > free_memory(self.device) / 2:
+                return self
+            weights = materialise(weights)
+        return replace(self, weights=with_half(weights))
+
     def slices(self) -> Iterator[slice]:
         """The blocks of rows in which V is read."""
-        size = self.block or max(1, BLOCK_BYTES // (self.dim * self.dtype.itemsize))
-        return blocks(self.width, size)
+        most = BLOCK_BYTES.get(self.device.type, BLOCK_BYTES["cpu"])
+        return blocks(self.width, self.block or max(1, most // (self.dim * self.dtype.itemsize)))
 
     def linearize(self, candidates: Tensor) -> "RandomLinearization":
         """Features and derivatives at n candidates (n, d)."""
@@ -76,12 +95,37 @@ class RandomFeatures:
         return total * (self.dim / self.width) - weights.mean() * directions
 
 
+@contextmanager
+def tensor_cores() -> Iterator[None]:
+    """Let a GPU round the factors of float32 products to TF32."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def product(rows: Tensor, matrix: Tensor, half: Tensor | None) -> Tensor:
+    """RM (n, q), in half precision if there is such a copy of M, else in TF32 or float32.
+
+    Each row is scaled to its largest entry, so that neither small nor large ones are lost.
+    The relative error is about 1e-3 on a GPU: enough for steps, not for values.
+    """
+    if half is None:
+        with tensor_cores():
+            return rows @ matrix
+    scale = rows.abs().amax(1, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny)
+    return ((rows / scale).half() @ half).to(rows.dtype).mul_(scale)
+
+
 @dataclass(frozen=True)
 class _Block:
     rows: slice
     v: Tensor  # (b, d)
     phi: Tensor  # (n, b)
     slope: Tensor  # (n, b)
+    half: Tensor | None  # (b, d)
 
 
 class RandomLinearization:
@@ -96,11 +140,16 @@ class RandomLinearization:
             self._kept = list(self._compute())
 
     def _compute(self) -> Iterator[_Block]:
-        sigma = self.features.activation
+        sigma, weights = self.features.activation, self.features.weights
         for part in self.features.slices():
-            v = self.features.weights.rows(part.start, part.stop)
+            v = weights.rows(part.start, part.stop)
+            half = (
+                weights.half[part]
+                if isinstance(weights, Stored) and weights.half is not None
+                else None
+            )
             z = self.candidates @ v.T
-            yield _Block(part, v, sigma.value(z), sigma.slope(z))
+            yield _Block(part, v, sigma.value(z), sigma.slope(z), half)
 
     def _blocks(self) -> Iterator[_Block]:
         return iter(self._kept) if self._kept is not None else self._compute()
@@ -145,10 +194,11 @@ class RandomLinearization:
         return (a @ a.T) * total
 
     def _push(self, b: _Block, direction: Tensor, a: Tensor) -> Tensor:
-        return (b.slope * (direction @ b.v.T)).T @ a
+        moved = product(direction, b.v.T, None if b.half is None else b.half.T)
+        return moved.mul_(b.slope).T @ a
 
     def _pull(self, b: _Block, target: Tensor, a: Tensor) -> Tensor:
-        return (b.slope * (a @ target.T)) @ b.v
+        return product((a @ target.T).mul_(b.slope), b.v, b.half)
 
     def _sum(self, parts: Iterator[Tensor]) -> Tensor:
         total = torch.zeros_like(self.candidates)

@@ -1,5 +1,7 @@
 """Where the rows of V come from: a tensor, a seed, or a file. All of them are read in blocks."""
 
+import math
+import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -12,6 +14,7 @@ from torch import Tensor
 
 from exhume.errors import InputError
 
+CPU = torch.device("cpu")
 TILE = 256
 """Rows of V that share one stream of random numbers; part of what a seed means."""
 
@@ -45,9 +48,15 @@ class Weights(Protocol):
 
 @dataclass(frozen=True)
 class Stored:
-    """V as a tensor."""
+    """V as a tensor, on a GPU with a half-precision copy for products if there is room for one.
+
+    Attributes:
+        tensor: V, (p, d).
+        half: the same in float16, or None.
+    """
 
     tensor: Tensor
+    half: Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -89,7 +98,7 @@ class Seeded:
     width: int
     dim: int
     seed: int
-    device: torch.device = torch.device("cpu")
+    device: torch.device = CPU
     dtype: torch.dtype = torch.float32
 
     @property
@@ -104,14 +113,12 @@ class Seeded:
         with ThreadPoolExecutor(max_workers=torch.get_num_threads()) as pool:
             list(pool.map(lambda t: self._fill(block, t, first), range(first, last)))
         block = block[start - first * TILE : stop - first * TILE]
-        return torch.from_numpy(block).to(self.device, self.dtype) / self.dim**0.5
+        return torch.from_numpy(block).to(self.device, self.dtype).div_(math.sqrt(self.dim))
 
     def _fill(self, block: np.ndarray, tile: int, first: int) -> None:
         stream = np.random.Philox(np.random.SeedSequence(self.seed, spawn_key=(tile,)))
         here = (tile - first) * TILE
-        np.random.Generator(stream).standard_normal(
-            dtype=np.float32, out=block[here : here + TILE]
-        )
+        np.random.Generator(stream).standard_normal(dtype=np.float32, out=block[here : here + TILE])
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "Seeded":
         """The same numbers, handed out elsewhere."""
@@ -123,7 +130,7 @@ class Mapped:
     """V read block by block from a memory-mapped ``.npy`` file."""
 
     path: Path
-    device: torch.device = torch.device("cpu")
+    device: torch.device = CPU
     dtype: torch.dtype = torch.float32
 
     def __post_init__(self) -> None:
@@ -176,3 +183,23 @@ def materialise(weights: Weights, size: int = 65536) -> Stored:
     for part in blocks(weights.shape[0], size):
         tensor[part] = weights.rows(part.start, part.stop)
     return Stored(tensor)
+
+
+def with_half(weights: Stored) -> Stored:
+    """The same with a half-precision copy, on a GPU with room for it."""
+    tensor = weights.tensor
+    if weights.half is not None or not tensor.is_cuda or tensor.dtype != torch.float32:
+        return weights
+    if tensor.nbytes / 2 > free_memory(tensor.device) / 2:
+        return weights
+    return Stored(tensor, tensor.half())
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that can be allocated on a device now."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):  # not every system tells
+        return 8 * 2**30

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -55,6 +55,11 @@ def method_named(method: str | Method) -> Method:
     return METHODS[method]()
 
 
+def seen_by(method: Method, problem: Problem) -> Problem:
+    """The problem as a method works on it, with its features in memory if they fit."""
+    return method.view(replace(problem, features=problem.features.resident()))
+
+
 def reconstruct(
     problem: Problem,
     samples: int | None = None,
@@ -81,6 +86,7 @@ def reconstruct(
     if samples is not None and samples < 1:
         raise InputError(f"samples: expected a number of at least 1 (or none), got {samples}.")
     recipe = method_named(method)
+    problem = seen_by(recipe, problem)
     progress, before = resume or (recipe.init(problem, samples, seed), 0.0)
     start = time.perf_counter() - before
     outcome = progress.outcome

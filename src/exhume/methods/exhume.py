@@ -2,13 +2,14 @@
 
 1. Explore. Start with more candidates than samples, as long as the equations outnumber the
    unknowns by `margin`: bad minima become rare. If the solver stalls all the same, replace
-   some of the candidates that matter least (`search.reseed`) and try again.
-2. Merge candidates that have become the same sample, and cut those that the others can stand
-   in for; solve again, and take it back if the residual does not return.
+   the candidates that matter least by new ones where the residual points, and solve again.
+2. Tidy. Once the weights are explained, undo flipped signs, drop the candidates that the others
+   can stand in for, and solve again; take it back if the residual does not return.
 3. Polish what is left.
 
-If the number of samples is not given, exploring begins with few candidates and adds more where
-the residual points until the weights are explained; merging and cutting end at the number.
+If the number of samples is not given, exploring begins with few candidates and adds more until
+the weights are explained; tidying then merges candidates that have become the same sample, and
+the number is the least from which the residual still returns, found by bisection.
 """
 
 import math
@@ -21,10 +22,10 @@ from exhume.methods.progress import Progress, stream
 from exhume.objective import Point, evaluate
 from exhume.problem import Problem
 from exhume.search.merge import merged
-from exhume.search.prune import greedy_order
-from exhume.search.reseed import grow, reseed
+from exhume.search.prune import dropping, without
+from exhume.search.reseed import reseed
 from exhume.search.signs import unflipped
-from exhume.solvers import Outcome, State
+from exhume.solvers import Outcome
 from exhume.solvers.levenberg_marquardt import LevenbergMarquardt
 
 
@@ -34,7 +35,7 @@ class Exhume:
 
     Attributes:
         tolerance: relative residual at which the weights count as explained.
-        close: residual at which exploring ends if the number of samples is known.
+        close: residual at which exploring ends.
         margin: p·m/(d·n̂) that exploring keeps, so that zero residual still means something.
         surplus: most candidates at the start, in units of the samples.
         patience: rounds without improvement before the search gives up.
@@ -53,12 +54,13 @@ class Exhume:
     cheap: float = 1e-2
     name: str = "exhume"
 
+    def view(self, problem: Problem) -> Problem:
+        """As it is."""
+        return problem
+
     def init(self, problem: Problem, samples: int | None, seed: int) -> Progress:
         """Random candidates: a surplus if the number of samples is known, a few if not."""
-        if samples is None:
-            count = min(8, self._most(problem))
-        else:
-            count = max(samples, min(math.ceil(self.surplus * samples), self._most(problem)))
+        count = min(8, self._most(problem)) if samples is None else self._many(problem, samples)
         start = problem.domain.start(count, problem.dim, stream(seed, 0))
         return Progress(seed, samples, self._explorer(samples).init(problem, start))
 
@@ -66,12 +68,13 @@ class Exhume:
         """One solver step, or the next move when the trial has ended."""
         state = progress.state
         if state.outcome is None and state.steps < self.trial:
-            solver = self._explorer(progress.samples) if progress.phase == "explore" else self._polisher
+            exploring = progress.phase == "explore"
+            solver = self._explorer(progress.samples) if exploring else self._polisher
             return replace(progress, state=solver.step(problem, state))
         if progress.phase == "explore":
             return self._after_explore(problem, progress)
-        if progress.phase == "merge":
-            return self._after_merge(problem, progress)
+        if progress.phase == "tidy":
+            return self._after_tidy(problem, progress)
         if progress.phase == "cut":
             return self._after_cut(problem, progress)
         converged = state.point.value <= self.tolerance
@@ -84,9 +87,9 @@ class Exhume:
         if progress.best is not None and not point.value < progress.best_value:
             point = evaluate(problem, progress.best)
         surplus = len(point.candidates) - (progress.samples or len(point.candidates))
-        if surplus > 0:
-            point = evaluate(problem, _without(problem, point, surplus))
-        return point
+        if surplus <= 0:
+            return point
+        return evaluate(problem, without(problem, point, surplus))
 
     def _explorer(self, samples: int | None) -> LevenbergMarquardt:
         return LevenbergMarquardt(tolerance=self.tolerance if samples is None else self.close)
@@ -98,99 +101,104 @@ class Exhume:
     def _most(self, problem: Problem) -> int:
         return max(1, int(problem.ratio(1) / self.margin))
 
+    def _many(self, problem: Problem, samples: int) -> int:
+        return max(samples, min(math.ceil(self.surplus * samples), self._most(problem)))
+
     def _after_explore(self, problem: Problem, progress: Progress) -> Progress:
-        point, seed = progress.state.point, progress.seed
-        if point.value <= self.close:
-            return self._merge(problem, replace(_keep(progress), attempt=0))
+        point = progress.state.point
         if progress.state.outcome is Outcome.DIVERGED:
             return replace(progress, outcome=Outcome.DIVERGED)
-        improved = point.value < progress.best_value
-        if improved:
-            progress = replace(progress, best=point.candidates, best_value=point.value, misses=0)
-        else:
-            progress = replace(progress, misses=progress.misses + 1)
-        if progress.misses >= self.patience or progress.best is None:
+        if point.value <= self.close:
+            return self._tidy(problem, replace(_keep(progress), attempt=0))
+        if point.value < progress.best_value:
+            return self._explore(problem, replace(_keep(progress), misses=0))
+        return self._explore(problem, replace(progress, misses=progress.misses + 1))
+
+    def _explore(self, problem: Problem, progress: Progress) -> Progress:
+        """Another trial: more candidates if their number may grow, else new ones for old."""
+        if progress.misses >= self.patience:
             return self._polish(problem, progress)
-        generator = stream(seed, progress.rounds + 1)
-        count = len(progress.best)
-        if progress.samples is None and count < self._most(problem):
-            more = min(math.ceil(count / 2), self._most(problem) - count)
-            start = grow(problem, evaluate(problem, progress.best), more, generator)
+        generator = stream(progress.seed, progress.rounds + 1)
+        best = evaluate(problem, _best(progress))
+        before, samples = len(best.candidates), progress.samples
+        if samples is None and before < self._most(problem):
+            drop, count = 0, min(math.ceil(1.5 * before), self._most(problem))
             progress = replace(progress, best_value=math.inf)
         else:
-            most = max(1, 3 * count // 4)
-            draw = torch.rand(1, generator=generator).item()
-            drop = min(most, int((most + 1) ** draw))
-            start = reseed(problem, evaluate(problem, progress.best), drop, generator)
-        return progress.next_round(self._explorer(progress.samples).init(problem, start))
+            count = before if samples is None else self._many(problem, samples)
+            keep = before if samples is None else samples
+            most = 3 * keep // 4
+            more = int((most + 1) ** torch.rand(1, generator=generator).item()) - 1
+            drop = max(before - keep + more, 1 if before == count else 0)
+        start = reseed(problem, best, drop, count, generator)
+        state = self._explorer(samples).init(problem, start)
+        return progress.next_round(state, phase="explore")
 
-    def _merge(self, problem: Problem, progress: Progress) -> Progress:
-        """Try with pairs of opposite signs undone, then with ever more alike ones merged."""
+    def _tidy(self, problem: Problem, progress: Progress) -> Progress:
+        """Known number: cut to it. Unknown: undo signs, merge, then bisect on the number."""
         best = evaluate(problem, _best(progress))
-        while progress.attempt <= len(self.alike):
-            if progress.attempt == 0:
-                start = unflipped(best.candidates, best.coefficients)
-            else:
-                cosine = self.alike[progress.attempt - 1]
-                start = merged(best.candidates, best.coefficients, cosine)
-            if (progress.samples or 1) <= len(start) < len(best.candidates):
-                state = self._polisher.init(problem, start)
-                return progress.next_round(state, phase="merge")
-            progress = replace(progress, attempt=progress.attempt + 1)
-        return self._cut(problem, replace(progress, attempt=self._too_few(problem, progress)))
-
-    def _after_merge(self, problem: Problem, progress: Progress) -> Progress:
-        if self._holds(progress):
-            progress = _keep(progress)
-        return self._merge(problem, replace(progress, attempt=progress.attempt + 1))
-
-    def _too_few(self, problem: Problem, progress: Progress) -> int:
-        """A count under which there is no need to look: the rest could not make good for it."""
+        x, a = best.candidates, best.coefficients
         if progress.samples is not None:
-            return progress.samples - 1
-        best = evaluate(problem, _best(progress))
-        total = problem.target.double().square().sum().item()
-        return int((_dropping(problem, best)[1] >= self.cheap * total).sum())
+            turned = unflipped(x, a)
+            start = _cut_to(
+                problem, turned if len(turned) >= progress.samples else x, progress.samples
+            )
+            return progress.next_round(self._polisher.init(problem, start), phase="tidy")
+        while progress.attempt <= len(self.alike):
+            i = progress.attempt
+            start = unflipped(x, a) if i == 0 else merged(x, a, self.alike[i - 1])
+            if len(start) < len(x):
+                return progress.next_round(self._polisher.init(problem, start), phase="tidy")
+            progress = replace(progress, attempt=i + 1)
+        too_few = int((dropping(problem, best)[1] >= self.cheap).sum())
+        return self._cut(problem, replace(progress, attempt=too_few))
+
+    def _after_tidy(self, problem: Problem, progress: Progress) -> Progress:
+        if progress.samples is None:
+            progress = _keep(progress) if self._holds(progress) else progress
+            return self._tidy(problem, replace(progress, attempt=progress.attempt + 1))
+        if self._holds(progress):
+            return self._polish(problem, _keep(progress))
+        # A sample is missing; where, shows in what is left without the surplus.
+        misses = progress.misses + self.patience // 5
+        return self._explore(problem, replace(_keep(progress), misses=misses))
 
     def _cut(self, problem: Problem, progress: Progress) -> Progress:
-        """Try without the candidates that are cheapest to drop; the count is found by bisection.
-
-        Here `attempt` is the largest count that is known to be too small.
-        """
+        """Bisect on the number; here `attempt` is the largest that is known to be too small."""
         best = evaluate(problem, _best(progress))
         count = len(best.candidates)
-        low = progress.attempt
-        trial = progress.samples or (low + count) // 2
-        if not low < trial < count:
+        trial = (progress.attempt + count) // 2
+        if trial <= progress.attempt:
             return self._polish(problem, progress)
-        state = self._polisher.init(problem, _without(problem, best, count - trial))
-        return progress.next_round(state, phase="cut")
+        start = without(problem, best, count - trial)
+        return progress.next_round(self._polisher.init(problem, start), phase="cut")
 
     def _after_cut(self, problem: Problem, progress: Progress) -> Progress:
         if self._holds(progress):
-            return self._cut(problem, replace(_keep(progress), attempt=progress.attempt))
+            return self._cut(problem, _keep(progress))
         tried = len(progress.state.point.candidates)
-        if progress.samples is not None:
-            return replace(progress, phase="polish", best=None, best_value=math.inf)
         return self._cut(problem, replace(progress, attempt=tried))
 
     def _holds(self, progress: Progress) -> bool:
-        """Whether the weights are still explained after a merge or a cut."""
-        return progress.state.point.value <= max(self.tolerance, 3 * progress.best_value)
+        """Whether the weights are still explained with fewer candidates."""
+        floor = 3 * progress.best_value if progress.samples is None else 0.0
+        return progress.state.point.value <= max(self.tolerance, floor)
 
     def _polish(self, problem: Problem, progress: Progress) -> Progress:
         """Solve once more from the best, with the number of candidates asked for."""
         best = evaluate(problem, _best(progress))
         surplus = len(best.candidates) - (progress.samples or len(best.candidates))
-        start = _without(problem, best, surplus) if surplus > 0 else best.candidates
-        state: State = self._polisher.init(problem, start)
+        if surplus <= 0 and best.value <= self.tolerance:
+            return replace(progress, outcome=Outcome.CONVERGED)
+        start = without(problem, best, max(0, surplus))
+        state = self._polisher.init(problem, start)
         return progress.next_round(state, phase="polish", best=None, best_value=math.inf)
 
 
 def _keep(progress: Progress) -> Progress:
     """Progress with the trial at hand as the best."""
     point = progress.state.point
-    return replace(progress, best=point.candidates, best_value=point.value, misses=0)
+    return replace(progress, best=point.candidates, best_value=point.value)
 
 
 def _best(progress: Progress) -> Tensor:
@@ -199,12 +207,7 @@ def _best(progress: Progress) -> Tensor:
     return progress.best
 
 
-def _dropping(problem: Problem, point: Point) -> tuple[Tensor, Tensor]:
-    products = point.linearization.apply(problem.target.double())
-    return greedy_order(point.linearization.gram(), products)
-
-
-def _without(problem: Problem, point: Point, count: int) -> Tensor:
-    """The candidates without the `count` that are cheapest to drop."""
-    order, _ = _dropping(problem, point)
-    return point.candidates[order[count:].sort().values.to(point.candidates.device)]
+def _cut_to(problem: Problem, candidates: Tensor, count: int) -> Tensor:
+    """So many of the candidates, without those that are cheapest to drop."""
+    point = evaluate(problem, problem.domain.project(candidates))
+    return without(problem, point, len(candidates) - count)

@@ -39,6 +39,14 @@ class Iurada2025:
         default = RATE_VECTORS if len(problem.shape) == 1 else RATE_IMAGES
         return Momentum(rate=self.rate or default)
 
+    def view(self, problem: Problem) -> Problem:
+        """The same problem with the published leaky backward slope, where the features are ReLU."""
+        features = problem.features
+        if not isinstance(features, RandomFeatures):
+            return problem
+        leaky = replace(features, activation=features.activation.leaky_backward())
+        return replace(problem, features=leaky)
+
     def init(self, problem: Problem, samples: int | None, seed: int) -> Progress:
         """N(0, 1) candidates, as many as samples."""
         if samples is None:
@@ -46,15 +54,11 @@ class Iurada2025:
                 "iurada2025 needs the number of samples: pass samples=, or use the method "
                 "'exhume', which finds it."
             )
-        start = torch.randn(
-            samples, problem.dim, generator=stream(seed, 0), dtype=torch.float64
-        )
-        problem = surrogate(problem)
+        start = torch.randn(samples, problem.dim, generator=stream(seed, 0), dtype=torch.float64)
         return Progress(seed, samples, self._solver(problem).init(problem, start))
 
     def advance(self, problem: Problem, progress: Progress) -> Progress:
         """One step."""
-        problem = surrogate(problem)
         state = self._solver(problem).step(problem, progress.state)
         outcome = state.outcome
         if outcome is None and state.steps >= self.steps:
@@ -64,12 +68,3 @@ class Iurada2025:
     def finish(self, problem: Problem, progress: Progress) -> Point:
         """The candidates on the sphere."""
         return evaluate(problem, problem.domain.project(progress.state.point.candidates))
-
-
-def surrogate(problem: Problem) -> Problem:
-    """The same problem with the published leaky backward slope, where the features are ReLU."""
-    features = problem.features
-    if not isinstance(features, RandomFeatures):
-        return problem
-    leaky = replace(features, activation=features.activation.leaky_backward())
-    return replace(problem, features=leaky)

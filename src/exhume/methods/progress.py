@@ -74,6 +74,10 @@ class Method(Protocol):
         """As the user writes it."""
         ...
 
+    def view(self, problem: Problem) -> Problem:
+        """The problem as this method sees it; the others are given what this returns."""
+        ...
+
     def init(self, problem: Problem, samples: int | None, seed: int) -> Progress:
         """The first trial."""
         ...

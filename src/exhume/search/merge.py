@@ -26,7 +26,8 @@ def merged(candidates: Tensor, coefficients: Tensor, cosine: float) -> Tensor:
     for _ in range(len(candidates).bit_length()):  # transitive closure by squaring
         reach = ((reach @ reach) > 0).float()
     first = reach.argmax(1)  # the lowest member of each candidate's group
-    groups, member = first.unique(return_inverse=True)
+    groups = sorted(set(first.tolist()))
+    member = torch.tensor([groups.index(i) for i in first.tolist()], device=candidates.device)
     weight = coefficients.norm(dim=1).to(candidates.dtype)
     total = torch.zeros(len(groups), device=candidates.device, dtype=candidates.dtype)
     total = total.index_add(0, member, weight).clamp_min(torch.finfo(total.dtype).tiny)

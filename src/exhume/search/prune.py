@@ -3,6 +3,9 @@
 import torch
 from torch import Tensor
 
+from exhume.objective import Point
+from exhume.problem import Problem
+
 
 def greedy_order(gram: Tensor, products: Tensor, jitter: float = 1e-12) -> tuple[Tensor, Tensor]:
     """In which order to drop candidates, cheapest first, and what it costs in all.
@@ -41,3 +44,17 @@ def greedy_order(gram: Tensor, products: Tensor, jitter: float = 1e-12) -> tuple
         inverse = inverse - torch.outer(column, inverse[i])
         inverse[i, i] = 1.0  # a dropped candidate: decoupled, never divided by zero
     return torch.tensor(order), torch.tensor(costs, dtype=torch.float64).cumsum(0)
+
+
+def dropping(problem: Problem, point: Point) -> tuple[Tensor, Tensor]:
+    """`greedy_order` of a point's candidates, the cost as a share of ‖Δ‖²."""
+    target = problem.target.double()
+    linearization = point.linearization
+    order, cost = greedy_order(linearization.gram(), linearization.apply(target))
+    return order, cost / target.square().sum().item()
+
+
+def without(problem: Problem, point: Point, count: int) -> Tensor:
+    """The candidates (n − count, d) without the `count` that are cheapest to drop."""
+    order, _ = dropping(problem, point)
+    return point.candidates[order[count:].sort().values.to(point.candidates.device)]

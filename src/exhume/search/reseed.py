@@ -3,27 +3,27 @@
 import torch
 from torch import Tensor
 
-from exhume.objective import Point, evaluate, removal_cost
+from exhume.objective import Point, evaluate
 from exhume.problem import Problem
+from exhume.search.prune import without
 from exhume.search.spectral import spectral_starts
 
 
-def reseed(problem: Problem, point: Point, count: int, generator: torch.Generator) -> Tensor:
-    """Drop the `count` candidates that are cheapest to drop and start as many new ones.
+def reseed(
+    problem: Problem, point: Point, drop: int, count: int, generator: torch.Generator
+) -> Tensor:
+    """Drop the candidates that are cheapest to drop, then fill up where the residual points.
+
+    Args:
+        problem: what the weights show.
+        point: the candidates to begin with.
+        drop: how many to drop; none of those that are left will be.
+        count: how many there shall be in the end.
+        generator: of random signs.
 
     Returns:
-        Candidates (n, d), the kept ones first.
+        Candidates (count, d), the kept ones first.
     """
-    order = removal_cost(point).argsort(descending=True)
-    kept = point.candidates[order[: len(order) - count]]
-    return grow(problem, evaluate(problem, kept), count, generator)
-
-
-def grow(problem: Problem, point: Point, count: int, generator: torch.Generator) -> Tensor:
-    """Add `count` candidates where the residual points, without dropping any.
-
-    Returns:
-        Candidates (n + count, d), the old ones first.
-    """
-    new = spectral_starts(problem, point.residual, count, generator)
-    return torch.cat([point.candidates, new.to(point.candidates)])
+    kept = evaluate(problem, without(problem, point, drop)) if drop > 0 else point
+    new = spectral_starts(problem, kept.residual, count - len(kept.candidates), generator)
+    return torch.cat([kept.candidates, new.to(kept.candidates)])

@@ -35,8 +35,8 @@ def _strongest_column(residual: Tensor) -> Tensor:
     """R u with u the leading right singular vector of R (p, m), (p,)."""
     if residual.shape[1] == 1:
         return residual[:, 0]
-    _, vectors = torch.linalg.eigh((residual.T @ residual).double())
-    return residual @ vectors[:, -1].to(residual.dtype)
+    leading: Tensor = torch.linalg.eigh((residual.T @ residual).double()).eigenvectors[:, -1]
+    return residual @ leading.to(residual.dtype)
 
 
 def _extreme_eigenvectors(
@@ -44,21 +44,20 @@ def _extreme_eigenvectors(
 ) -> Tensor | None:
     """Eigenvectors (d, count) of largest |eigenvalue|, in descending order."""
     d, features = problem.dim, problem.features
-    if d <= DENSE:
+    dense = d <= DENSE
+    if dense:
         basis = torch.eye(d, dtype=features.dtype, device=features.device)
-        moment = features.moment(weights, basis)
-        if moment is None:
-            return None
     else:
         start = torch.randn(d, min(d, count + 16), generator=generator, dtype=torch.float64)
-        basis = start.to(features.device, features.dtype)
-        for _ in range(6):
-            basis = torch.linalg.qr(basis).Q
-            moment = features.moment(weights, basis)
-            if moment is None:
-                return None
-            basis, before = moment, basis
-        basis, moment = before, before.T @ moment
-    values, vectors = torch.linalg.eigh(((moment + moment.T) / 2).double())
-    order = values.abs().argsort(descending=True)[:count]
-    return basis.double() @ vectors[:, order]
+        basis = torch.linalg.qr(start.to(features.device, features.dtype)).Q
+    image = features.moment(weights, basis)
+    for _ in range(0 if dense else 5):
+        if image is not None:
+            basis = torch.linalg.qr(image).Q
+            image = features.moment(weights, basis)
+    if image is None:
+        return None
+    small = (basis.T @ image).double()
+    values, vectors = torch.linalg.eigh((small + small.T) / 2)
+    extreme: Tensor = basis.double() @ vectors[:, values.abs().argsort(descending=True)[:count]]
+    return extreme

@@ -72,11 +72,17 @@ class Adam:
 
 
 def _next(
-    problem: Problem, state: State, moved: Tensor, memory: dict[str, Tensor], solver: Momentum | Adam
+    problem: Problem,
+    state: State,
+    moved: Tensor,
+    memory: dict[str, Tensor],
+    solver: Momentum | Adam,
 ) -> State:
     point = evaluate(problem, problem.domain.project(moved))
     steps, products = state.steps + 1, state.products + 1
-    return _judged(replace(state, point=point, memory=memory, steps=steps, products=products), solver)
+    return _judged(
+        replace(state, point=point, memory=memory, steps=steps, products=products), solver
+    )
 
 
 def _judged(state: State, solver: Momentum | Adam) -> State:

@@ -46,7 +46,9 @@ def conjugate_gradients(
     residual = right_side
     search = scaled = preconditioner(residual)
     energy = first = _inner(residual, scaled)
-    for used in range(1, products + 1):
+    used = 0
+    while used < products:
+        used += 1
         image = operator(search)
         length = energy / _inner(search, image)
         solution = solution + length * search

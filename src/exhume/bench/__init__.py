@@ -1,0 +1,13 @@
+"""Measurements: `exhume bench NAME`. Speed is shown as ratios taken in one run."""
+
+from exhume.bench.images import images
+from exhume.bench.solvers import solvers
+from exhume.bench.streaming import streaming
+from exhume.bench.threshold import threshold
+
+COMMANDS = {
+    "solvers": solvers,
+    "threshold": threshold,
+    "streaming": streaming,
+    "images": images,
+}

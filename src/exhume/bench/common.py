@@ -1,0 +1,52 @@
+"""What the measurements share: the heading, tables, and momentum timed against the truth."""
+
+import time
+from datetime import UTC, datetime
+
+import torch
+from rich.console import Console
+
+from exhume.audit import device_name
+from exhume.evaluate import score
+from exhume.methods import seen_by
+from exhume.methods.iurada2025 import Iurada2025
+from exhume.victims import Victim
+
+console = Console(highlight=False, soft_wrap=True)
+
+
+def heading(title: str, device: str = "cpu") -> None:
+    """What is measured, on what, and when."""
+    import exhume
+
+    where = device_name(torch.device(device))
+    today = datetime.now(UTC).date().isoformat()
+    console.print(f"[bold]{title}[/]")
+    console.print(f"{where}; torch {torch.__version__}; exhume {exhume.__version__}; {today}")
+
+
+def momentum_until(
+    victim: Victim, share: float, limit: float, seed: int, every: int = 50
+) -> tuple[float, float]:
+    """Run the published recipe until so large a share is recovered, or for `limit` seconds.
+
+    The recipe itself does not see the truth; this stop-watch does, and its own time is not counted.
+
+    Returns:
+        Seconds used, and the share recovered at the end.
+    """
+    method = Iurada2025()
+    start = time.perf_counter()
+    problem = seen_by(method, victim.problem)
+    progress = method.init(problem, victim.truth.samples, seed)
+    recovered, used = 0.0, 0.0
+    while progress.outcome is None and used < limit:
+        progress = method.advance(problem, progress)
+        used = time.perf_counter() - start
+        if progress.total_steps % every == 0:
+            recovered = score(progress.state.point.candidates, victim.truth.inputs).recovered
+            if recovered >= share:
+                return used, recovered
+            start = time.perf_counter() - used
+    recovered = score(progress.state.point.candidates, victim.truth.inputs).recovered
+    return used, recovered

@@ -1,0 +1,92 @@
+"""CIFAR-10 at the published sizes: frogs and trucks out of random features, on a GPU."""
+
+import time
+
+import torch
+from rich.table import Table
+
+from exhume import data, victims
+from exhume.bench.common import console, heading
+from exhume.evaluate import score
+from exhume.features.weights import Seeded, materialise
+from exhume.methods import reconstruct
+from exhume.methods.progress import Progress
+
+
+def images(
+    cases: tuple[str, ...] = ("10:3.2552", "100:5", "100:10"),
+    seed: int = 0,
+    limit: float = 240.0,
+    device: str = "cuda",
+    name: str = "cifar10",
+) -> None:
+    """Recovery of n images at a ratio p/(d·n), with the first layer in memory.
+
+    Args:
+        cases: n:ratio for each run; 10:3.2552 is the published p = 100,000.
+        seed: of model and attack.
+        limit: most seconds a run.
+        device: where to run.
+        name: the data set.
+    """
+    heading(f"images: {name}", device)
+    table = Table(
+        "n", "p", "ratio", "V (s)", "attack (s)", "99 % at (s)", "recovered", "exact", "error",
+        "residual", "steps", "products",
+    )  # fmt: skip
+    for case in cases:
+        count, ratio = int(case.split(":")[0]), float(case.split(":")[1])
+        known = data.load(name, count)
+        width = round(ratio * known.dim * count)
+        start = time.perf_counter()
+        weights = materialise(
+            Seeded(width, known.dim, seed).to(torch.device(device), torch.float32)
+        )
+        drawn = time.perf_counter() - start
+        victim = victims.random_features(known, width, seed=seed, weights=weights, device=device)
+        watch = _Watch(known.inputs, count)
+        found = reconstruct(victim.problem, count, seed, time_limit=limit, observe=watch)
+        result = score(found.samples, known.inputs)
+        table.add_row(
+            f"{count}",
+            f"{width:,}",
+            f"{ratio:g}",
+            f"{drawn:.1f}",
+            f"{found.seconds - watch.spent:.1f}",
+            "–" if watch.reached is None else f"{watch.reached:.1f}",
+            f"{result.recovered:.0%}",
+            f"{result.exact:.0%}",
+            f"{result.error:.1e}",
+            f"{found.residual:.1e}",
+            f"{found.steps}",
+            f"{found.products}",
+        )
+        del weights, victim
+        if device.startswith("cuda"):
+            torch.cuda.empty_cache()
+    console.print(table)
+
+
+class _Watch:
+    """Says where a run is, and notes when 99 % of the samples are found; the run does not know."""
+
+    def __init__(self, truth: torch.Tensor, count: int) -> None:
+        self.truth, self.count = truth, count
+        self.reached: float | None = None
+        self.spent = self.last = 0.0
+
+    def __call__(self, progress: Progress, seconds: float) -> None:
+        clock = time.perf_counter()
+        seconds -= self.spent
+        point = progress.state.point
+        share = score(point.candidates, self.truth).recall
+        if self.reached is None and share >= 0.99:
+            self.reached = seconds
+        if seconds - self.last > 2:
+            self.last = seconds
+            console.print(
+                f"  {seconds:6.1f} s  {progress.phase:8} round {progress.rounds:3} step "
+                f"{progress.total_steps:4}  {len(point.candidates)} candidates  residual "
+                f"{point.value:.1e}  found {share:.0%}"
+            )
+        self.spent += time.perf_counter() - clock

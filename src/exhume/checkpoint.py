@@ -1,0 +1,134 @@
+"""Model folders: from files to a Problem. The truth lives in a file that is not read here.
+
+A random-features model is three files: `card.json` (shapes, activation, where V comes from),
+`trained.safetensors` (the last layer, "last" (p, m)), and V itself, as `initial.safetensors`
+("first" (p, d)), as a memory-mapped `first.npy`, or as nothing but a seed in the card.
+"""
+
+import math
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from exhume.errors import InputError
+from exhume.features.activations import activation
+from exhume.features.random import RandomFeatures
+from exhume.features.weights import Mapped, Seeded, Stored, Weights
+from exhume.files import read_json, read_tensors, write_json, write_tensors
+from exhume.problem import Problem, ThreatModel
+
+CARD, TRAINED, INITIAL, MAPPED, TRUTH = (
+    "card.json",
+    "trained.safetensors",
+    "initial.safetensors",
+    "first.npy",
+    "truth.safetensors",
+)
+
+RANDOM_FEATURES = ThreatModel(
+    knows=(
+        "the trained last layer",
+        "the random first layer V",
+        "the activation",
+        "the norm of the inputs (√d)",
+    ),
+    assumes=("the last layer is a combination of the training samples' features",),
+)
+
+
+def random_features_problem(
+    weights: Weights,
+    activation_name: str,
+    last: Tensor,
+    shape: tuple[int, ...],
+    display: dict[str, Any] | None = None,
+) -> Problem:
+    """The problem that a random-features model poses.
+
+    Args:
+        weights: V (p, d).
+        activation_name: σ.
+        last: trained last layer, (p, m).
+        shape: of one input.
+        display: shift and scale of the pixels, where the auditor is told.
+    """
+    d = weights.shape[1]
+    if math.prod(shape) != d:
+        raise InputError(
+            f"input shape {shape} has {math.prod(shape)} entries, but the first layer takes {d}."
+        )
+    if isinstance(weights, Stored) and not weights.tensor.isfinite().all():
+        raise InputError("first layer: holds NaN or infinite entries; the weights are damaged.")
+    features = RandomFeatures(weights, activation(activation_name))
+    target = last.to(weights.device, weights.dtype)
+    return Problem(target, features, RANDOM_FEATURES, shape, display=display)
+
+
+def write_model(
+    folder: Path, problem: Problem, training: dict[str, Any], store: bool = False
+) -> None:
+    """Write a random-features model; V as a tensor if `store` or if it has no seed."""
+    features = problem.features
+    if not isinstance(features, RandomFeatures):
+        raise InputError("only random-features models can be written as a model folder.")
+    weights = features.weights
+    card: dict[str, Any] = {
+        "schema": 1,
+        "kind": "random_features",
+        "activation": features.activation.name,
+        "width": features.width,
+        "dim": features.dim,
+        "outputs": problem.target.shape[1],
+        "shape": list(problem.shape),
+        "first": {"source": "file", "file": INITIAL},
+        "display": problem.display,
+        "training": training,
+    }
+    if isinstance(weights, Seeded) and not store:
+        card["first"] = {"source": "seed", "seed": weights.seed}
+    elif isinstance(weights, Mapped):
+        card["first"] = {"source": "map", "file": str(weights.path.resolve())}
+    else:
+        write_tensors(folder / INITIAL, {"first": weights.rows(0, features.width)})
+    write_tensors(folder / TRAINED, {"last": problem.target})
+    write_json(folder / CARD, card)
+
+
+def read_model(folder: Path) -> Problem:
+    """The problem posed by a model folder."""
+    if not folder.is_dir():
+        raise InputError(
+            f"{folder}: no such folder; make one with `exhume victim … --out {folder}`."
+        )
+    path = folder / CARD
+    card = read_json(path)
+    if not isinstance(card, dict) or card.get("kind") != "random_features":
+        raise InputError(f"{path}: expected a card of kind 'random_features'.")
+    try:
+        width, dim, outputs = int(card["width"]), int(card["dim"]), int(card["outputs"])
+        shape = tuple(int(length) for length in card["shape"])
+        first, name = dict(card["first"]), str(card["activation"])
+        seed = int(first["seed"]) if first["source"] == "seed" else 0
+        file = folder / str(first.get("file", ""))
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{path}: the entry {error} is missing or malformed.") from error
+    last = read_tensors(folder / TRAINED, ("last",))["last"]
+    if tuple(last.shape) != (width, outputs):
+        raise InputError(
+            f"{folder / TRAINED}: tensor 'last' has shape {tuple(last.shape)}, but {path.name} "
+            f"says width {width} and outputs {outputs}; expected ({width}, {outputs})."
+        )
+    weights: Weights
+    if first["source"] == "seed":
+        weights = Seeded(width, dim, seed)
+    elif first["source"] == "map":
+        weights = Mapped(file)
+    else:
+        weights = Stored(read_tensors(file, ("first",))["first"])
+    if weights.shape != (width, dim):
+        raise InputError(
+            f"{file}: the first layer has shape {weights.shape}, but {path.name} says "
+            f"({width}, {dim})."
+        )
+    return random_features_problem(weights, name, last, shape, card.get("display"))

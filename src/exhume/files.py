@@ -1,0 +1,131 @@
+"""Files: written at once and privately, read without executing anything, errors with names."""
+
+import json
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as serialise
+from torch import Tensor
+
+from exhume.errors import InputError
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Write a file at once, readable by its owner only."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mode 0600
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> None:
+    """A safetensors file, private."""
+    dense = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    write_private(path, serialise(dense, dict(metadata) if metadata else None))
+
+
+def read_tensors(path: Path, expected: tuple[str, ...] = ()) -> dict[str, Tensor]:
+    """All tensors of a safetensors file.
+
+    Args:
+        path: the file.
+        expected: names that must be there.
+    """
+    if not path.is_file():
+        raise InputError(f"{path}: no such file.")
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise InputError(
+            f"{path}: cannot be read as a safetensors file ({error}); it may be truncated, copy "
+            "or write it again."
+        ) from error
+    for name in expected:
+        if name not in tensors:
+            there = ", ".join(tensors) or "nothing"
+            raise InputError(f"{path}: holds no tensor {name!r}; it holds {there}.")
+    return tensors
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """The metadata of a safetensors file."""
+    with safe_open(path, framework="pt") as file:
+        return dict(file.metadata() or {})
+
+
+def write_json(path: Path, value: Any) -> None:
+    """JSON, private; NaN and infinities become null."""
+    text = json.dumps(finite(value), indent=2, ensure_ascii=False, allow_nan=False)
+    write_private(path, (text + "\n").encode())
+
+
+def read_json(path: Path) -> Any:
+    """JSON, with an error that names the file."""
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise InputError(f"{path}: no such file.") from error
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read as JSON ({error}).") from error
+
+
+def finite(value: Any) -> Any:
+    """The same value with numbers that JSON lacks replaced by None.
+
+    Example:
+        >>> finite({"a": [1.0, float("nan")]})
+        {'a': [1.0, None]}
+    """
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return value
+
+
+def private_folder(path: Path) -> Path:
+    """Make a folder (mode 0700) and be sure that it can be written to."""
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise InputError(
+            f"{path}: cannot be written to ({error}); choose another --out."
+        ) from error
+    return path
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """A private folder that appears under its name only when it is complete.
+
+    Yields:
+        A temporary folder beside it, renamed at the end and removed after an error.
+    """
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise InputError(f"{path}: is there already and not empty; remove it or choose another.")
+    private_folder(path.parent)
+    temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))  # mode 0700
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise

@@ -1,0 +1,9 @@
+"""What a reader gets: one offline HTML page, and a picture for a README.
+
+Inside: `write` makes `report.html` of a run directory, `gallery_png` its picture.
+"""
+
+from exhume.report._gallery import gallery_png
+from exhume.report.page import write
+
+__all__ = ["gallery_png", "write"]

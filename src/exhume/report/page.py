@@ -1,0 +1,262 @@
+"""The report: from a run directory to one HTML file.
+
+Everything that is said is put together here, in small functions; the template only sets it.
+"""
+
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+
+from exhume.report import _format, figures
+from exhume.report._format import duration, finite, number, percent, plural, wilson
+from exhume.report._gallery import gallery, grade
+from exhume.report._run import Run, read, write_private
+
+ROWS = 1000
+
+
+class Verdict(NamedTuple):
+    """What comes first: a sentence, what it means, and its colour on the page."""
+
+    sentence: str
+    meaning: str
+    tone: str
+
+
+class Card(NamedTuple):
+    """A key number."""
+
+    label: str
+    value: str
+    note: str
+
+
+class Share(NamedTuple):
+    """A stretch of the bar of samples."""
+
+    grade: str
+    samples: int
+    words: str
+
+
+def write(run: Path, redact: bool = False) -> Path:
+    """Write `report.html` into a run directory: one file, offline, readable by its owner only.
+
+    The same directory gives the same bytes.
+
+    Args:
+        run: what `exhume audit` wrote, and `exhume score` where the truth is known.
+        redact: leave out every picture and signal; the metrics stay.
+
+    Returns:
+        The file.
+
+    Raises:
+        InputError: a file is missing or does not hold what it should.
+    """
+    loaded = read(Path(run))
+    return write_private(loaded.path / "report.html", render(loaded, redact).encode())
+
+
+def render(run: Run, redact: bool = False) -> str:
+    """The page as text."""
+    scored, ratio = run.scored, finite(run.result["problem"]["ratio"])
+    floor = finite(scored.get("residual_at_truth")) if scored else None
+    return _template().render(
+        result=run.result,
+        problem=run.result["problem"],
+        config=run.config,
+        redact=redact,
+        scored=scored,
+        verdict=verdict(run),
+        cautions=cautions(run),
+        cards=cards(run),
+        shares=shares(run),
+        gallery=None if redact else gallery(run),
+        progress=figures.progress(run.events, floor),
+        law=figures.law(ratio) if ratio and ratio > 0 else None,
+        counting=counting(run.result["problem"]),
+        rows=ROWS,
+        grade=grade,
+        privacy_card=privacy_card(run),
+    )
+
+
+@cache
+def _template() -> Template:
+    environment = Environment(
+        loader=PackageLoader("exhume", "report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        name: getattr(_format, name)
+        for name in ("number", "fixed", "percent", "plural", "duration", "moment")
+    }
+    return environment.get_template("report.html.jinja")
+
+
+def verdict(run: Run) -> Verdict:
+    """The first sentence: what was recovered, or all that may be said without the truth."""
+    if run.scored is None:
+        return _unproven(run.result)
+    score = run.scored["score"]
+    recovered, exact, total = _counts(score)
+    limits = score["thresholds"]
+    meaning = (
+        f"A sample counts as recovered when its relative error is under "
+        f"{number(limits['recovered'])}, and as exact under {number(limits['exact'])}, after a "
+        f"one-to-one match with the training data. {_baseline(run.scored['chance'])}"
+    )
+    if recovered == 0:
+        sentence = f"None of {plural(total, 'training sample')} recovered."
+        meaning += " This says that this attack failed, not that the data are safe."
+        return Verdict(sentence, meaning, "calm")
+    sentence = f"{number(recovered)} of {plural(total, 'training sample')} recovered, "
+    return Verdict(sentence + f"{number(exact) if exact else 'none'} exactly.", meaning, "exposed")
+
+
+def _unproven(result: dict[str, Any]) -> Verdict:
+    count, residual = plural(result["candidates"], "candidate"), number(result["residual"])
+    if result["outcome"] == "converged":
+        verb = "explains" if result["candidates"] == 1 else "explain"
+        sentence = f"{count} {verb} the weights to a residual of {residual}."
+    else:
+        sentence = f"Not converged: {count}, and a residual of {residual}."
+    meaning = (
+        "The training data were not given, so nobody may say “recovered”. What may be said is "
+        "how well the candidates explain the weights, and whether the weights hold enough "
+        "numbers to leave no other explanation."
+    )
+    return Verdict(sentence, meaning, "open")
+
+
+def cautions(run: Run) -> list[str]:
+    """What a reader must not overlook."""
+    found = []
+    if run.result["outcome"] != "converged":
+        found.append(f"The search did not converge. {run.result['sentence']}")
+    ratio = finite(run.result["problem"]["ratio"])
+    if ratio is not None and ratio < 1:
+        found.append(
+            f"The ratio of {number(ratio)} is under the counting limit of 1: other samples could "
+            "explain the same weights, so a small residual is no evidence."
+        )
+    neighbour = (run.scored["chance"]["neighbour"] if run.scored else None) or {}
+    if (share := finite(neighbour.get("recovered"))) is not None and share > 0:
+        found.append(
+            f"Look-alikes: for {percent(share)} of the training samples another one is as close "
+            "as “recovered” asks for. Read the exact share instead."
+        )
+    return found
+
+
+def cards(run: Run) -> list[Card]:
+    """Six key numbers."""
+    result, problem = run.result, run.result["problem"]
+    residual_note = "share of the weights left unexplained"
+    if run.scored is None:
+        given = result["samples_given"]
+        found = "their number was found" if given is None else f"of {number(given)} asked for"
+        head = [
+            Card("Candidates", number(result["candidates"]), found),
+            Card("Outcome", str(result["outcome"]), "says nothing about being right"),
+            Card("Steps", number(result["steps"]), plural(result["products"], "product")),
+        ]
+    else:
+        score, levels = run.scored["score"], run.scored["chance"]
+        recovered, exact, total = _counts(score)
+        level = (levels["neighbour"] or levels["sphere"]).get("error")
+        if finite(run.scored.get("residual_at_truth")) is not None:
+            residual_note = f"at the truth {number(run.scored['residual_at_truth'])}"
+        head = [
+            Card("Recovered", f"{number(recovered)} / {number(total)}", percent(recovered / total)),
+            Card("Exact", f"{number(exact)} / {number(total)}", percent(exact / total)),
+            Card("Mean error", number(score["error"]), f"chance level {number(level)}"),
+        ]
+    return [
+        *head,
+        Card("Residual", number(result["residual"]), residual_note),
+        Card("Ratio", number(problem["ratio"]), "p·m / (d·n), the limit is 1"),
+        Card("Time", duration(result["seconds"]), str(result["device_name"])),
+    ]
+
+
+def shares(run: Run) -> list[Share]:
+    """The samples by what became of them; empty without a score."""
+    if run.scored is None:
+        return []
+    recovered, exact, total = _counts(run.scored["score"])
+    parts = [
+        Share("exact", exact, "exact"),
+        Share("recovered", recovered - exact, "recovered, not exact"),
+        Share("missed", total - recovered, "not recovered"),
+    ]
+    return [part for part in parts if part.samples]
+
+
+def counting(problem: dict[str, Any]) -> str:
+    """Equations and unknowns in a sentence, with the n that the ratio stands for."""
+    width, outputs, dim, ratio = (
+        finite(problem[key]) for key in ("width", "outputs", "dim", "ratio")
+    )
+    if not (width and outputs and dim and ratio and ratio > 0):
+        return "How many numbers the weights show for each unknown is not known."
+    shown = width * outputs
+    samples = max(1, round(shown / (dim * ratio)))
+    return (
+        f"The weights show p·m = {number(shown)} numbers. {plural(samples, 'sample')} of "
+        f"{number(dim)} entries hide d·n = {number(dim * samples)}."
+    )
+
+
+def privacy_card(run: Run) -> str:
+    """Plain text to paste into a model card."""
+    result, problem, model = run.result, run.result["problem"], run.result["threat_model"]
+    lines = [
+        "## Training-data reconstruction audit",
+        "",
+        f"- Tool: exhume {result['exhume']}, method {result['method']}, seed {result['seed']}, "
+        f"{_format.moment(result['started'])}.",
+        f"- Model: {problem['name']}; d = {number(problem['dim'])}, p = "
+        f"{number(problem['width'])}, m = {number(problem['outputs'])}, {problem['activation']}.",
+        f"- The attacker knows: {'; '.join(map(str, model['knows'])) or 'nothing declared'}.",
+        f"- The attacker assumes: {'; '.join(map(str, model['assumes'])) or 'nothing declared'}.",
+        f"- Result: {verdict(run).sentence}",
+    ]
+    if run.scored is not None:
+        recovered, _, total = _counts(run.scored["score"])
+        low, high = map(percent, wilson(recovered, total))
+        limit = number(run.scored["score"]["thresholds"]["recovered"])
+        lines += [
+            f"- Recovery rate: {percent(recovered / total)} (95 % interval {low} to {high}); "
+            f"recovered is a relative error under {limit}.",
+            f"- Null baseline: {_baseline(run.scored['chance'])}",
+        ]
+    else:
+        lines.append("- The training data were not given: this is no statement of recovery.")
+    lines.append(
+        f"- Evidence from the weights alone: residual {number(result['residual'])}, "
+        f"p·m/(d·n) = {number(problem['ratio'])}."
+    )
+    lines += [f"- Limit: {limit}" for limit in result["limits"]]
+    return "\n".join(lines).replace(_format.NO_BREAK, " ")
+
+
+def _counts(score: dict[str, Any]) -> tuple[int, int, int]:
+    """How many samples were recovered, how many exactly, how many there were."""
+    total = int(score["samples"])
+    return round(score["recovered"] * total), round(score["exact"] * total), total
+
+
+def _baseline(chance: dict[str, Any]) -> str:
+    """The levels to beat, in a sentence."""
+    levels = [f"{number(chance['sphere'].get('error'))} (random guesses)"]
+    if chance["neighbour"]:
+        nearest = number(chance["neighbour"].get("error"))
+        levels.insert(0, f"{nearest} (the nearest other training sample)")
+    return f"By chance the mean error would be {' or '.join(levels)}."

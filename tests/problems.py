@@ -1,0 +1,120 @@
+"""Random-features problems on the sphere with a known answer, and the slow dense oracles.
+
+Everything is built by hand from float64 tensors, so nothing here shares code with what it checks
+beyond the activation's forward function.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from exhume import data
+from exhume.features.activations import activation
+from exhume.features.random import RandomFeatures
+from exhume.features.weights import Seeded, Stored
+from exhume.problem import Problem, ThreatModel
+
+ACTIVATIONS = [
+    "relu",
+    "relu+tanh",
+    "tanh",
+    "gelu",
+    "erf",
+    "softplus",
+    "polynomial:0.5,1,-0.3,0.2",
+]
+
+THREAT = ThreatModel(knows=("the weights",))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A problem and its answer."""
+
+    problem: Problem
+    inputs: Tensor  # (n, d) float64
+    coefficients: Tensor  # (n, m) float64
+
+
+def gaussian(*shape: int, seed: int = 0) -> Tensor:
+    """Standard normal, float64."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def on_sphere(count: int, dim: int, seed: int = 0) -> Tensor:
+    """Rows of norm √d."""
+    rows = gaussian(count, dim, seed=seed)
+    return dim**0.5 * rows / rows.norm(dim=1, keepdim=True)
+
+
+def make_features(
+    dim: int,
+    width: int,
+    name: str = "relu",
+    seed: int = 0,
+    dtype: torch.dtype = torch.float64,
+    block: int | None = None,
+) -> RandomFeatures:
+    """σ(Vx) with V in memory."""
+    v = Seeded(width, dim, seed).rows(0, width).to(dtype)
+    return RandomFeatures(Stored(v), activation(name), block)
+
+
+def make_problem(features: RandomFeatures, target: Tensor) -> Problem:
+    """The target (p, m) on those features."""
+    return Problem(target.to(features.dtype), features, THREAT, (features.dim,))
+
+
+def case(
+    dim: int,
+    samples: int,
+    ratio: float,
+    name: str = "relu",
+    outputs: int = 1,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float64,
+    even: bool = False,
+) -> Case:
+    """Sphere data and θ = Φᵀ(ΦΦᵀ)⁻¹Y, with p·m = ratio·d·n; rows of A of norm 1 instead if even."""
+    truth = data.sphere(dim, samples, seed)
+    y = truth.targets if outputs == 1 else gaussian(samples, outputs, seed=seed)
+    features = make_features(dim, round(ratio * dim * samples / outputs), name, seed)
+    phi = dense_phi(features, truth.inputs)
+    coefficients = torch.linalg.solve(phi @ phi.T, y)
+    if even:
+        coefficients = torch.nn.functional.normalize(coefficients, dim=1)
+    problem = make_problem(features, phi.T @ coefficients).to("cpu", dtype)
+    return Case(problem, truth.inputs, coefficients)
+
+
+def dense_v(features: RandomFeatures) -> Tensor:
+    """V, (p, d) float64."""
+    return features.weights.rows(0, features.width).double().cpu()
+
+
+def dense_phi(features: RandomFeatures, candidates: Tensor) -> Tensor:
+    """Φ, (n, p) float64."""
+    return features.activation.value(candidates @ dense_v(features).T)
+
+
+def dense_jacobian(features: RandomFeatures, candidates: Tensor, coefficients: Tensor) -> Tensor:
+    """Derivative of the flattened ΦᵀA (p·m) in the flattened candidates (n·d), by autograd."""
+
+    def combined(x: Tensor) -> Tensor:
+        return (dense_phi(features, x).T @ coefficients).flatten()
+
+    return torch.func.jacrev(combined)(candidates).flatten(1)
+
+
+def dense_complement(phi: Tensor) -> Tensor:
+    """I − projector on the rows of Φ, (p, p)."""
+    vectors, values, _ = torch.linalg.svd(phi.T, full_matrices=False)
+    span = vectors[:, values / values[0] > 1e-10]
+    return torch.eye(phi.shape[1], dtype=phi.dtype) - span @ span.T
+
+
+def cosines(a: Tensor, b: Tensor) -> Tensor:
+    """Cosine of every row of a with every row of b."""
+    normalize = torch.nn.functional.normalize
+    return normalize(a.double()) @ normalize(b.double()).T

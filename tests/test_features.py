@@ -1,0 +1,445 @@
+"""Features: every product against dense float64 oracles; streamed, mapped and stored alike."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from torch import Tensor
+
+from exhume.errors import InputError
+from exhume.features.activations import activation, polynomial
+from exhume.features.random import RandomFeatures, RandomLinearization
+from exhume.features.weights import TILE, Mapped, Seeded, Stored, blocks, materialise
+from exhume.objective import evaluate, gauss_newton, gradient
+from exhume.testing import check_features
+from problems import (
+    ACTIVATIONS,
+    case,
+    dense_jacobian,
+    dense_phi,
+    dense_v,
+    gaussian,
+    make_features,
+    make_problem,
+    on_sphere,
+)
+
+SHAPES = [(1, 1, 3, 1), (3, 5, 17, 1), (4, 3, 29, 2), (6, 4, 5, 3)]  # n, d, p, m; n > p in the last
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+def close(got: Tensor, expected: Tensor, relative: float = 1e-11) -> None:
+    torch.testing.assert_close(
+        got.double().cpu(),
+        expected.double().cpu(),
+        rtol=0,
+        atol=relative * max(expected.abs().max().item(), 1e-30),
+    )
+
+
+# Products
+
+
+@pytest.mark.parametrize("block", [None, 2])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_products_against_the_dense_oracle(
+    name: str, shape: tuple[int, int, int, int], block: int | None
+) -> None:
+    n, d, p, m = shape
+    features = make_features(d, p, name, block=block)
+    x, direction = on_sphere(n, d), gaussian(n, d, seed=1)
+    a, t = gaussian(n, m, seed=2), gaussian(p, m, seed=3)
+    here = features.linearize(x)
+    phi = dense_phi(features, x)
+    jacobian = dense_jacobian(features, x, a)
+    close(here.gram(), phi @ phi.T)
+    close(here.apply(t), phi @ t)
+    close(here.combine(a), phi.T @ a)
+    close(here.push(direction, a).flatten(), jacobian @ direction.flatten())
+    close(here.pull(t, a).flatten(), jacobian.T @ t.flatten())
+    by_sample = jacobian.reshape(p * m, n, d)
+    close(here.curvature(a), torch.einsum("qid,qjd->ij", by_sample, by_sample) / d)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.sampled_from(ACTIVATIONS),
+    st.integers(1, 5),
+    st.integers(1, 6),
+    st.integers(1, 40),
+    st.integers(1, 3),
+    st.integers(0, 2**31),
+)
+def test_pull_is_the_transpose_of_push(
+    name: str, n: int, d: int, p: int, m: int, seed: int
+) -> None:
+    here = make_features(d, p, name, seed).linearize(on_sphere(n, d, seed))
+    direction, a = gaussian(n, d, seed=seed + 1), gaussian(n, m, seed=seed + 2)
+    t = gaussian(p, m, seed=seed + 3)
+    pushed = here.push(direction, a)
+    left, right = (pushed * t).sum(), (direction * here.pull(t, a)).sum()
+    assert abs(left - right) <= 1e-12 * (1 + pushed.norm() * t.norm())
+
+
+def test_reductions_are_float64_and_the_rest_is_not() -> None:
+    features = make_features(4, 9, dtype=torch.float32)
+    here = features.linearize(on_sphere(2, 4))
+    a, t = gaussian(2, 1), gaussian(9, 1).float()
+    assert here.gram().dtype == here.apply(t).dtype == here.curvature(a).dtype == torch.float64
+    assert here.combine(a).dtype == here.pull(t, a).dtype == torch.float32
+
+
+# The second moment
+
+
+@pytest.mark.parametrize("block", [None, 1, 7, 100])
+def test_moment_against_its_formula(block: int | None) -> None:
+    features = make_features(5, 23, block=block)
+    w, q = gaussian(23), gaussian(5, 2, seed=1)
+    v = dense_v(features)
+    eye = torch.eye(5, dtype=torch.float64)
+    dense = sum(w[k] * (5 * torch.outer(v[k], v[k]) - eye) for k in range(23)) / 23
+    close(features.moment(w, q), dense @ q)
+
+
+@pytest.mark.parametrize(
+    ("name", "second"), [("relu", 1 / math.sqrt(2 * math.pi)), ("polynomial:0,0,1", 2.0)]
+)
+def test_moment_points_at_the_samples(name: str, second: float) -> None:
+    features = make_features(4, 200_000, name)
+    x, a = on_sphere(2, 4), torch.tensor([[1.0], [-2.0]], dtype=torch.float64)
+    w = features.linearize(x).combine(a)[:, 0]
+    moment = features.moment(w, torch.eye(4, dtype=torch.float64))
+    assert (moment - second * (x.T * a[:, 0]) @ x / 4).abs().max() < 0.05 * second
+
+
+# Activations
+
+
+@pytest.mark.parametrize("name", [*ACTIVATIONS, "polynomial:0,0,0,1", "polynomial:0,2"])
+def test_slope_against_finite_differences(name: str) -> None:
+    sigma = activation(name)
+    z = torch.linspace(-4.05, 4.05, 82, dtype=torch.float64)  # holds no zero, where ReLU has a kink
+    h = 1e-6
+    difference = (sigma.value(z + h) - sigma.value(z - h)) / (2 * h)
+    torch.testing.assert_close(sigma.slope(z), difference, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_homogeneous_says_so_truly(name: str) -> None:
+    sigma, z = activation(name), torch.linspace(-3, 3, 13, dtype=torch.float64)
+    scales = torch.allclose(sigma.value(3 * z), 3 * sigma.value(z))
+    assert sigma.homogeneous == scales == (name == "relu")
+
+
+def test_leaky_backward_leaves_the_forward_function_alone() -> None:
+    z = torch.tensor([-2.0, -0.1, 0.0, 0.1, 3.0])
+    leaky = activation("relu").leaky_backward()
+    assert torch.equal(leaky.value(z), torch.relu(z))
+    torch.testing.assert_close(leaky.slope(z), torch.tensor([0.02, 0.02, 0.02, 1, 1]))
+    assert activation("relu+tanh").leaky_backward() is activation("relu+tanh")
+
+
+@pytest.mark.parametrize(
+    "name", ["swish", "", "polynomial", "polynomial:", "polynomial:1", "polynomial:1,x"]
+)
+def test_bad_activations_are_refused_with_a_sentence(name: str) -> None:
+    with pytest.raises(InputError, match=r"known are|coefficients|list of numbers"):
+        activation(name)
+
+
+def test_a_polynomial_refuses_infinity() -> None:
+    with pytest.raises(InputError, match="finite"):
+        polynomial(0.0, math.inf)
+
+
+# Where V comes from
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 600), st.integers(0, 600), st.integers(1, 700))
+def test_seeded_numbers_do_not_depend_on_how_they_are_read(a: int, b: int, size: int) -> None:
+    start, stop = sorted((a, b))
+    v = Seeded(600, 3, seed=5)
+    whole = v.rows(0, 600)
+    assert torch.equal(v.rows(start, stop), whole[start:stop])
+    read = [v.rows(part.start, part.stop) for part in blocks(600, size)]
+    assert torch.equal(torch.cat(read), whole)
+    assert torch.equal(materialise(v, size).tensor, whole)
+
+
+def test_seeded_entries_are_independent_normals_of_variance_one_over_d() -> None:
+    d = 50
+    v = Seeded(4 * TILE, d, seed=3).rows(0, 4 * TILE).double() * math.sqrt(d)
+    assert stats.kstest(v.flatten().numpy(), "norm").pvalue > 1e-3
+    tiles = v.reshape(4, -1)
+    other = Seeded(TILE, d, seed=4).rows(0, TILE).double().reshape(1, -1) * math.sqrt(d)
+    correlations = torch.cat([tiles, other]) @ torch.cat([tiles, other]).T / tiles.shape[1]
+    assert (correlations - torch.eye(5)).abs().max() < 5 * math.sqrt(2 / tiles.shape[1])
+    gram = v.T @ v / len(v)
+    assert (gram - torch.eye(d)).abs().max() < 5 * math.sqrt(2 / len(v))
+
+
+def test_seed_zero_is_frozen() -> None:
+    v = Seeded(TILE + 1, 3, seed=0)
+    first = [[-0.08621105, -0.79230708, 0.00454071], [-0.01342794, -0.04608301, 0.40077439]]
+    close(v.rows(0, 2), torch.tensor(first), 1e-6)
+    next_tile = [[-0.83697569, 0.79243547, -1.01824534]]
+    close(v.rows(TILE, TILE + 1), torch.tensor(next_tile), 1e-6)
+
+
+def test_mapped_reads_what_was_saved(tmp_path: Path) -> None:
+    v = gaussian(11, 4).numpy()
+    np.save(tmp_path / "v.npy", v)
+    mapped = Mapped(tmp_path / "v.npy", dtype=torch.float64)
+    assert mapped.shape == (11, 4)
+    assert torch.equal(mapped.rows(3, 9), torch.from_numpy(v[3:9]))
+    assert mapped.to(torch.device("cpu"), torch.float32).rows(0, 1).dtype == torch.float32
+    np.save(tmp_path / "columns.npy", np.asfortranarray(v))
+    assert torch.equal(
+        Mapped(tmp_path / "columns.npy", dtype=torch.float64).rows(3, 9), torch.from_numpy(v[3:9])
+    )
+
+
+def write_nothing(path: Path) -> None:
+    pass
+
+
+def write_truncated(path: Path) -> None:
+    np.save(path, np.ones((30, 4)))
+    path.write_bytes(path.read_bytes()[:-8])
+
+
+def write_vector(path: Path) -> None:
+    np.save(path, np.ones(5))
+
+
+def write_text(path: Path) -> None:
+    path.write_text("not numbers")
+
+
+def write_pickle(path: Path) -> None:
+    np.save(path, np.array([[object()]]), allow_pickle=True)
+
+
+@pytest.mark.parametrize(
+    "write", [write_nothing, write_truncated, write_vector, write_text, write_pickle]
+)
+def test_a_bad_file_is_named_before_any_work(write: Callable[[Path], None], tmp_path: Path) -> None:
+    write(tmp_path / "v.npy")
+    with pytest.raises(InputError, match=r"v\.npy"):
+        Mapped(tmp_path / "v.npy")
+
+
+# Streamed, mapped and stored are the same features
+
+
+def everything(features: RandomFeatures, target: Tensor, x: Tensor) -> list[Tensor]:
+    problem = make_problem(features, target.to(features.device))
+    point = evaluate(problem, x)
+    direction = gaussian(*x.shape, seed=9).to(point.candidates)
+    return [
+        torch.tensor(point.value),
+        point.residual,
+        gradient(problem, point),
+        gauss_newton(point, direction),
+        point.linearization.curvature(point.coefficients),
+        features.moment(problem.target[:, 0], direction.T),
+    ]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("weights") / "v.npy"
+    np.save(path, Seeded(300, 6, seed=2).rows(0, 300).numpy())
+    return path
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    block=st.one_of(st.sampled_from([1, 255, 256, 257, 299, 300, 301, 10_000]), st.integers(2, 310))
+)
+@pytest.mark.parametrize("name", ["relu", "relu+tanh"])
+def test_block_size_and_source_of_v_do_not_matter(name: str, saved: Path, block: int) -> None:
+    target, x = gaussian(300, 2), on_sphere(4, 6)
+    sigma = activation(name)
+    exact = everything(make_features(6, 300, name, seed=2), target, x)
+    seeded = Seeded(300, 6, seed=2)
+    for weights in (seeded, Mapped(saved), materialise(seeded)):
+        for got, expected in zip(
+            everything(RandomFeatures(weights, sigma, block), target, x), exact, strict=True
+        ):
+            close(got, expected, 1e-5)
+
+
+def test_resident_features_are_in_memory_and_the_same(saved: Path) -> None:
+    for weights in (Seeded(300, 6, seed=2), Mapped(saved)):
+        streamed = RandomFeatures(weights, activation("relu"))
+        resident = streamed.resident()
+        assert isinstance(resident.weights, Stored)
+        assert torch.equal(resident.weights.tensor, weights.rows(0, 300))
+        assert resident.resident() is resident
+
+
+@needs_gpu
+def test_gpu_and_cpu_draw_the_same_numbers() -> None:
+    v = Seeded(1000, 7, seed=1)
+    assert torch.equal(v.to(torch.device("cuda"), torch.float32).rows(3, 999).cpu(), v.rows(3, 999))
+
+
+@needs_gpu
+@pytest.mark.parametrize("stored", [False, True])
+@pytest.mark.parametrize("name", ["relu", "relu+tanh"])
+def test_gpu_and_cpu_agree(name: str, stored: bool) -> None:
+    target, x = gaussian(3000, 2), on_sphere(5, 20)
+    cpu = RandomFeatures(Seeded(3000, 20, seed=2), activation(name), block=700)
+    gpu = cpu.to(torch.device("cuda"), torch.float32)
+    gpu = gpu.resident() if stored else gpu
+    value, residual, *steps = everything(gpu, target, x)
+    expected_value, expected_residual, *expected_steps = everything(cpu, target, x)
+    close(value, expected_value, 1e-5)
+    close(residual, expected_residual, 1e-5)
+    for got, expected in zip(steps, expected_steps, strict=True):
+        close(got, expected, 2e-3)  # steps may be taken in TF32
+
+
+@needs_gpu
+def test_gpu_residual_at_the_truth_is_at_the_level_of_float32() -> None:
+    problem = case(30, 6, 4)
+    assert evaluate(problem.problem.to("cuda"), problem.inputs).value < 1e-12
+
+
+# The conformance check itself
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_bundled_features_conform(name: str) -> None:
+    check_features(make_features(5, 40, name), dim=5, samples=3, seed=1)
+    check_features(RandomFeatures(Seeded(40, 5, seed=0), activation(name), block=7))
+
+
+@dataclass(frozen=True)
+class TwoRows:
+    """Two feature rows a candidate, σ(Vx) and σ(Wx): k = 2, no moment."""
+
+    v: Tensor
+    w: Tensor
+    name = "two rows"
+
+    @property
+    def dim(self) -> int:
+        return self.v.shape[1]
+
+    @property
+    def width(self) -> int:
+        return self.v.shape[0]
+
+    device = torch.device("cpu")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.v.dtype
+
+    def linearize(self, candidates: Tensor) -> "TwoRowsLinearization":
+        return TwoRowsLinearization(self, candidates)
+
+    def moment(self, weights: Tensor, directions: Tensor) -> None:
+        return None
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> "TwoRows":
+        return TwoRows(self.v.to(device, dtype), self.w.to(device, dtype))
+
+    def resident(self) -> "TwoRows":
+        return self
+
+
+@dataclass(frozen=True)
+class TwoRowsLinearization:
+    features: TwoRows
+    candidates: Tensor
+
+    def phi(self, x: Tensor) -> Tensor:
+        rows = torch.stack([x @ self.features.v.T, x @ self.features.w.T], dim=1)
+        return torch.tanh(rows).flatten(0, 1)
+
+    def gram(self) -> Tensor:
+        return self.phi(self.candidates) @ self.phi(self.candidates).T
+
+    def apply(self, target: Tensor) -> Tensor:
+        return self.phi(self.candidates) @ target
+
+    def combine(self, coefficients: Tensor) -> Tensor:
+        return self.phi(self.candidates).T @ coefficients
+
+    def jacobian(self, a: Tensor) -> Tensor:
+        return torch.func.jacrev(lambda x: self.phi(x).T @ a)(self.candidates)
+
+    def push(self, direction: Tensor, coefficients: Tensor) -> Tensor:
+        return torch.einsum("pmnd,nd->pm", self.jacobian(coefficients), direction)
+
+    def pull(self, target: Tensor, coefficients: Tensor) -> Tensor:
+        return torch.einsum("pmnd,pm->nd", self.jacobian(coefficients), target)
+
+    def curvature(self, coefficients: Tensor) -> Tensor:
+        j = self.jacobian(coefficients)
+        return torch.einsum("pmid,pmjd->ij", j, j) / self.features.dim
+
+
+def test_features_of_another_make_conform() -> None:
+    check_features(TwoRows(gaussian(12, 3), gaussian(12, 3, seed=1)), dim=3)
+
+
+BREAKAGES: dict[str, Callable[[Callable[..., Tensor]], Callable[..., Tensor]]] = {
+    "gram": lambda right: lambda self: right(self) + torch.eye(len(self.candidates)),
+    "apply": lambda right: lambda self, t: 1.001 * right(self, t),
+    "combine": lambda right: lambda self, a: 1.001 * right(self, a),
+    "push": lambda right: lambda self, d, a: 1.001 * right(self, d, a),
+    "pull": lambda right: lambda self, t, a: 1.001 * right(self, t, a),
+    "curvature": lambda right: lambda self, a: torch.diag(right(self, a).diagonal()),
+}
+
+
+@pytest.mark.parametrize("method", BREAKAGES)
+def test_check_features_notices_one_wrong_method(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = BREAKAGES[method](getattr(RandomLinearization, method))
+    monkeypatch.setattr(RandomLinearization, method, wrong)
+    with pytest.raises(AssertionError, match=method):
+        check_features(make_features(4, 20, "tanh"))
+
+
+def test_check_features_notices_a_wrong_slope_moment_and_dimension() -> None:
+    features = make_features(4, 20, "relu")
+    leaky = replace(features, activation=features.activation.leaky_backward())
+    with pytest.raises(AssertionError, match="push is not the derivative of combine"):
+        check_features(leaky)
+    with pytest.raises(AssertionError, match="dim: expected 3, the features say 4"):
+        check_features(features, dim=3)
+
+    class Skewed(RandomFeatures):
+        def moment(self, weights: Tensor, directions: Tensor) -> Tensor:
+            return super().moment(weights, directions).roll(1, 0)
+
+    with pytest.raises(AssertionError, match="moment is not a symmetric matrix"):
+        check_features(Skewed(features.weights, features.activation))
+
+
+def test_check_features_notices_features_that_depend_on_the_order() -> None:
+    class Ranked(RandomFeatures):
+        def linearize(self, candidates: Tensor) -> RandomLinearization:
+            rank = torch.arange(1, len(candidates) + 1).to(candidates)[:, None]
+            return super().linearize(candidates * rank)
+
+    features = make_features(4, 20, "polynomial:0,1")
+    with pytest.raises(AssertionError):
+        check_features(Ranked(features.weights, features.activation))

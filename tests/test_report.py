@@ -1,0 +1,462 @@
+"""The report, on run directories made up for the purpose."""
+
+import base64
+import io
+import json
+import math
+import re
+import stat
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import skimage.data
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from safetensors.numpy import load_file, save_file
+
+from exhume import report
+from exhume.data import Data, Transform
+from exhume.errors import InputError
+from exhume.evaluate import chance, score
+from exhume.report import figures
+
+Array = NDArray[np.float64]
+
+SECTIONS = ("verdict", "gallery", "evidence", "progress", "law", "method", "reproduce")
+HOSTILE = "<script>alert('$x_1$')</script>\"'&{{ 7 * 7 }}"
+
+
+def faces(count: int = 10) -> Array:
+    """Faces of 25 by 25 pixels that come with scikit-image."""
+    pictures = skimage.data.lfw_subset()  # type: ignore[no-untyped-call]
+    return np.asarray(pictures[:count], dtype=np.float64)
+
+
+def colours(count: int = 6) -> Array:
+    """Crops of a photograph, three channels of 32 by 32 pixels."""
+    photo = skimage.data.astronaut()  # type: ignore[no-untyped-call]
+    photo = np.moveaxis(np.asarray(photo, dtype=np.float64), 2, 0) / 255
+    corners = [(16 + 70 * (i % 5), 130 + 60 * (i // 5)) for i in range(count)]
+    crops = [photo[:, y : y + 64 : 2, x : x + 64 : 2] for y, x in corners]
+    return np.ascontiguousarray(np.stack(crops))
+
+
+def vectors(count: int = 8, dim: int = 100) -> Array:
+    """Points on a sphere."""
+    points = np.random.default_rng(0).standard_normal((count, dim))
+    points *= math.sqrt(dim) / np.linalg.norm(points, axis=1, keepdims=True)
+    return points
+
+
+def make_run(
+    path: Path,
+    truth: Array,
+    noise: float = 1e-4,
+    found: int | None = None,
+    scored: bool = True,
+    **changes: Any,
+) -> Path:
+    """Write a run directory as an audit and a score would, with candidates near the truth."""
+    path.mkdir(mode=0o700, parents=True)
+    shape, n, rng = truth.shape[1:], len(truth), np.random.default_rng(1)
+    pixels = len(shape) > 1
+    inputs = ((truth - 0.5) / 0.25 if pixels else truth).reshape(n, -1)
+    kept = n if found is None else found
+    scales = noise * np.geomspace(0.3, 3, n)[:, None]
+    samples = (inputs + scales * rng.standard_normal(inputs.shape))[:kept]
+    order = rng.permutation(kept)
+    coefficients = rng.standard_normal((kept, 1))
+    save_file(
+        {"samples": np.ascontiguousarray(samples[order]), "coefficients": coefficients},
+        path / "candidates.safetensors",
+    )
+    dim = inputs.shape[1]
+    result = {
+        "schema": 1,
+        "exhume": "0.1.0",
+        "versions": {"python": "3.11.9", "torch": "2.13.0", "numpy": "2.4.0"},
+        "device": "cpu",
+        "device_name": "CPU, 2 cores",
+        "seed": 0,
+        "method": "exhume",
+        "started": "2026-11-15T08:00:00Z",
+        "seconds": 33.4,
+        "outcome": "converged",
+        "sentence": "The residual reached its floor.",
+        "residual": 1.2e-11,
+        "candidates": kept,
+        "samples_given": n,
+        "steps": 35,
+        "products": 220,
+        "problem": {
+            "name": "random features",
+            "dim": dim,
+            "width": 4 * dim * n,
+            "outputs": 1,
+            "shape": list(shape),
+            "activation": "relu",
+            "ratio": 4.0,
+            "domain": "sphere of radius √d",
+        },
+        "threat_model": {
+            "knows": ["the trained last layer", "the first layer, fixed at random", "relu"],
+            "assumes": ["every sample has the norm √d", "a linear model on the features"],
+        },
+        "display": {"shift": 0.5, "scale": 0.25} if pixels else None,
+        "claims": [
+            "The candidates explain the weights up to rounding.",
+            "The weights hold four times as many numbers as the samples have unknowns.",
+        ],
+        "limits": [
+            "One seed, one model: other seeds may end elsewhere.",
+            "The scale of a sample cannot be told from its coefficient.",
+        ],
+    } | changes
+    (path / "result.json").write_text(json.dumps(result))
+    (path / "config.yaml").write_text(
+        f"method: exhume\nsamples: {n}\nseed: 0\nsolver:\n  damping: 0.01\n  products: 40\n"
+    )
+    (path / "events.jsonl").write_text("".join(json.dumps(e) + "\n" for e in events(n)))
+    if scored:
+        add_score(path, truth, inputs, samples[order])
+    return path
+
+
+def events(n: int) -> list[dict[str, Any]]:
+    """A search that explores, prunes and polishes."""
+    phases = ["explore"] * 18 + ["prune"] * 5 + ["polish"] * 12
+    fall = np.concatenate([np.geomspace(0.9, 2e-3, 23), np.geomspace(4e-4, 1.2e-11, 12)])
+    counts = [n + 3] * 18 + [n + 2, n + 2, n + 1, n, n] + [n] * 12
+    return [
+        {
+            "seconds": 0.95 * i + 0.2,
+            "step": i,
+            "residual": float(fall[i]),
+            "candidates": counts[i],
+            "settled": min(i, n),
+            "phase": phases[i],
+        }
+        for i in range(35)
+    ]
+
+
+def add_score(path: Path, truth: Array, inputs: Array, samples: Array) -> None:
+    """Score the candidates as `exhume score` would."""
+    pixels = truth.ndim > 2
+    data = Data(
+        torch.from_numpy(inputs),
+        torch.ones(len(truth), 1, dtype=torch.float64),
+        truth.shape[1:],
+        "faces",
+        Transform(0.5, 0.25) if pixels else Transform(),
+    )
+    result = score(torch.from_numpy(samples), data)
+    levels = chance(data, len(samples), trials=1)
+    (path / "score.json").write_text(
+        json.dumps(
+            {
+                "score": result.to_dict(),
+                "chance": levels.to_dict(),
+                "span_residual": 1.3e-3,
+                "residual_at_truth": 1e-13,
+                "data": "faces",
+            }
+        )
+    )
+    if pixels:
+        matched = result.matched.numpy()
+        pictures = (samples[matched] * 0.25 + 0.5).reshape(truth.shape)
+        pictures[matched < 0] = np.nan
+        save_file({"originals": truth, "reconstructions": pictures}, path / "matched.safetensors")
+
+
+def edit(run: Path, name: str, **changes: Any) -> None:
+    """Change entries of a JSON file."""
+    file = run / name
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def page(run: Path, redact: bool = False) -> str:
+    """The text of a report."""
+    return report.write(run, redact=redact).read_text(encoding="utf-8")
+
+
+class Reader(HTMLParser):
+    """Checks that tags nest; collects ids and tag names."""
+
+    VOID = ("meta", "img", "br", "path", "use", "polyline", "rect")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.tags: list[str] = []
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.ids += [value or "" for key, value in attrs if key == "id"]
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_startendtag(tag, attrs)
+        self.tags.append(tag)
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+
+def parse(text: str) -> Reader:
+    """Parse a page that must be well formed."""
+    reader = Reader()
+    reader.feed(text)
+    assert reader.open == []
+    return reader
+
+
+CASES: dict[str, tuple[Callable[[], Array], dict[str, Any]]] = {
+    "faces": (faces, {}),
+    "colour": (colours, {}),
+    "vectors": (vectors, {}),
+    "faces without truth": (faces, {"scored": False}),
+    "vectors without truth": (vectors, {"scored": False}),
+    "one sample": (lambda: faces(1), {}),
+    "samples missed": (faces, {"found": 7, "noise": 0.1}),
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "redact"),
+    [*((case, False) for case in CASES), ("faces", True), ("vectors without truth", True)],
+)
+def test_every_page_is_whole_private_and_offline(tmp_path: Path, case: str, redact: bool) -> None:
+    data, options = CASES[case]
+    run = make_run(tmp_path / "run", data(), **options)
+    file = report.write(run, redact=redact)
+    assert file == run / "report.html"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert {p.name for p in run.iterdir() if p.name.startswith(".")} == set()
+    text = file.read_text(encoding="utf-8")
+    reader = parse(text)
+    assert set(SECTIONS) <= set(reader.ids)
+    assert ("samples" in reader.ids) == options.get("scored", True)
+    assert ("claims" in reader.ids) != options.get("scored", True)
+    assert "script" not in reader.tags and "link" not in reader.tags
+    allowed = ("http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink")
+    assert set(re.findall(r"""https?://[^\s"'<]*""", text)) <= set(allowed)
+    assert not re.search(r"url\((?!#)", text)
+    assert "nan" not in re.sub(r"data:image[^\"]*", "", text).lower().split()
+    assert text.count("var(--") > 100 and not re.search(r"#0[1-9a-c]0[1-9a-c]0[1-9a-c]", text)
+    if redact:
+        assert "data:image" not in text and "<polyline" not in text
+        assert "redacted" in text.lower()
+    else:
+        assert ("<polyline" in text) == ("vectors" in case)
+        assert ("data:image/png" in text) == ("vectors" not in case)
+
+
+def test_the_same_run_gives_the_same_bytes(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", faces(3))
+    first = report.write(run).read_bytes()
+    assert report.write(run).read_bytes() == first
+
+
+def test_ids_are_unique_but_for_equal_markers(tmp_path: Path) -> None:
+    ids = parse(page(make_run(tmp_path / "run", faces(3)))).ids
+    named = [i for i in ids if not re.fullmatch(r"[mp][0-9a-f]{10}", i)]
+    assert len(named) == len(set(named))
+
+
+def test_the_verdict_with_the_truth(tmp_path: Path) -> None:
+    text = page(make_run(tmp_path / "run", faces()))
+    assert "<h1>10 of 10 training samples recovered, 10 exactly.</h1>" in text
+    level = json.loads((tmp_path / "run/score.json").read_text())["chance"]["neighbour"]["error"]
+    assert f"chance level {level:.3g}" in text
+    assert "95 % interval 72 % to 100 %" in text
+    assert "1.2\u00a0×\u00a010⁻¹¹" in text and "residual 1.2 × 10⁻¹¹" in text
+
+
+def test_the_verdict_without_the_truth_claims_nothing(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", faces(), scored=False)
+    text = page(run)
+    assert "10 candidates explain the weights to a residual of" in text
+    assert "nobody may say “recovered”" in text and "contrast" in text
+    assert "training samples recovered" not in text
+    edit(run, "result.json", outcome="stalled", sentence="It stalled.", samples_given=None)
+    text = page(run)
+    assert "Not converged: 10 candidates" in text and "It stalled." in text
+    assert "their number was found" in text
+
+
+def test_nothing_recovered_and_under_the_limit(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", vectors(), noise=5.0)
+    problem = json.loads((run / "result.json").read_text())["problem"]
+    edit(run, "result.json", problem=problem | {"ratio": 0.4})
+    text = page(run)
+    assert "None of 8 training samples recovered." in text and "not that the data are safe" in text
+    assert "under the counting limit of 1" in text
+
+
+@pytest.mark.parametrize("ratio", [1e-4, 0.99, 1.0, 1.01, 37.0, 2e6])
+def test_any_ratio_can_be_drawn(ratio: float) -> None:
+    svg = figures.law(ratio)
+    assert "this run" in svg and ">1</text>" in svg
+
+
+@pytest.mark.parametrize("ratio", [None, 0.0])
+def test_no_ratio_no_axis(tmp_path: Path, ratio: float | None) -> None:
+    run = make_run(tmp_path / "run", vectors(2))
+    problem = json.loads((run / "result.json").read_text())["problem"]
+    edit(run, "result.json", problem=problem | {"ratio": ratio})
+    text = page(run)
+    assert "this run" not in text and "is not known" in text
+
+
+def test_a_score_without_its_extras(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", vectors(2))
+    record = json.loads((run / "score.json").read_text())
+    (run / "score.json").write_text(json.dumps({k: record[k] for k in ("score", "chance")}))
+    text = page(run)
+    assert "2 of 2 training samples recovered" in text
+    assert "PSNR" not in text and "dashed line" not in text
+
+
+def test_missing_numbers_are_said_to_be_missing(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", faces(), found=7)
+    edit(run, "result.json", residual=None, seconds=None, products=None)
+    text = page(run, redact=True)
+    assert text.count("<td>–</td>") >= 3 * 3
+    assert "<dd>n/a</dd>" in text
+    assert '<span class="none">none</span>' in page(run)
+
+
+def test_hostile_strings_are_shown_not_run(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", faces(2), scored=False)
+    result = json.loads((run / "result.json").read_text())
+    words: dict[str, Any] = {
+        key: HOSTILE
+        for key in ("sentence", "method", "device", "device_name", "started", "exhume", "outcome")
+    }
+    words["problem"] = result["problem"] | dict.fromkeys(("name", "activation", "domain"), HOSTILE)
+    words |= {"claims": [HOSTILE], "limits": [HOSTILE], "versions": {HOSTILE: HOSTILE}}
+    words["threat_model"] = {"knows": [HOSTILE], "assumes": [HOSTILE]}
+    edit(run, "result.json", **words)
+    (run / "config.yaml").write_text(f"</pre>{HOSTILE}")
+    line = json.dumps({"seconds": 1, "residual": 0.1, "candidates": HOSTILE, "phase": HOSTILE})
+    (run / "events.jsonl").write_text(line + "\n")
+    text = page(run)
+    assert "script" not in parse(text).tags
+    assert "&lt;script&gt;" in text and "{{ 7 * 7 }}" in text
+
+
+def test_events_may_be_cut_or_missing(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", vectors(2))
+    whole = page(run)
+    with (run / "events.jsonl").open("a") as file:
+        file.write('{"seconds": 40.0, "resid')
+    assert page(run) == whole
+    (run / "events.jsonl").unlink()
+    assert "No progress was recorded" in page(run)
+
+
+@pytest.mark.parametrize("event", [{}, {"seconds": 1}, {"seconds": 1, "residual": math.nan}])
+def test_events_that_cannot_be_drawn(event: dict[str, Any]) -> None:
+    assert figures.progress([event, {"seconds": "x", "residual": 0.1}]) is None
+
+
+def test_events_that_can_be_drawn() -> None:
+    alone = figures.progress([{"seconds": 700, "residual": 0.02}], floor=1e-13)
+    assert alone is not None and "minutes" in alone.svg and "at the truth" in alone.svg
+    assert alone.legend == ["search"] and "thin line" not in alone.svg
+    several = figures.progress(events(5))
+    assert several is not None and "seconds" in several.svg and "thin line" in several.svg
+    assert several.legend == ["explore", "prune", "polish"]
+
+
+def test_a_long_gallery_shows_the_best_and_the_worst(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", faces(70)[:, ::5, ::5])
+    text = page(run)
+    assert "The 30 best" in text and "The 30 worst" in text and "10 more pairs" in text
+    assert text.count("<figure>") == 60 and text.count("data:image/png") == 120
+    run = make_run(tmp_path / "other", faces(70)[:, ::5, ::5], scored=False)
+    text = page(run)
+    assert text.count("data:image/png") == 60 and "10 more candidates" in text
+
+
+def test_a_thumbnail_holds_the_pixels(tmp_path: Path) -> None:
+    truth = colours(1)
+    text = page(make_run(tmp_path / "run", truth))
+    first, second = re.findall(r"data:image/png;base64,([^\"]+)", text)
+    for encoded in (first, second):
+        pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(encoded))), dtype=np.float64)
+        assert np.abs(pixels / 255 - np.moveaxis(truth[0], 0, 2)).max() < 0.01
+
+
+def test_display_by_channel(tmp_path: Path) -> None:
+    display = {"shift": [0.5, 0.4, 0.3], "scale": [0.2, 0.3, 0.4]}
+    run = make_run(tmp_path / "run", colours(2), scored=False, display=display)
+    text = page(run)
+    assert "shift and scale were undone" in text and text.count("data:image/png") == 2
+    edit(run, "result.json", display=None)
+    assert "shift and scale were undone" not in page(run)
+
+
+@pytest.mark.parametrize("name", ["result.json", "config.yaml", "candidates.safetensors"])
+def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
+    run = make_run(tmp_path / "run", vectors(2))
+    (run / name).unlink()
+    with pytest.raises(InputError, match=rf"{name} does not exist: run exhume audit first"):
+        report.write(run)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("result.json", "{", "not JSON"),
+        ("result.json", "[]", "JSON object"),
+        ("result.json", "{}", "has no exhume"),
+        ("score.json", "{}", "has no score, chance"),
+        ("candidates.safetensors", "x", "run exhume audit again"),
+        ("matched.safetensors", "x", "run exhume score again"),
+    ],
+)
+def test_a_broken_file_is_named(tmp_path: Path, name: str, content: str, words: str) -> None:
+    run = make_run(tmp_path / "run", faces(2), scored=name[0] in "ms")
+    (run / name).write_text(content)
+    with pytest.raises(InputError, match=words) as caught:
+        report.write(run)
+    assert name in str(caught.value)
+    assert not (run / "report.html").exists()
+
+
+def test_another_schema_and_foreign_pictures_are_refused(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", faces(3))
+    pictures = load_file(run / "matched.safetensors")
+    save_file({k: v[:2].copy() for k, v in pictures.items()}, run / "matched.safetensors")
+    with pytest.raises(InputError, match="does not belong"):
+        report.write(run)
+    edit(run, "result.json", schema=2)
+    with pytest.raises(InputError, match="schema 2"):
+        report.write(run)
+
+
+@pytest.mark.parametrize("data", [faces, colours])
+def test_gallery_png(tmp_path: Path, data: Any) -> None:
+    run = make_run(tmp_path / "run", data(), found=5)
+    out = report.gallery_png(run, tmp_path / "gallery.png", limit=6)
+    assert stat.S_IMODE(out.stat().st_mode) == 0o600
+    with Image.open(out) as picture:
+        assert picture.format == "PNG" and picture.width > 2 * picture.height
+    first = out.read_bytes()
+    assert report.gallery_png(run, out, limit=6).read_bytes() == first
+
+
+def test_gallery_png_needs_pictures(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", vectors(2))
+    with pytest.raises(InputError, match=r"matched\.safetensors"):
+        report.gallery_png(run, tmp_path / "gallery.png")
