@@ -1,0 +1,38 @@
+# make demo and make test do all the set-up they need; both work on a fresh machine.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+WHEEL := .venv-wheel
+
+.PHONY: demo test lint types tests wheel docs clean
+
+demo: $(VENV)/ready
+	$(BIN)/exhume demo
+
+test: lint types tests wheel
+
+lint: $(VENV)/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/ready
+	$(BIN)/mypy
+
+tests: $(VENV)/ready
+	$(BIN)/pytest
+
+# The wheel on its own: installed in a clean environment, away from the source tree.
+wheel: $(VENV)/ready
+	rm -rf dist $(WHEEL)
+	$(BIN)/python -m build --wheel --outdir dist .
+	$(PYTHON) -m venv $(WHEEL)
+	$(WHEEL)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt dist/*.whl
+	$(PYTHON) tests/wheel_smoke.py $(WHEEL)
+
+$(VENV)/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) $(WHEEL) dist build runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
