@@ -264,7 +264,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     block=st.one_of(st.sampled_from([1, 255, 256, 257, 299, 300, 301, 10_000]), st.integers(2, 310))
 )
@@ -281,13 +281,30 @@ def test_block_size_and_source_of_v_do_not_matter(name: str, saved: Path, block:
             close(got, expected, 1e-5)
 
 
+@pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
+@pytest.mark.parametrize("name", ["relu", "relu+tanh"])
+def test_half_precision_is_for_steps_only_and_does_not_mind_the_scale(
+    name: str, size: float
+) -> None:
+    target, x = size * gaussian(300, 2), on_sphere(4, 6)
+    v = Seeded(300, 6, seed=2).rows(0, 300)
+    coarse = RandomFeatures(Stored(v, v.half()), activation(name), block=100)
+    value, residual, *steps = everything(coarse, target, x)
+    exact = everything(make_features(6, 300, name, seed=2), target, x)
+    close(value, exact[0], 1e-5)
+    close(residual, exact[1], 1e-5)
+    for got, expected in zip(steps, exact[2:], strict=True):
+        close(got, expected, 1e-2)
+    assert not torch.allclose(steps[0].double(), exact[2], rtol=1e-6, atol=0)  # it was coarse
+
+
 def test_resident_features_are_in_memory_and_the_same(saved: Path) -> None:
     for weights in (Seeded(300, 6, seed=2), Mapped(saved)):
         streamed = RandomFeatures(weights, activation("relu"))
         resident = streamed.resident()
         assert isinstance(resident.weights, Stored)
         assert torch.equal(resident.weights.tensor, weights.rows(0, 300))
-        assert resident.resident() is resident
+        assert resident.resident().weights.tensor is resident.weights.tensor
 
 
 @needs_gpu
@@ -309,7 +326,7 @@ def test_gpu_and_cpu_agree(name: str, stored: bool) -> None:
     close(value, expected_value, 1e-5)
     close(residual, expected_residual, 1e-5)
     for got, expected in zip(steps, expected_steps, strict=True):
-        close(got, expected, 2e-3)  # steps may be taken in TF32
+        close(got, expected, 1e-2)  # steps may be taken in half precision
 
 
 @needs_gpu

@@ -99,7 +99,6 @@ def make_run(
             "width": 4 * dim * n,
             "outputs": 1,
             "shape": list(shape),
-            "activation": "relu",
             "ratio": 4.0,
             "domain": "sphere of radius √d",
         },
@@ -342,7 +341,7 @@ def test_hostile_strings_are_shown_not_run(tmp_path: Path) -> None:
         key: HOSTILE
         for key in ("sentence", "method", "device", "device_name", "started", "exhume", "outcome")
     }
-    words["problem"] = result["problem"] | dict.fromkeys(("name", "activation", "domain"), HOSTILE)
+    words["problem"] = result["problem"] | dict.fromkeys(("name", "domain"), HOSTILE)
     words |= {"claims": [HOSTILE], "limits": [HOSTILE], "versions": {HOSTILE: HOSTILE}}
     words["threat_model"] = {"knows": [HOSTILE], "assumes": [HOSTILE]}
     edit(run, "result.json", **words)

@@ -22,6 +22,7 @@ from problems import (
     make_features,
     make_problem,
     on_sphere,
+    with_hidden_flips,
 )
 
 fast = settings(max_examples=25, deadline=None)
@@ -197,31 +198,6 @@ def test_reseeding_the_only_candidate_starts_afresh() -> None:
 
 
 # Signs
-
-
-def with_hidden_flips(
-    x: Tensor, a: Tensor, flipped: list[int], mirrored: list[int] | None = None
-) -> tuple[Tensor, Tensor]:
-    """Other candidates and coefficients with the same Σ a_i relu(v·x_i) for every v.
-
-    Flipped samples are off by the linear function Σ_F a_i (v·x_i); so are mirrored ones, of which
-    a third sits at −x_i. Pairs ±u, one for each rank of the sum, make good for it.
-    """
-    signs = torch.ones(len(x), 1, dtype=x.dtype)
-    signs[flipped] = -1
-    shares = torch.zeros(len(x), 1, dtype=x.dtype)
-    shares[mirrored or []] = 1 / 3
-    off = x[flipped].T @ a[flipped] + (shares * x).T @ a
-    left, sizes, right = torch.linalg.svd(off, full_matrices=False)
-    rank = int((sizes > 1e-9 * sizes[0]).sum())
-    radius = x[0].norm()
-    u = radius * left[:, :rank].T
-    b = sizes[:rank, None] * right[:rank] / radius
-    rows = mirrored or []
-    candidates = torch.cat([signs * x, -x[rows], u, -u])
-    coefficients = torch.cat([(1 - shares) * a, a[rows] / 3, b, -b])
-    order = torch.randperm(len(candidates), generator=generator(1))
-    return candidates[order], coefficients[order]
 
 
 def same_rows(a: Tensor, b: Tensor) -> bool:

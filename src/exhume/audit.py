@@ -29,7 +29,7 @@ from exhume.files import (
     write_private,
     write_tensors,
 )
-from exhume.methods import Reconstruction, method_named, reconstruct, seen_by
+from exhume.methods import Reconstruction, method_named, reconstruct, seen_by, threads_for
 from exhume.methods.progress import Progress
 from exhume.objective import evaluate
 from exhume.problem import Problem
@@ -94,23 +94,24 @@ def audit(
         raise InputError(f"samples: expected a number of at least 1, got {settings.samples}.")
     _open(settings, out, resume)
     problem = seen_by(method, problem)
-    begun = _load(problem, out / CHECKPOINT) if resume else None
-    _trim(out / EVENTS, begun[1] if begun else 0.0)
-    with (out / EVENTS).open("a") as events:
-        recorder = _Recorder(out, events, show)
-        try:
-            found = reconstruct(
-                problem,
-                settings.samples,
-                settings.seed,
-                method,
-                settings.time_limit,
-                recorder.observe,
-                begun,
-            )
-        except KeyboardInterrupt:
-            recorder.save()
-            raise
+    with threads_for(problem, settings.samples):
+        begun = _load(problem, out / CHECKPOINT) if resume else None
+        _trim(out / EVENTS, begun[1] if begun else 0.0)
+        with (out / EVENTS).open("a") as events:
+            recorder = _Recorder(out, events, show)
+            try:
+                found = reconstruct(
+                    problem,
+                    settings.samples,
+                    settings.seed,
+                    method,
+                    settings.time_limit,
+                    recorder.observe,
+                    begun,
+                )
+            except KeyboardInterrupt:
+                recorder.save()
+                raise
     result = _result(settings, problem, found)
     tensors = {"samples": found.samples, "coefficients": found.coefficients}
     write_tensors(out / CANDIDATES, tensors)

@@ -1,5 +1,6 @@
 """The command line: each command is a thin function; errors of input end with exit code 2."""
 
+import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 def victim(
     data: str,
-    out: Path,
+    out: Path = Path("victim"),
     samples: int = 10,
     dim: int = 100,
     width: int | None = None,
@@ -72,7 +73,7 @@ def victim(
 
 def audit(
     model: Path,
-    out: Path,
+    out: Path = Path("run"),
     samples: int | None = None,
     seed: int = 0,
     method: str = "exhume",
@@ -108,12 +109,12 @@ def audit(
     console.print(f"report: {page}")
 
 
-def score(run: Path, truth: Path) -> None:
+def score(run: Path, truth: Path | None = None) -> None:
     """Compare a run with the training data: matches, errors, chance.
 
     Args:
         run: folder of an audit.
-        truth: truth.safetensors of the victim.
+        truth: the training data; truth.safetensors in the model's folder if left out.
     """
     from rich.table import Table
 
@@ -233,7 +234,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Entry point of the command `exhume`."""
     from jsonargparse import auto_cli, set_parsing_settings
 
-    from exhume import bench
+    from exhume import __version__, bench
 
     set_parsing_settings(instantiate_subclass_spec_in_any=False)
     commands: dict[str, Any] = {
@@ -244,26 +245,35 @@ def main(arguments: list[str] | None = None) -> None:
         "demo": demo,
         "bench": {"_help": "Measurements, each printed with the hardware.", **bench.COMMANDS},
     }
-    given = sys.argv[1:] if arguments is None else arguments
-    words = [_underscores(word) for word in given]
+    words = plain(sys.argv[1:] if arguments is None else arguments)
     try:
-        auto_cli(commands, args=words, as_positional=True, prog="exhume", version=_version())
+        auto_cli(commands, args=words, prog="exhume", version=__version__)
     except InputError as error:
         print(f"exhume: {error}", file=sys.stderr)
         raise SystemExit(2) from None
 
 
-def _underscores(word: str) -> str:
-    """`--time-limit` is as good as `--time_limit`.
+def plain(words: list[str]) -> list[str]:
+    """Let options be written as people write them: `--time-limit 3`, and `--resume` alone.
 
     Example:
-        >>> _underscores("--time-limit=3-4"), _underscores("a-b")
-        ('--time_limit=3-4', 'a-b')
+        >>> plain(["audit", "a-b", "--resume", "--time-limit=3-4"])
+        ['audit', 'a-b', '--resume=true', '--time_limit=3-4']
     """
-    return re.sub(r"^--[\w-]+", lambda m: "--" + m[0][2:].replace("-", "_"), word)
+    functions = (victim, audit, score, report, demo)
+    flags = {
+        f"--{name}"
+        for function in functions
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.annotation is bool
+    }
+    result = []
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        word = re.sub(r"^--[\w-]+", lambda m: "--" + m[0][2:].replace("-", "_"), word)
+        alone = word in flags and following not in ("true", "false")
+        result.append(word + "=true" if alone else word)
+    return result
 
 
-def _version() -> str:
-    from importlib.metadata import version
-
-    return version("exhume")
+if __name__ == "__main__":
+    main()

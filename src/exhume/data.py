@@ -22,13 +22,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from exhume import _formats, _selection
 from exhume._selection import DEFAULT_CLASSES, Classes
 from exhume.errors import InputError
-from exhume.files import write_private
+from exhume.files import write_tensors
 
 
 @dataclass(frozen=True)
@@ -298,11 +297,7 @@ def save(data: Data, path: str | os.PathLike[str]) -> None:
         "shape": json.dumps(data.shape),
         "transform": json.dumps(data.transform.card()),
     }
-    copies = {
-        key: value.detach().cpu().clone(memory_format=torch.contiguous_format)
-        for key, value in tensors.items()
-    }
-    write_private(Path(path), to_bytes(copies, metadata))
+    write_tensors(Path(path), tensors, metadata)
 
 
 def read(path: str | os.PathLike[str]) -> Data:

@@ -17,8 +17,9 @@ from torch import Tensor
 from exhume.errors import InputError
 
 
-def write_private(path: Path, content: bytes) -> None:
+def write_private(path: Path, content: bytes) -> Path:
     """Write a file at once, readable by its owner only."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mode 0600
     try:
         with os.fdopen(handle, "wb") as file:
@@ -27,6 +28,7 @@ def write_private(path: Path, content: bytes) -> None:
     except BaseException:
         os.unlink(temporary)
         raise
+    return path
 
 
 def write_tensors(

@@ -8,8 +8,9 @@ from rich.console import Console
 
 from exhume.audit import device_name
 from exhume.evaluate import score
-from exhume.methods import seen_by
+from exhume.methods import seen_by, threads_for
 from exhume.methods.iurada2025 import Iurada2025
+from exhume.problem import Problem
 from exhume.victims import Victim
 
 console = Console(highlight=False, soft_wrap=True)
@@ -36,8 +37,21 @@ def momentum_until(
         Seconds used, and the share recovered at the end.
     """
     method = Iurada2025()
-    start = time.perf_counter()
     problem = seen_by(method, victim.problem)
+    with threads_for(problem, victim.truth.samples):
+        return _momentum_until(method, problem, victim, share, limit, seed, every)
+
+
+def _momentum_until(
+    method: Iurada2025,
+    problem: Problem,
+    victim: Victim,
+    share: float,
+    limit: float,
+    seed: int,
+    every: int,
+) -> tuple[float, float]:
+    start = time.perf_counter()
     progress = method.init(problem, victim.truth.samples, seed)
     recovered, used = 0.0, 0.0
     while progress.outcome is None and used < limit:

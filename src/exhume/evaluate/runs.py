@@ -7,7 +7,7 @@ import torch
 
 from exhume import data
 from exhume.audit import CANDIDATES, CONFIG, RESULT
-from exhume.checkpoint import read_model
+from exhume.checkpoint import TRUTH, read_model
 from exhume.errors import InputError
 from exhume.evaluate import chance, residual_at_truth, score, span_residual
 from exhume.files import read_json, read_tensors, write_json, write_tensors
@@ -15,14 +15,20 @@ from exhume.files import read_json, read_tensors, write_json, write_tensors
 SCORE, MATCHED = "score.json", "matched.safetensors"
 
 
-def score_run(run: Path, truth: Path) -> dict[str, Any]:
+def score_run(run: Path, truth: Path | None = None) -> dict[str, Any]:
     """Match the candidates of a run to the truth; write score.json and, for images, the pairs.
+
+    Args:
+        run: folder of an audit.
+        truth: file with the training data; the one in the model's folder if None.
 
     Returns:
         What score.json holds.
     """
     result = read_json(run / RESULT)
     samples = read_tensors(run / CANDIDATES, ("samples",))["samples"]
+    folder = _model_folder(run)
+    truth = truth or folder / TRUTH
     known = data.read(truth)
     if known.dim != samples.shape[1]:
         raise InputError(
@@ -30,7 +36,7 @@ def score_run(run: Path, truth: Path) -> dict[str, Any]:
             f"{samples.shape[1]}; is it the truth of another model?"
         )
     found = score(samples, known)
-    model = read_model(_model_folder(run))
+    model = read_model(folder)
     record = {
         "data": known.name,
         "score": found.to_dict(),

@@ -1,9 +1,11 @@
 """Methods: named recipes, each a few lines on top of search and solvers."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from exhume.errors import InputError
@@ -14,6 +16,9 @@ from exhume.problem import Problem
 from exhume.solvers import Outcome
 
 METHODS: dict[str, Callable[[], Method]] = {"exhume": Exhume, "iurada2025": Iurada2025}
+
+SMALL = 2e7
+"""Multiplications a product (n·p·d) under which one thread is enough."""
 
 Observer = Callable[[Progress, float], None]
 """Called after every move with the progress and the seconds used."""
@@ -87,6 +92,31 @@ def reconstruct(
         raise InputError(f"samples: expected a number of at least 1 (or none), got {samples}.")
     recipe = method_named(method)
     problem = seen_by(recipe, problem)
+    with threads_for(problem, samples):
+        return _run(recipe, problem, samples, seed, time_limit, observe, resume)
+
+
+@contextmanager
+def threads_for(problem: Problem, samples: int | None) -> Iterator[None]:
+    """One thread for a small problem: threads that wait for each other cost more than they save."""
+    before = torch.get_num_threads()
+    if problem.features.width * problem.dim * (samples or 8) < SMALL:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _run(
+    recipe: Method,
+    problem: Problem,
+    samples: int | None,
+    seed: int,
+    time_limit: float | None,
+    observe: Observer | None,
+    resume: tuple[Progress, float] | None,
+) -> Reconstruction:
     progress, before = resume or (recipe.init(problem, samples, seed), 0.0)
     start = time.perf_counter() - before
     outcome = progress.outcome

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from exhume.errors import InputError
+from exhume.files import write_private
 from exhume.report._format import finite, number
-from exhume.report._run import Array, Run, read, write_private
+from exhume.report._run import Array, Run, read
 
 LIMIT = 60
 SIDE = 160

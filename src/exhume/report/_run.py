@@ -1,8 +1,6 @@
-"""Reading a run directory, and writing beside it."""
+"""Reading a run directory."""
 
 import json
-import os
-import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +20,7 @@ RESULT = """
     exhume versions device device_name seed method started seconds outcome sentence residual
     candidates samples_given steps products problem threat_model display claims limits
 """
-PROBLEM = "name dim width outputs shape activation ratio domain"
+PROBLEM = "name dim width outputs shape ratio domain"
 SCORE = """
     samples candidates thresholds recovered exact error signed_error cosine psnr ssim
     recall precision flips ssim_window rows
@@ -101,19 +99,6 @@ def read(path: Path) -> Run:
         events=_events(path / "events.jsonl"),
         scored=_scored(path / "score.json"),
     )
-
-
-def write_private(path: Path, content: bytes) -> Path:
-    """Write a file at once, readable by its owner only."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mode 0600
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-    return path
 
 
 def _text(file: Path, command: str) -> str:

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
+from exhume.files import write_private
 from exhume.report import _format, figures
 from exhume.report._format import duration, finite, number, percent, plural, wilson
 from exhume.report._gallery import gallery, grade
-from exhume.report._run import Run, read, write_private
+from exhume.report._run import Run, read
 
 ROWS = 1000
 
@@ -223,7 +224,7 @@ def privacy_card(run: Run) -> str:
         f"- Tool: exhume {result['exhume']}, method {result['method']}, seed {result['seed']}, "
         f"{_format.moment(result['started'])}.",
         f"- Model: {problem['name']}; d = {number(problem['dim'])}, p = "
-        f"{number(problem['width'])}, m = {number(problem['outputs'])}, {problem['activation']}.",
+        f"{number(problem['width'])}, m = {number(problem['outputs'])}.",
         f"- The attacker knows: {'; '.join(map(str, model['knows'])) or 'nothing declared'}.",
         f"- The attacker assumes: {'; '.join(map(str, model['assumes'])) or 'nothing declared'}.",
         f"- Result: {verdict(run).sentence}",
