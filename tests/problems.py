@@ -126,12 +126,12 @@ def with_hidden_flips(
     """Other candidates and coefficients with the same Σ a_i relu(v·x_i) for every v.
 
     Flipped samples are off by the linear function Σ_F a_i (v·x_i); so are mirrored ones, of which
-    a third sits at −x_i. Pairs ±u, one for each rank of the sum, make good for it.
+    more than half sits at −x_i. Pairs ±u, one for each rank of the sum, make good for it.
     """
     signs = torch.ones(len(x), 1, dtype=x.dtype)
     signs[flipped] = -1
     shares = torch.zeros(len(x), 1, dtype=x.dtype)
-    shares[mirrored or []] = 1 / 3
+    shares[mirrored or []] = 0.55
     off = x[flipped].T @ a[flipped] + (shares * x).T @ a
     left, sizes, right = torch.linalg.svd(off, full_matrices=False)
     rank = int((sizes > 1e-9 * sizes[0]).sum())
@@ -140,6 +140,6 @@ def with_hidden_flips(
     b = sizes[:rank, None] * right[:rank] / radius
     rows = mirrored or []
     candidates = torch.cat([signs * x, -x[rows], u, -u])
-    coefficients = torch.cat([(1 - shares) * a, a[rows] / 3, b, -b])
+    coefficients = torch.cat([(1 - shares) * a, 0.55 * a[rows], b, -b])
     order = torch.randperm(len(candidates), generator=torch.Generator().manual_seed(1))
     return candidates[order], coefficients[order]

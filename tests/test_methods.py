@@ -85,11 +85,16 @@ def test_the_number_of_samples_is_found(name: str) -> None:
         assert score(found.samples, truth.inputs).exact == 1
 
 
-@pytest.mark.xfail(strict=True, reason="the bisection never tries the smallest count that may do")
 def test_the_number_of_samples_is_found_exactly() -> None:
     for name, ratio, seed in [("relu", 5, 0), ("relu", 5, 5), ("relu", 3, 5), ("relu+tanh", 8, 5)]:
         truth = single(40, 8, ratio, name, seed=seed)
         assert len(reconstruct(truth.problem, seed=seed).samples) == 8
+
+
+def test_a_large_sample_that_was_split_does_not_push_out_a_small_one() -> None:
+    for seed in (15, 27, 41):
+        truth = single(20, 5, 5, seed=seed)
+        assert score(reconstruct(truth.problem, 5, seed).samples, truth.inputs).exact == 1
 
 
 # Too many, too few, too little

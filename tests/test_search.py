@@ -228,7 +228,6 @@ def test_without_a_pair_nothing_is_turned() -> None:
     assert unflipped(truth.inputs, truth.coefficients) is truth.inputs
 
 
-@pytest.mark.xfail(strict=True, reason="pairs are taken in the order of the candidates")
 def test_the_most_opposite_two_are_the_pair() -> None:
     truth = case(12, 6, 8)
     a = truth.coefficients.clone()

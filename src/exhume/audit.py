@@ -22,6 +22,7 @@ from exhume import evidence
 from exhume.checkpoint import read_model
 from exhume.errors import InputError
 from exhume.files import (
+    finite,
     private_folder,
     read_metadata,
     read_tensors,
@@ -29,7 +30,14 @@ from exhume.files import (
     write_private,
     write_tensors,
 )
-from exhume.methods import Reconstruction, method_named, reconstruct, seen_by, threads_for
+from exhume.methods import (
+    Reconstruction,
+    check_numbers,
+    method_named,
+    reconstruct,
+    seen_by,
+    threads_for,
+)
 from exhume.methods.progress import Progress
 from exhume.objective import evaluate
 from exhume.problem import Problem
@@ -90,8 +98,7 @@ def audit(
     """
     method = method_named(settings.method)
     problem = read_model(Path(settings.model)).to(settings.device)
-    if settings.samples is not None and settings.samples < 1:
-        raise InputError(f"samples: expected a number of at least 1, got {settings.samples}.")
+    check_numbers(settings.samples, settings.seed, settings.time_limit)
     _open(settings, out, resume)
     problem = seen_by(method, problem)
     with threads_for(problem, settings.samples):
@@ -170,7 +177,7 @@ class _Recorder:
                 settled=_settled(self.before, candidates),
                 phase=progress.phase,
             )
-            self.events.write(json.dumps(asdict(event)) + "\n")
+            self.events.write(json.dumps(finite(asdict(event)), allow_nan=False) + "\n")
             self.events.flush()
             if self.show is not None:
                 self.show(event)
@@ -205,8 +212,8 @@ def _dump(path: Path, progress: Progress, seconds: float) -> None:
         if name not in ("state", "best", "outcome")
     }
     solver = {name: getattr(state, name) for name in ("steps", "products", "stalled")}
-    solver["outcome"] = state.outcome.value if state.outcome else None
-    record = {"search": search, "solver": solver, "seconds": seconds}
+    outcomes = [one.value if one else None for one in (progress.outcome, state.outcome)]
+    record = {"search": search, "solver": solver, "outcomes": outcomes, "seconds": seconds}
     write_tensors(path, tensors, {"progress": json.dumps(record)})
 
 
@@ -216,8 +223,8 @@ def _load(problem: Problem, path: Path) -> tuple[Progress, float] | None:
         return None
     tensors = read_tensors(path, ("candidates",))
     record = json.loads(read_metadata(path)["progress"])
-    solver, device = record["solver"], problem.features.device
-    outcome = solver.pop("outcome")
+    device = problem.features.device
+    search_outcome, solver_outcome = (Outcome(x) if x else None for x in record["outcomes"])
     memory = {
         name.removeprefix("memory."): tensor if tensor.ndim == 0 else tensor.to(device)
         for name, tensor in tensors.items()
@@ -226,11 +233,12 @@ def _load(problem: Problem, path: Path) -> tuple[Progress, float] | None:
     state = State(
         evaluate(problem, tensors["candidates"]),
         memory,
-        outcome=Outcome(outcome) if outcome else None,
-        **solver,
+        outcome=solver_outcome,
+        **record["solver"],
     )
     best = tensors["best"].to(device) if "best" in tensors else None
-    return Progress(state=state, best=best, **record["search"]), record["seconds"]
+    progress = Progress(state=state, best=best, outcome=search_outcome, **record["search"])
+    return progress, record["seconds"]
 
 
 def _trim(path: Path, seconds: float) -> None:
@@ -278,7 +286,7 @@ def _result(settings: Settings, problem: Problem, found: Reconstruction) -> dict
             "ratio": problem.ratio(count),
         },
         "threat_model": asdict(problem.threat_model),
-        "display": problem.display,
+        "display": asdict(problem.display) if problem.display else None,
         "claims": evidence.claims(problem, found),
         "limits": evidence.limits(problem, found),
     }

@@ -5,7 +5,7 @@ A random-features model is three files: `card.json` (shapes, activation, where V
 ("first" (p, d)), as a memory-mapped `first.npy`, or as nothing but a seed in the card.
 """
 
-import math
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from exhume.features.activations import activation
 from exhume.features.random import RandomFeatures
 from exhume.features.weights import Mapped, Seeded, Stored, Weights
 from exhume.files import read_json, read_tensors, write_json, write_tensors
-from exhume.problem import Problem, ThreatModel
+from exhume.problem import Pixels, Problem, ThreatModel
 
 CARD, TRAINED, INITIAL, MAPPED, TRUTH = (
     "card.json",
@@ -42,7 +42,7 @@ def random_features_problem(
     activation_name: str,
     last: Tensor,
     shape: tuple[int, ...],
-    display: dict[str, Any] | None = None,
+    display: Pixels | None = None,
 ) -> Problem:
     """The problem that a random-features model poses.
 
@@ -53,11 +53,6 @@ def random_features_problem(
         shape: of one input.
         display: shift and scale of the pixels, where the auditor is told.
     """
-    d = weights.shape[1]
-    if math.prod(shape) != d:
-        raise InputError(
-            f"input shape {shape} has {math.prod(shape)} entries, but the first layer takes {d}."
-        )
     if isinstance(weights, Stored) and not weights.tensor.isfinite().all():
         raise InputError("first layer: holds NaN or infinite entries; the weights are damaged.")
     features = RandomFeatures(weights, activation(activation_name))
@@ -82,7 +77,7 @@ def write_model(
         "outputs": problem.target.shape[1],
         "shape": list(problem.shape),
         "first": {"source": "file", "file": INITIAL},
-        "display": problem.display,
+        "display": asdict(problem.display) if problem.display else None,
         "training": training,
     }
     if isinstance(weights, Seeded) and not store:
@@ -111,6 +106,7 @@ def read_model(folder: Path) -> Problem:
         first, name = dict(card["first"]), str(card["activation"])
         seed = int(first["seed"]) if first["source"] == "seed" else 0
         file = folder / str(first.get("file", ""))
+        display = Pixels(**card["display"]) if card.get("display") else None
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{path}: the entry {error} is missing or malformed.") from error
     last = read_tensors(folder / TRAINED, ("last",))["last"]
@@ -131,4 +127,4 @@ def read_model(folder: Path) -> Problem:
             f"{file}: the first layer has shape {weights.shape}, but {path.name} says "
             f"({width}, {dim})."
         )
-    return random_features_problem(weights, name, last, shape, card.get("display"))
+    return random_features_problem(weights, name, last, shape, display)

@@ -29,11 +29,17 @@ def claims(problem: Problem, found: Reconstruction) -> list[str]:
             "equations are not met by chance: either these are the training samples, up to what "
             "the limits below leave open, or the weights came about in another way.",
         ]
-    return [
+    left = [
         counted,
         f"A relative residual of {found.residual:.1e} is left. Some candidates may be training "
         "samples and others not; without the truth they cannot be told apart.",
     ]
+    if found.explained is not None and found.explained > count:
+        left.append(
+            f"On the way, {found.explained} candidates explained the weights, which {count} do "
+            "not: there may be more samples than that. Leave the number out, and it is found."
+        )
+    return left
 
 
 def limits(problem: Problem, found: Reconstruction) -> list[str]:

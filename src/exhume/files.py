@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as serialise
 from torch import Tensor
@@ -35,7 +36,10 @@ def write_tensors(
     path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> None:
     """A safetensors file, private."""
-    dense = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    dense = {  # copies: the format refuses tensors that share memory
+        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for name, tensor in tensors.items()
+    }
     write_private(path, serialise(dense, dict(metadata) if metadata else None))
 
 
@@ -105,6 +109,7 @@ def private_folder(path: Path) -> Path:
     """Make a folder (mode 0700) and be sure that it can be written to."""
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path.chmod(0o700)
         with tempfile.TemporaryFile(dir=path):
             pass
     except OSError as error:
@@ -123,8 +128,11 @@ def new_folder(path: Path) -> Iterator[Path]:
     """
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise InputError(f"{path}: is there already and not empty; remove it or choose another.")
-    private_folder(path.parent)
-    temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))  # mode 0700
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))  # mode 0700
+    except OSError as error:
+        raise InputError(f"{path}: cannot be made ({error}); choose another --out.") from error
     try:
         yield temporary
         os.replace(temporary, path)

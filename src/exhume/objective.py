@@ -10,7 +10,7 @@ from exhume.features import Linearization
 from exhume.problem import Problem
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Point:
     """Everything known at one set of candidates.
 

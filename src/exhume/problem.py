@@ -1,5 +1,6 @@
 """The problem: what the auditor may see. It has no field that could hold the truth."""
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,6 +28,14 @@ class ThreatModel:
 
 
 @dataclass(frozen=True)
+class Pixels:
+    """How inputs become pixels: input · scale + shift, a number or one for each channel."""
+
+    shift: float | tuple[float, ...] = 0.0
+    scale: float | tuple[float, ...] = 1.0
+
+
+@dataclass(frozen=True, eq=False)
 class Problem:
     """Find inputs X and coefficients A with Δ ≈ Φ(X)ᵀA.
 
@@ -44,11 +53,16 @@ class Problem:
     threat_model: ThreatModel
     shape: tuple[int, ...]
     domain: Domain = SPHERE
-    display: dict[str, Any] | None = None
+    display: Pixels | None = None
 
     def __post_init__(self) -> None:
         """Refuse what no attack could use."""
-        p = self.features.width
+        p, d = self.features.width, self.features.dim
+        if math.prod(self.shape) != d:
+            raise InputError(
+                f"input shape {self.shape} has {math.prod(self.shape)} entries, but the features "
+                f"take {d}."
+            )
         if self.target.ndim != 2 or self.target.shape[0] != p or self.target.shape[1] < 1:
             raise InputError(
                 f"target: expected shape ({p}, m) for features of width {p}, "
@@ -58,6 +72,11 @@ class Problem:
             raise InputError("target: holds NaN or infinite entries; the weights are damaged.")
         if not self.target.any():
             raise InputError("target: is zero everywhere, so it holds no trace of any sample.")
+        if self.target.dtype != self.features.dtype:
+            raise InputError(
+                f"target: is {self.target.dtype}, but the features are {self.features.dtype}; "
+                "move both with problem.to(device, dtype)."
+            )
 
     @property
     def dim(self) -> int:

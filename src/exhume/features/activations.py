@@ -85,7 +85,7 @@ def polynomial(*coefficients: float) -> Activation:
             f"first, got {list(coefficients)}; write for example polynomial:0,0,0,1 for a cube."
         )
     derivative = tuple(k * c for k, c in enumerate(coefficients))[1:]
-    name = "polynomial:" + ",".join(f"{c:g}" for c in coefficients)
+    name = "polynomial:" + ",".join(repr(float(c)).removesuffix(".0") for c in coefficients)
     return Activation(name, lambda z: _horner(coefficients, z), lambda z: _horner(derivative, z))
 
 

@@ -42,12 +42,12 @@ class RandomFeatures:
 
     @property
     def dim(self) -> int:
-        """D."""
+        """The dimension of a candidate."""
         return self.weights.shape[1]
 
     @property
     def width(self) -> int:
-        """P."""
+        """The number of features."""
         return self.weights.shape[0]
 
     @property
@@ -119,40 +119,41 @@ def product(rows: Tensor, matrix: Tensor, half: Tensor | None) -> Tensor:
     return ((rows / scale).half() @ half).to(rows.dtype).mul_(scale)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Block:
     rows: slice
-    v: Tensor  # (b, d)
     phi: Tensor  # (n, b)
     slope: Tensor  # (n, b)
-    half: Tensor | None  # (b, d)
 
 
 class RandomLinearization:
     """Products with Φ = σ(XVᵀ) and its derivative, block by block (see `Linearization`)."""
 
     def __init__(self, features: RandomFeatures, candidates: Tensor) -> None:
-        """Keep the features of the candidates if V is in memory, else recompute them."""
+        """Keep the features of the candidates, not V, if they take a quarter of what is free."""
         self.features = features
         self.candidates = candidates
-        self._kept: list[_Block] | None = None
-        if isinstance(features.weights, Stored):
-            self._kept = list(self._compute())
+        needed = 2 * len(candidates) * features.width * candidates.dtype.itemsize
+        keep = needed < free_memory(features.device) / 4
+        self._kept = [block for block, _ in self._compute()] if keep else None
 
-    def _compute(self) -> Iterator[_Block]:
-        sigma, weights = self.features.activation, self.features.weights
+    def _compute(self) -> Iterator[tuple[_Block, Tensor]]:
+        sigma = self.features.activation
         for part in self.features.slices():
-            v = weights.rows(part.start, part.stop)
-            half = (
-                weights.half[part]
-                if isinstance(weights, Stored) and weights.half is not None
-                else None
-            )
+            v = self.features.weights.rows(part.start, part.stop)
             z = self.candidates @ v.T
-            yield _Block(part, v, sigma.value(z), sigma.slope(z), half)
+            yield _Block(part, sigma.value(z), sigma.slope(z)), v
 
     def _blocks(self) -> Iterator[_Block]:
-        return iter(self._kept) if self._kept is not None else self._compute()
+        """The features alone: no pass over V if they are kept."""
+        return iter(self._kept) if self._kept is not None else (b for b, _ in self._compute())
+
+    def _blocks_with_v(self) -> Iterator[tuple[_Block, Tensor]]:
+        if self._kept is None:
+            yield from self._compute()
+        else:
+            for b in self._kept:
+                yield b, self.features.weights.rows(b.rows.start, b.rows.stop)
 
     def gram(self) -> Tensor:
         """ΦΦᵀ, (n, n) float64."""
@@ -177,34 +178,34 @@ class RandomLinearization:
     def push(self, direction: Tensor, coefficients: Tensor) -> Tensor:
         """Σ_i σ'(Vx_i) ⊙ (V D_i) A_iᵀ, (p, m)."""
         a = coefficients.to(self.candidates.dtype)
-        return torch.cat([self._push(b, direction, a) for b in self._blocks()])
+        parts = []
+        for b, v in self._blocks_with_v():
+            half = self._half(b.rows)
+            moved = product(direction, v.T, None if half is None else half.T)
+            parts.append(moved.mul_(b.slope).T @ a)
+        return torch.cat(parts)
 
     def pull(self, target: Tensor, coefficients: Tensor) -> Tensor:
         """[(A Tᵀ) ⊙ σ'(XVᵀ)] V, (n, d)."""
         a = coefficients.to(self.candidates.dtype)
-        return self._sum(self._pull(b, target[b.rows], a) for b in self._blocks())
+        total = torch.zeros_like(self.candidates)
+        for b, v in self._blocks_with_v():
+            total += product((a @ target[b.rows].T).mul_(b.slope), v, self._half(b.rows))
+        return total
 
     def curvature(self, coefficients: Tensor) -> Tensor:
         """C = (AAᵀ) ⊙ Σ_k σ'_ik σ'_jk |v_k|²/d, (n, n) float64."""
         total = self._zeros(len(self.candidates))
-        for b in self._blocks():
-            weighted = b.slope * b.v.square().mean(1)
-            total += (b.slope @ weighted.T).double()
+        for b, v in self._blocks_with_v():
+            total += ((b.slope * v.square().mean(1)) @ b.slope.T).double()
         a = coefficients.double()
         return (a @ a.T) * total
 
-    def _push(self, b: _Block, direction: Tensor, a: Tensor) -> Tensor:
-        moved = product(direction, b.v.T, None if b.half is None else b.half.T)
-        return moved.mul_(b.slope).T @ a
-
-    def _pull(self, b: _Block, target: Tensor, a: Tensor) -> Tensor:
-        return product((a @ target.T).mul_(b.slope), b.v, b.half)
-
-    def _sum(self, parts: Iterator[Tensor]) -> Tensor:
-        total = torch.zeros_like(self.candidates)
-        for part in parts:
-            total += part
-        return total
+    def _half(self, rows: slice) -> Tensor | None:
+        weights = self.features.weights
+        return (
+            weights.half[rows] if isinstance(weights, Stored) and weights.half is not None else None
+        )
 
     def _zeros(self, columns: int) -> Tensor:
         return torch.zeros(

@@ -1,7 +1,6 @@
 """Where the rows of V come from: a tensor, a seed, or a file. All of them are read in blocks."""
 
 import math
-import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -46,7 +45,7 @@ class Weights(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Stored:
     """V as a tensor, on a GPU with a half-precision copy for products if there is room for one.
 
@@ -135,14 +134,18 @@ class Mapped:
 
     def __post_init__(self) -> None:
         """Look at the header now, so that a bad file is named before any work starts."""
-        if self._array().ndim != 2:
+        array = self._array()
+        if array.ndim != 2 or array.dtype not in (np.float32, np.float64, np.float16):
             raise InputError(
-                f"{self.path}: expected a matrix of shape (p, d), found {self._array().shape}."
+                f"{self.path}: expected a matrix (p, d) of floats, found {array.dtype} of shape "
+                f"{array.shape}."
             )
 
     def _array(self) -> np.ndarray:
         try:
-            array: np.ndarray = np.load(self.path, mmap_mode="r", allow_pickle=False)
+            array = np.load(self.path, mmap_mode="r", allow_pickle=False)
+            if not isinstance(array, np.ndarray):
+                raise ValueError("it holds several arrays")
         except (OSError, ValueError, EOFError) as error:
             raise InputError(
                 f"{self.path}: cannot be read as a .npy file ({error}); write it with "
@@ -200,6 +203,7 @@ def free_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError):  # not every system tells
+        with open("/proc/meminfo") as lines:
+            return next(int(x.split()[1]) * 1024 for x in lines if x.startswith("MemAvailable"))
+    except (OSError, StopIteration):  # not every system tells
         return 8 * 2**30

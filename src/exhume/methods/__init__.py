@@ -24,7 +24,7 @@ Observer = Callable[[Progress, float], None]
 """Called after every move with the progress and the seconds used."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Reconstruction:
     """What an attack found.
 
@@ -38,6 +38,7 @@ class Reconstruction:
         steps: solver steps.
         products: passes over the features' derivative.
         seconds: wall time, with that of earlier sittings if it was resumed.
+        explained: how many candidates explained the weights, where more were tried than asked for.
     """
 
     samples: Tensor
@@ -49,6 +50,7 @@ class Reconstruction:
     steps: int
     products: int
     seconds: float
+    explained: int | None = None
 
 
 def method_named(method: str | Method) -> Method:
@@ -58,6 +60,16 @@ def method_named(method: str | Method) -> Method:
     if method not in METHODS:
         raise InputError(f"unknown method {method!r}; known are {', '.join(METHODS)}.")
     return METHODS[method]()
+
+
+def check_numbers(samples: int | None, seed: int, time_limit: float | None) -> None:
+    """Refuse numbers that no run could use."""
+    if samples is not None and (not isinstance(samples, int) or samples < 1):
+        raise InputError(f"samples: expected a whole number of at least 1, got {samples}.")
+    if not isinstance(seed, int) or seed < 0:
+        raise InputError(f"seed: expected a whole number of at least 0, got {seed}.")
+    if time_limit is not None and not time_limit >= 0:
+        raise InputError(f"time_limit: expected seconds, at least 0, got {time_limit}.")
 
 
 def seen_by(method: Method, problem: Problem) -> Problem:
@@ -88,8 +100,7 @@ def reconstruct(
     Returns:
         The candidates with their residual and outcome.
     """
-    if samples is not None and samples < 1:
-        raise InputError(f"samples: expected a number of at least 1 (or none), got {samples}.")
+    check_numbers(samples, seed, time_limit)
     recipe = method_named(method)
     problem = seen_by(recipe, problem)
     with threads_for(problem, samples):
@@ -139,4 +150,5 @@ def _run(
         steps=progress.total_steps,
         products=progress.total_products,
         seconds=time.perf_counter() - start,
+        explained=progress.explained,
     )

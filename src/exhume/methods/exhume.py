@@ -45,12 +45,12 @@ class Exhume:
     """
 
     tolerance: float = 1e-11
-    close: float = 1e-7
+    close: float = 1e-8
     margin: float = 1.8
     surplus: float = 1.6
     patience: int = 150
     trial: int = 80
-    alike: tuple[float, ...] = (0.9, 0.99, 0.999)
+    alike: tuple[float, ...] = (0.9, 0.97, 0.99, 0.999)
     cheap: float = 1e-2
     name: str = "exhume"
 
@@ -138,11 +138,10 @@ class Exhume:
         """Known number: cut to it. Unknown: undo signs, merge, then bisect on the number."""
         best = evaluate(problem, _best(progress))
         x, a = best.candidates, best.coefficients
-        if progress.samples is not None:
-            turned = unflipped(x, a)
-            start = _cut_to(
-                problem, turned if len(turned) >= progress.samples else x, progress.samples
-            )
+        samples = progress.samples
+        if samples is not None:
+            progress = replace(progress, explained=len(x))
+            start = self._cut_to(problem, best, samples)
             return progress.next_round(self._polisher.init(problem, start), phase="tidy")
         while progress.attempt <= len(self.alike):
             i = progress.attempt
@@ -150,8 +149,21 @@ class Exhume:
             if len(start) < len(x):
                 return progress.next_round(self._polisher.init(problem, start), phase="tidy")
             progress = replace(progress, attempt=i + 1)
-        too_few = int((dropping(problem, best)[1] >= self.cheap).sum())
+        too_few = int((dropping(problem, best)[1] >= self.cheap).sum()) - 1
         return self._cut(problem, replace(progress, attempt=too_few))
+
+    def _cut_to(self, problem: Problem, best: Point, count: int) -> Tensor:
+        """So many candidates: signs undone, as many merged as may be, the cheapest dropped."""
+        point = best
+        turned = unflipped(best.candidates, best.coefficients)
+        if len(turned) >= count:
+            point = evaluate(problem, problem.domain.project(turned))
+        for cosine in self.alike:
+            joined = merged(point.candidates, point.coefficients, cosine)
+            if len(joined) >= count:
+                point = evaluate(problem, problem.domain.project(joined))
+                break
+        return without(problem, point, len(point.candidates) - count)
 
     def _after_tidy(self, problem: Problem, progress: Progress) -> Progress:
         if progress.samples is None:
@@ -205,9 +217,3 @@ def _best(progress: Progress) -> Tensor:
     if progress.best is None:
         raise RuntimeError("there is no best trial yet")
     return progress.best
-
-
-def _cut_to(problem: Problem, candidates: Tensor, count: int) -> Tensor:
-    """So many of the candidates, without those that are cheapest to drop."""
-    point = evaluate(problem, problem.domain.project(candidates))
-    return without(problem, point, len(candidates) - count)

@@ -12,7 +12,7 @@ from exhume.problem import Problem
 from exhume.solvers import Outcome, State
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Progress:
     """Where a method is.
 
@@ -25,7 +25,8 @@ class Progress:
         best: candidates of the best trial that this one is measured against, or None.
         best_value: their residual.
         misses: rounds in a row that did not improve on the best.
-        attempt: which merge, or how large a cut, this trial stands for.
+        attempt: which merge this trial stands for, or the largest number known to be too small.
+        explained: how many candidates explained the weights, if that was more than asked for.
         steps: solver steps in earlier rounds.
         products: products in earlier rounds.
         outcome: None while there is more to do.
@@ -40,6 +41,7 @@ class Progress:
     best_value: float = float("inf")
     misses: int = 0
     attempt: int = 0
+    explained: int | None = None
     steps: int = 0
     products: int = 0
     outcome: Outcome | None = None

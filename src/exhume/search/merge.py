@@ -29,6 +29,7 @@ def merged(candidates: Tensor, coefficients: Tensor, cosine: float) -> Tensor:
     groups = sorted(set(first.tolist()))
     member = torch.tensor([groups.index(i) for i in first.tolist()], device=candidates.device)
     weight = coefficients.norm(dim=1).to(candidates.dtype)
+    weight = weight + torch.finfo(weight.dtype).eps * weight.max() + torch.finfo(weight.dtype).tiny
     total = torch.zeros(len(groups), device=candidates.device, dtype=candidates.dtype)
     total = total.index_add(0, member, weight).clamp_min(torch.finfo(total.dtype).tiny)
     mean = torch.zeros(len(groups), candidates.shape[1]).to(candidates)

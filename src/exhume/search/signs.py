@@ -31,10 +31,12 @@ def unflipped(candidates: Tensor, coefficients: Tensor) -> Tensor:
     """
     x, a = candidates.double(), coefficients.double()
     unit = torch.nn.functional.normalize(x, dim=1)
-    opposite = torch.triu(unit @ unit.T < OPPOSITE)
+    cosine = unit @ unit.T
+    pairs = (torch.triu(cosine) < OPPOSITE).nonzero()
+    pairs = pairs[cosine[pairs[:, 0], pairs[:, 1]].argsort()]  # the most opposite first
     alive = torch.ones(len(x), dtype=torch.bool, device=x.device)
     linear = torch.zeros(x.shape[1], a.shape[1], dtype=x.dtype, device=x.device)
-    for i, j in opposite.nonzero().tolist():
+    for i, j in pairs.tolist():
         if not (alive[i] and alive[j]):
             continue
         keep, drop = (i, j) if a[i].norm() >= a[j].norm() else (j, i)

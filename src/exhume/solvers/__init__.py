@@ -26,13 +26,13 @@ class Outcome(Enum):
 
 _SENTENCES = {
     Outcome.CONVERGED: "The candidates explain the weights to the tolerance asked for.",
-    Outcome.STALLED: "No further step lowers the residual, and it is above the tolerance.",
+    Outcome.STALLED: "Steps hardly lower the residual any more, and it is above the tolerance.",
     Outcome.DIVERGED: "The residual became infinite or undefined.",
     Outcome.BUDGET: "The budget of steps or time ran out before the residual settled.",
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class State:
     """Where a solver is: enough to go on from, and to be written to a file.
 

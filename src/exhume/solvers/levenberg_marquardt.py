@@ -47,7 +47,7 @@ def conjugate_gradients(
     search = scaled = preconditioner(residual)
     energy = first = _inner(residual, scaled)
     used = 0
-    while used < products:
+    while used < products and energy > 0:
         used += 1
         image = operator(search)
         length = energy / _inner(search, image)

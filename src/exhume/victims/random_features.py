@@ -12,6 +12,7 @@ from exhume.data import Data
 from exhume.errors import InputError
 from exhume.features.activations import activation as named_activation
 from exhume.features.weights import Seeded, Weights, blocks
+from exhume.problem import Pixels
 from exhume.victims import Victim
 
 ROWS = 8192
@@ -78,7 +79,11 @@ def random_features(
         "fit": (fitted - targets).square().mean().item(),
     }
     problem = random_features_problem(
-        v, activation, theta, data.shape, data.transform.card() if len(data.shape) > 1 else None
+        v,
+        activation,
+        theta,
+        data.shape,
+        Pixels(data.transform.shift, data.transform.scale) if len(data.shape) > 1 else None,
     )
     return Victim(problem, data, training)
 
