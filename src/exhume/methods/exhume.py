@@ -40,16 +40,18 @@ class Exhume:
         surplus: most candidates at the start, in units of the samples.
         patience: rounds without improvement before the search gives up.
         trial: most solver steps a round.
-        alike: cosines above which candidates are merged, tried in turn.
+        twins: cosines above which candidates are merged before a cut; the first that leaves enough.
+        alike: cosines above which they are merged where the number is unknown, tried in turn.
         cheap: share of the target that a cut may cost before the others are solved again.
     """
 
     tolerance: float = 1e-11
-    close: float = 1e-8
+    close: float = 1e-9
     margin: float = 1.8
     surplus: float = 1.6
     patience: int = 150
     trial: int = 80
+    twins: tuple[float, ...] = (0.98, 0.99, 0.999)
     alike: tuple[float, ...] = (0.9, 0.97, 0.99, 0.999)
     cheap: float = 1e-2
     name: str = "exhume"
@@ -135,13 +137,19 @@ class Exhume:
         return progress.next_round(state, phase="explore")
 
     def _tidy(self, problem: Problem, progress: Progress) -> Progress:
-        """Known number: cut to it. Unknown: undo signs, merge, then bisect on the number."""
+        """Known number: cut to it at once, or step by step. Unknown: undo signs, merge, bisect."""
         best = evaluate(problem, _best(progress))
         x, a = best.candidates, best.coefficients
         samples = progress.samples
         if samples is not None:
             progress = replace(progress, explained=len(x))
-            start = self._cut_to(problem, best, samples)
+            turned = unflipped(x, a)
+            if progress.attempt == 0:
+                start = self._cut_to(problem, best, samples)
+            elif samples <= len(turned) < len(x):
+                start = turned
+            else:
+                start = self._cut_to(problem, best, (len(x) + samples) // 2)
             return progress.next_round(self._polisher.init(problem, start), phase="tidy")
         while progress.attempt <= len(self.alike):
             i = progress.attempt
@@ -158,7 +166,7 @@ class Exhume:
         turned = unflipped(best.candidates, best.coefficients)
         if len(turned) >= count:
             point = evaluate(problem, problem.domain.project(turned))
-        for cosine in self.alike:
+        for cosine in self.twins:
             joined = merged(point.candidates, point.coefficients, cosine)
             if len(joined) >= count:
                 point = evaluate(problem, problem.domain.project(joined))
@@ -169,8 +177,13 @@ class Exhume:
         if progress.samples is None:
             progress = _keep(progress) if self._holds(progress) else progress
             return self._tidy(problem, replace(progress, attempt=progress.attempt + 1))
+        count = len(progress.state.point.candidates)
         if self._holds(progress):
-            return self._polish(problem, _keep(progress))
+            progress = _keep(progress)
+            done = count == progress.samples
+            return self._polish(problem, progress) if done else self._tidy(problem, progress)
+        if progress.attempt == 0:
+            return self._tidy(problem, replace(progress, attempt=1))
         # A sample is missing; where, shows in what is left without the surplus.
         misses = progress.misses + self.patience // 5
         return self._explore(problem, replace(_keep(progress), misses=misses))
@@ -193,8 +206,11 @@ class Exhume:
 
     def _holds(self, progress: Progress) -> bool:
         """Whether the weights are still explained with fewer candidates."""
-        floor = 3 * progress.best_value if progress.samples is None else 0.0
-        return progress.state.point.value <= max(self.tolerance, floor)
+        point = progress.state.point
+        if progress.samples is None:
+            return point.value <= max(self.tolerance, 3 * progress.best_value)
+        more = len(point.candidates) > progress.samples
+        return point.value <= max(self.tolerance, progress.best_value if more else 0.0)
 
     def _polish(self, problem: Problem, progress: Progress) -> Progress:
         """Solve once more from the best, with the number of candidates asked for."""

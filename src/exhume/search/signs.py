@@ -9,7 +9,7 @@ its linear part is a sum of the flipped candidates, and that sum has one solutio
 import torch
 from torch import Tensor
 
-OPPOSITE = -0.9
+OPPOSITE = -0.99
 """Cosine under which two candidates are a pair ±u."""
 
 
@@ -42,7 +42,7 @@ def unflipped(candidates: Tensor, coefficients: Tensor) -> Tensor:
         keep, drop = (i, j) if a[i].norm() >= a[j].norm() else (j, i)
         alive[drop] = False
         both = a[keep] + a[drop]
-        if both.norm() > 0.1 * a[keep].norm():  # a sample with its mirror image: fold one in
+        if both.norm() > 1e-3 * a[keep].norm():  # perhaps a sample and its mirror image
             linear -= torch.outer(x[keep], a[drop])
             a[keep] = both
         else:  # nothing but a linear function
