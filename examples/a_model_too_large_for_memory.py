@@ -10,7 +10,9 @@ data = sphere(dim=200, samples=10, seed=0)
 victim = random_features(data, width=20_000, seed=3)
 
 # What an auditor would write: the trained last layer, and the seed of the first.
-problem = random_features_problem(Seeded(20_000, 200, seed=3), "relu", victim.problem.target, (200,))
+problem = random_features_problem(
+    Seeded(20_000, 200, seed=3), "relu", victim.problem.target, (200,)
+)
 point = evaluate(problem, data.inputs)
 print(f"residual at the training data {point.value:.1e}")
 print(f"gradient there {gradient(problem, point).norm():.1e}")

@@ -6,6 +6,7 @@ runs), candidates.safetensors and result.json (at the end).
 
 import json
 import platform
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from exhume import evidence
 from exhume.checkpoint import read_model
+from exhume.device import device_name
 from exhume.errors import InputError
 from exhume.files import (
     finite,
@@ -38,7 +40,7 @@ from exhume.methods import (
     seen_by,
     threads_for,
 )
-from exhume.methods.progress import Progress
+from exhume.methods.progress import Method, Progress
 from exhume.objective import evaluate
 from exhume.problem import Problem
 from exhume.solvers import Outcome, State
@@ -100,6 +102,28 @@ def audit(
     problem = read_model(Path(settings.model)).to(settings.device)
     check_numbers(settings.samples, settings.seed, settings.time_limit)
     _open(settings, out, resume)
+    try:
+        found = _attack(method, problem, settings, out, resume, show)
+    except InputError:
+        if not resume:
+            shutil.rmtree(out)
+        raise
+    result = _result(settings, problem, found)
+    tensors = {"samples": found.samples, "coefficients": found.coefficients}
+    write_tensors(out / CANDIDATES, tensors)
+    write_json(out / RESULT, result)
+    (out / CHECKPOINT).unlink(missing_ok=True)
+    return result
+
+
+def _attack(
+    method: Method,
+    problem: Problem,
+    settings: Settings,
+    out: Path,
+    resume: bool,
+    show: Callable[[Event], None] | None,
+) -> Reconstruction:
     problem = seen_by(method, problem)
     with threads_for(problem, settings.samples):
         begun = _load(problem, out / CHECKPOINT) if resume else None
@@ -107,7 +131,7 @@ def audit(
         with (out / EVENTS).open("a") as events:
             recorder = _Recorder(out, events, show)
             try:
-                found = reconstruct(
+                return reconstruct(
                     problem,
                     settings.samples,
                     settings.seed,
@@ -119,12 +143,6 @@ def audit(
             except KeyboardInterrupt:
                 recorder.save()
                 raise
-    result = _result(settings, problem, found)
-    tensors = {"samples": found.samples, "coefficients": found.coefficients}
-    write_tensors(out / CANDIDATES, tensors)
-    write_json(out / RESULT, result)
-    (out / CHECKPOINT).unlink(missing_ok=True)
-    return result
 
 
 def _open(settings: Settings, out: Path, resume: bool) -> None:
@@ -135,7 +153,7 @@ def _open(settings: Settings, out: Path, resume: bool) -> None:
             raise InputError(f"{out}: holds no run to resume; start one without --resume.")
         if (out / RESULT).exists():
             raise InputError(f"{out}: this run is complete; see {out / RESULT}.")
-        before = yaml.safe_load(config.read_text())
+        before = read_config(out)
         if before != asdict(settings):
             changed = [k for k, v in asdict(settings).items() if before.get(k) != v]
             raise InputError(
@@ -151,6 +169,20 @@ def _open(settings: Settings, out: Path, resume: bool) -> None:
     private_folder(out)
     write_private(config, yaml.safe_dump(asdict(settings), sort_keys=False).encode())
     write_private(out / EVENTS, b"")
+
+
+def read_config(run: Path) -> dict[str, Any]:
+    """The settings of a run."""
+    path = run / CONFIG
+    try:
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if not isinstance(config, dict) or "model" not in config:
+            raise ValueError("it names no model")
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file; is {run} the folder of an audit?") from None
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise InputError(f"{path}: cannot be used ({error}); audit the model again.") from error
+    return config
 
 
 class _Recorder:
@@ -221,6 +253,15 @@ def _load(problem: Problem, path: Path) -> tuple[Progress, float] | None:
     """Progress from a file, or None if the run was killed before its first checkpoint."""
     if not path.exists():
         return None
+    try:
+        return _progress(problem, path)
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise InputError(
+            f"{path}: cannot be used ({error}); start the audit again in another folder."
+        ) from error
+
+
+def _progress(problem: Problem, path: Path) -> tuple[Progress, float]:
     tensors = read_tensors(path, ("candidates",))
     record = json.loads(read_metadata(path)["progress"])
     device = problem.features.device
@@ -244,12 +285,14 @@ def _load(problem: Problem, path: Path) -> tuple[Progress, float] | None:
 def _trim(path: Path, seconds: float) -> None:
     """Forget events after the checkpoint, and a last line that was cut short."""
     kept = []
-    for line in path.read_text().splitlines():
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
         try:
-            if json.loads(line)["seconds"] <= seconds:
+            if json.loads(line)["seconds"] <= round(seconds, 3):
                 kept.append(line + "\n")
-        except (ValueError, KeyError):
+        except (ValueError, KeyError, TypeError):
             break
+    for leftover in path.parent.glob(f".{CHECKPOINT}.*"):  # of a kill while it was written
+        leftover.unlink()
     write_private(path, "".join(kept).encode())
 
 
@@ -257,7 +300,6 @@ def _result(settings: Settings, problem: Problem, found: Reconstruction) -> dict
     from exhume import __version__
 
     count = len(found.samples)
-    device = torch.device(settings.device)
     return {
         "schema": 1,
         "exhume": __version__,
@@ -267,7 +309,7 @@ def _result(settings: Settings, problem: Problem, found: Reconstruction) -> dict
             "numpy": np.__version__,
         },
         "device": settings.device,
-        "device_name": device_name(device),
+        "device_name": device_name(settings.device),
         "seed": found.seed,
         "method": found.method,
         "started": datetime.fromtimestamp(time.time() - found.seconds, UTC).isoformat(
@@ -290,10 +332,3 @@ def _result(settings: Settings, problem: Problem, found: Reconstruction) -> dict
         "claims": evidence.claims(problem, found),
         "limits": evidence.limits(problem, found),
     }
-
-
-def device_name(device: torch.device) -> str:
-    """The hardware, in words."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"

@@ -9,12 +9,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from exhume.errors import InputError
 from exhume.features.activations import activation
 from exhume.features.random import RandomFeatures
-from exhume.features.weights import Mapped, Seeded, Stored, Weights
+from exhume.features.weights import Mapped, Seeded, Stored, Weights, blocks
 from exhume.files import read_json, read_tensors, write_json, write_tensors
 from exhume.problem import Pixels, Problem, ThreatModel
 
@@ -53,17 +54,31 @@ def random_features_problem(
         shape: of one input.
         display: shift and scale of the pixels, where the auditor is told.
     """
-    if isinstance(weights, Stored) and not weights.tensor.isfinite().all():
-        raise InputError("first layer: holds NaN or infinite entries; the weights are damaged.")
+    if not isinstance(weights, Seeded):
+        _check_first_layer(weights)
+    if weights.dtype not in (torch.float32, torch.float64):
+        weights = weights.to(weights.device, torch.float32)
     features = RandomFeatures(weights, activation(activation_name))
     target = last.to(weights.device, weights.dtype)
     return Problem(target, features, RANDOM_FEATURES, shape, display=display)
 
 
+def _check_first_layer(weights: Weights) -> None:
+    """Refuse a V that no features could come from."""
+    largest = 0.0
+    for part in blocks(weights.shape[0], 65536):
+        rows = weights.rows(part.start, part.stop).float()
+        if not rows.isfinite().all():
+            raise InputError("first layer: holds NaN or infinite entries; the weights are damaged.")
+        largest = max(largest, rows.abs().max().item())
+    if largest == 0:
+        raise InputError("first layer: is zero everywhere, so every input looks the same to it.")
+
+
 def write_model(
     folder: Path, problem: Problem, training: dict[str, Any], store: bool = False
 ) -> None:
-    """Write a random-features model; V as a tensor if `store` or if it has no seed."""
+    """Write a random-features model; V as a tensor, unless a seed or a file elsewhere will do."""
     features = problem.features
     if not isinstance(features, RandomFeatures):
         raise InputError("only random-features models can be written as a model folder.")
@@ -82,7 +97,7 @@ def write_model(
     }
     if isinstance(weights, Seeded) and not store:
         card["first"] = {"source": "seed", "seed": weights.seed}
-    elif isinstance(weights, Mapped):
+    elif isinstance(weights, Mapped) and not store:
         card["first"] = {"source": "map", "file": str(weights.path.resolve())}
     else:
         write_tensors(folder / INITIAL, {"first": weights.rows(0, features.width)})
@@ -104,11 +119,16 @@ def read_model(folder: Path) -> Problem:
         width, dim, outputs = int(card["width"]), int(card["dim"]), int(card["outputs"])
         shape = tuple(int(length) for length in card["shape"])
         first, name = dict(card["first"]), str(card["activation"])
-        seed = int(first["seed"]) if first["source"] == "seed" else 0
+        source = str(first["source"])
+        seed = int(first["seed"]) if source == "seed" else 0
+        if source not in ("seed", "file", "map"):
+            raise ValueError(f"first.source = {source!r}")
+        if min(width, dim, outputs, *shape) < 1 or seed < 0:
+            raise ValueError("a size, shape or seed that is too small")
         file = folder / str(first.get("file", ""))
         display = Pixels(**card["display"]) if card.get("display") else None
     except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{path}: the entry {error} is missing or malformed.") from error
+        raise InputError(f"{path}: is damaged; missing or malformed: {error}.") from error
     last = read_tensors(folder / TRAINED, ("last",))["last"]
     if tuple(last.shape) != (width, outputs):
         raise InputError(
@@ -116,15 +136,24 @@ def read_model(folder: Path) -> Problem:
             f"says width {width} and outputs {outputs}; expected ({width}, {outputs})."
         )
     weights: Weights
-    if first["source"] == "seed":
+    if source == "seed":
         weights = Seeded(width, dim, seed)
-    elif first["source"] == "map":
+    elif source == "map":
         weights = Mapped(file)
     else:
-        weights = Stored(read_tensors(file, ("first",))["first"])
+        first_layer = read_tensors(file, ("first",))["first"]
+        if first_layer.ndim != 2:
+            raise InputError(
+                f"{file}: tensor 'first' has shape {tuple(first_layer.shape)}, expected "
+                f"({width}, {dim})."
+            )
+        weights = Stored(first_layer)
     if weights.shape != (width, dim):
         raise InputError(
             f"{file}: the first layer has shape {weights.shape}, but {path.name} says "
             f"({width}, {dim})."
         )
-    return random_features_problem(weights, name, last, shape, display)
+    try:
+        return random_features_problem(weights, name, last, shape, display)
+    except InputError as error:
+        raise InputError(f"{folder / TRAINED} with {path.name}: {error}") from error

@@ -1,6 +1,7 @@
 """The command line: each command is a thin function; errors of input end with exit code 2."""
 
 import inspect
+import itertools
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -51,6 +52,8 @@ def victim(
         seed: of the random first layer.
         store: write the first layer itself, where its seed would do.
     """
+    from rich.markup import escape
+
     from exhume import data as datasets
     from exhume.victims import random_features
 
@@ -59,16 +62,18 @@ def victim(
         chosen = datasets.sphere(dim, samples, data_seed)
     else:
         chosen = datasets.load(data, samples, data_seed, normalise, classes)
+    if width is None and not ratio > 0:
+        raise InputError(f"ratio: expected a number above 0, got {ratio}.")
     if width is None:
         width = round(ratio * chosen.dim * chosen.samples / chosen.outputs)
     with console.status(f"training {width:,} random features on {samples} samples of {data}"):
         made = random_features(chosen, width, activation, seed, loss, ridge)
         made.save(out, store)
     console.print(
-        f"[bold]{out}[/]: {width:,} features, d = {chosen.dim}, ratio "
+        f"[bold]{escape(str(out))}[/]: {width:,} features, d = {chosen.dim}, ratio "
         f"{made.problem.ratio(samples):.2f}, training error {made.training['fit']:.1e}"
     )
-    console.print(f"next: exhume audit {out} --samples {samples} --out RUN")
+    console.print(f"next: exhume audit {out} --samples {samples} --out RUN", markup=False)
 
 
 def audit(
@@ -96,8 +101,10 @@ def audit(
     from exhume import report as reports
     from exhume.audit import Settings
     from exhume.audit import audit as run_audit
+    from exhume.device import usable_device
 
-    settings = Settings(str(model.resolve()), samples, seed, method, time_limit, _device(device))
+    where = usable_device(device)
+    settings = Settings(str(model.resolve()), samples, seed, method, time_limit, where)
     console = _console()
     with _interrupted(out), _progress(console, time_limit) as show:
         result = run_audit(settings, out, resume, show)
@@ -106,7 +113,7 @@ def audit(
         f"{result['residual']:.1e}, {result['seconds']:.1f} s. {result['sentence']}"
     )
     page = reports.write(out)
-    console.print(f"report: {page}")
+    console.print(f"report: {page}", markup=False)
 
 
 def score(run: Path, truth: Path | None = None) -> None:
@@ -146,7 +153,7 @@ def report(run: Path, redact: bool = False) -> None:
     """
     from exhume import report as reports
 
-    _console().print(f"report: {reports.write(run, redact)}")
+    _console().print(f"report: {reports.write(run, redact)}", markup=False)
 
 
 def demo(out: Path = Path("runs/demo"), seed: int = 0) -> None:
@@ -158,13 +165,19 @@ def demo(out: Path = Path("runs/demo"), seed: int = 0) -> None:
     """
     import shutil
 
+    from rich.markup import escape
+
     from exhume import report as reports
+    from exhume.files import private_folder, read_json
 
     console = _console()
-    model, run = out / "model", out / "run"
+    model, run, mark = out / "model", out / "run", out / ".demo"
+    if out.exists() and any(out.iterdir()) and not mark.exists():
+        raise InputError(f"{out}: is not empty, and not an earlier demo; choose another --out.")
+    private_folder(out)
+    mark.touch()
     for folder in (model, run):
-        if (folder / "card.json").exists() or (folder / "config.yaml").exists():
-            shutil.rmtree(folder)
+        shutil.rmtree(folder, ignore_errors=True)
     console.rule("1. a model is trained on ten faces")
     victim("faces", model, samples=10, ratio=4.0, data_seed=seed, seed=seed)
     console.rule("2. the attack sees the weights, not the faces")
@@ -172,11 +185,9 @@ def demo(out: Path = Path("runs/demo"), seed: int = 0) -> None:
     console.rule("3. only now the faces are looked at again")
     score(run, model / "truth.safetensors")
     picture = reports.gallery_png(run, out / "faces.png")
-    from exhume.files import read_json
-
     result = read_json(run / "score.json")["score"]
     count = round(result["exact"] * 10)
-    console.print(f"\n[bold]{count} of 10 faces exact.[/] picture: {picture}")
+    console.print(f"\n[bold]{count} of 10 faces exact.[/] picture: {escape(str(picture))}")
 
 
 @contextmanager
@@ -218,18 +229,6 @@ def _console() -> "Console":
     return Console(highlight=False, soft_wrap=True)
 
 
-def _device(name: str) -> str:
-    import torch
-
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError) as error:
-        raise InputError(f"device {name!r} cannot be used here; try cpu.") from error
-    return name
-
-
 def main(arguments: list[str] | None = None) -> None:
     """Entry point of the command `exhume`."""
     from jsonargparse import auto_cli, set_parsing_settings
@@ -268,7 +267,7 @@ def plain(words: list[str]) -> list[str]:
         if parameter.annotation is bool
     }
     result = []
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for word, following in itertools.pairwise([*words, ""]):
         word = re.sub(r"^--[\w-]+", lambda m: "--" + m[0][2:].replace("-", "_"), word)
         alone = word in flags and following not in ("true", "false")
         result.append(word + "=true" if alone else word)

@@ -189,7 +189,7 @@ def sphere(dim: int, samples: int, seed: int = 0, noise: float = 0.5) -> Data:
     _check_positive("samples", samples)
     if not (math.isfinite(noise) and noise >= 0):
         raise InputError(f"noise={noise}: expected a finite number, zero or more")
-    generator = np.random.default_rng(seed)
+    generator = _generator(seed)
     rows = generator.standard_normal((samples, dim))
     rows *= math.sqrt(dim) / np.linalg.norm(rows, axis=1, keepdims=True)
     weights = generator.standard_normal(dim) / math.sqrt(dim)
@@ -240,11 +240,12 @@ def load(
         [-1.0, 1.0, -1.0, 1.0]
     """
     if name not in DEFAULT_CLASSES:
-        raise InputError(f"unknown data set {name!r}; there are {', '.join(DEFAULT_CLASSES)}")
+        known = ", ".join(DEFAULT_CLASSES)
+        raise InputError(f"unknown data set {name!r}; there are {known}, and sphere")
     _check_positive("samples", samples)
     source = _formats.open_source(name, root)
     groups = _selection.groups(source, DEFAULT_CLASSES[name] if classes is None else classes, name)
-    generator = np.random.default_rng(seed)
+    generator = _generator(seed)
     if seed != 0 or source.bundled:
         groups = [generator.permutation(group) for group in groups]
     pixels = source.pixels(_selection.in_turns(groups, samples, name))
@@ -393,3 +394,9 @@ def _check_norms(norms: Tensor) -> None:
 def _check_positive(word: str, value: int) -> None:
     if value < 1:
         raise InputError(f"{word}={value}: expected 1 or more")
+
+
+def _generator(seed: int) -> np.random.Generator:
+    if seed < 0:
+        raise InputError(f"seed={seed}: expected 0 or more")
+    return np.random.default_rng(seed)

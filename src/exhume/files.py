@@ -82,7 +82,7 @@ def write_json(path: Path, value: Any) -> None:
 def read_json(path: Path) -> Any:
     """JSON, with an error that names the file."""
     try:
-        return json.loads(path.read_text())
+        return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise InputError(f"{path}: no such file.") from error
     except (OSError, ValueError) as error:
@@ -135,7 +135,10 @@ def new_folder(path: Path) -> Iterator[Path]:
         raise InputError(f"{path}: cannot be made ({error}); choose another --out.") from error
     try:
         yield temporary
-        os.replace(temporary, path)
+        try:
+            os.replace(temporary, path)
+        except OSError as error:
+            raise InputError(f"{path}: cannot be made ({error}); choose another --out.") from error
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise

@@ -6,24 +6,33 @@ from datetime import UTC, datetime
 import torch
 from rich.console import Console
 
-from exhume.audit import device_name
+from exhume.device import device_name
+from exhume.errors import InputError
 from exhume.evaluate import score
 from exhume.methods import seen_by, threads_for
 from exhume.methods.iurada2025 import Iurada2025
 from exhume.problem import Problem
 from exhume.victims import Victim
 
-console = Console(highlight=False, soft_wrap=True)
+console = Console(highlight=False)
+if not console.is_terminal:
+    console = Console(highlight=False, width=160)
 
 
 def heading(title: str, device: str = "cpu") -> None:
     """What is measured, on what, and when."""
     import exhume
 
-    where = device_name(torch.device(device))
+    where = device_name(device)
     today = datetime.now(UTC).date().isoformat()
     console.print(f"[bold]{title}[/]")
     console.print(f"{where}; torch {torch.__version__}; exhume {exhume.__version__}; {today}")
+
+
+def check_count(name: str, value: int) -> None:
+    """Refuse a measurement of nothing."""
+    if value < 1:
+        raise InputError(f"{name}: expected a number of at least 1, got {value}.")
 
 
 def momentum_until(

@@ -7,6 +7,8 @@ from rich.table import Table
 
 from exhume import data, victims
 from exhume.bench.common import console, heading
+from exhume.device import usable_device
+from exhume.errors import InputError
 from exhume.evaluate import score
 from exhume.features.weights import Seeded, materialise
 from exhume.methods import reconstruct
@@ -14,28 +16,29 @@ from exhume.methods.progress import Progress
 
 
 def images(
-    cases: tuple[str, ...] = ("10:3.2552", "100:5", "100:10"),
+    cases: tuple[str, ...] = ("10x3.2552", "100x5", "100x10"),
     seed: int = 0,
     limit: float = 240.0,
-    device: str = "cuda",
+    device: str = "auto",
     name: str = "cifar10",
 ) -> None:
     """Recovery of n images at a ratio p/(d·n), with the first layer in memory.
 
     Args:
-        cases: n:ratio for each run; 10:3.2552 is the published p = 100,000.
+        cases: n and ratio of each run, as in 100x5; 10x3.2552 is the published p = 100,000.
         seed: of model and attack.
         limit: most seconds a run.
         device: where to run.
         name: the data set.
     """
+    device = usable_device(device)
     heading(f"images: {name}", device)
     table = Table(
         "n", "p", "ratio", "V (s)", "attack (s)", "99 % at (s)", "recovered", "exact", "error",
         "residual", "steps", "products",
     )  # fmt: skip
     for case in cases:
-        count, ratio = int(case.split(":")[0]), float(case.split(":")[1])
+        count, ratio = _case(case)
         known = data.load(name, count)
         width = round(ratio * known.dim * count)
         start = time.perf_counter()
@@ -65,6 +68,14 @@ def images(
         if device.startswith("cuda"):
             torch.cuda.empty_cache()
     console.print(table)
+
+
+def _case(text: str) -> tuple[int, float]:
+    try:
+        count, ratio = text.split("x")
+        return int(count), float(ratio)
+    except ValueError:
+        raise InputError(f"case {text!r}: expected samples and ratio, for example 100x5.") from None
 
 
 class _Watch:

@@ -3,7 +3,7 @@
 from rich.table import Table
 
 from exhume import data, victims
-from exhume.bench.common import console, heading, momentum_until
+from exhume.bench.common import check_count, console, heading, momentum_until
 from exhume.evaluate import score
 from exhume.methods import reconstruct
 
@@ -20,6 +20,7 @@ def solvers(
         seeds: seeds 0 … seeds − 1, of data, model and attack alike.
         factor: momentum is stopped at so many times our time if it does not get there.
     """
+    check_count("seeds", seeds)
     heading(f"solvers: sphere d={dim} n={samples} p={ratio:g}dn, seeds 0 to {seeds - 1}")
     table = Table("seed", "ours (s)", "exact", "error", "momentum to 95 % (s)", "ratio")
     ratios, exact, stopped = [], 0, 0

@@ -3,7 +3,7 @@
 from rich.table import Table
 
 from exhume import data, victims
-from exhume.bench.common import console, heading, momentum_until
+from exhume.bench.common import check_count, console, heading, momentum_until
 from exhume.evaluate import score
 from exhume.methods import reconstruct
 
@@ -26,6 +26,7 @@ def threshold(
         limit: most seconds a run for ours.
         momentum_limit: most seconds a run for momentum; 0 leaves it out.
     """
+    check_count("seeds", seeds)
     heading(f"threshold: sphere d={dim} n={samples}, seeds 0 to {seeds - 1}")
     table = Table(
         "ratio",

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from exhume import data
-from exhume.audit import CANDIDATES, CONFIG, RESULT
+from exhume.audit import CANDIDATES, RESULT, read_config
 from exhume.checkpoint import TRUTH, read_model
 from exhume.errors import InputError
 from exhume.evaluate import chance, residual_at_truth, score, span_residual
@@ -27,7 +27,7 @@ def score_run(run: Path, truth: Path | None = None) -> dict[str, Any]:
     """
     result = read_json(run / RESULT)
     samples = read_tensors(run / CANDIDATES, ("samples",))["samples"]
-    folder = _model_folder(run)
+    folder = Path(read_config(run)["model"])
     truth = truth or folder / TRUTH
     known = data.read(truth)
     if known.dim != samples.shape[1]:
@@ -49,12 +49,6 @@ def score_run(run: Path, truth: Path | None = None) -> dict[str, Any]:
         write_tensors(run / MATCHED, pairs)
     write_json(run / SCORE, record)
     return record
-
-
-def _model_folder(run: Path) -> Path:
-    import yaml
-
-    return Path(yaml.safe_load((run / CONFIG).read_text())["model"])
 
 
 def _pairs(samples: torch.Tensor, known: data.Data, found: Any) -> dict[str, torch.Tensor]:

@@ -100,6 +100,11 @@ class Seeded:
     device: torch.device = CPU
     dtype: torch.dtype = torch.float32
 
+    def __post_init__(self) -> None:
+        """Refuse what has no stream of numbers."""
+        if self.seed < 0:
+            raise InputError(f"seed: expected a whole number of at least 0, got {self.seed}.")
+
     @property
     def shape(self) -> tuple[int, int]:
         """(p, d)."""

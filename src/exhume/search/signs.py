@@ -24,10 +24,13 @@ def unflipped(candidates: Tensor, coefficients: Tensor) -> Tensor:
         Candidates (n', d), n' ≤ n; X itself where there is no pair.
 
     Example:
-        >>> X = torch.tensor([[-3.0, 0.0, 0.0], [0.0, 3.0, 0.0], [3.0, 0.0, 0.0], [-3.0, 0.0, 0.1]])
-        >>> A = torch.tensor([[2.0], [1.0], [2.0], [0.0]])
-        >>> unflipped(X, A).tolist()  # 2 relu(-3 v₁) + 2 relu(3 v₁) is no flip: both stay merged
-        [[0.0, 3.0, 0.0], [3.0, 0.0, 0.0]]
+        Two flipped samples of coefficient 1, made good for by ±u with u ∝ x₁ + x₂:
+
+        >>> u = [4.5**0.5, 4.5**0.5, 0.0]
+        >>> X = torch.tensor([[-3.0, 0.0, 0.0], [0.0, -3.0, 0.0], u, [-t for t in u]])
+        >>> A = torch.tensor([[1.0], [1.0], [2**0.5], [-(2**0.5)]])
+        >>> unflipped(X, A).tolist()
+        [[3.0, -0.0, -0.0], [-0.0, 3.0, -0.0]]
     """
     x, a = candidates.double(), coefficients.double()
     unit = torch.nn.functional.normalize(x, dim=1)

@@ -29,7 +29,7 @@ class Victim:
 
         Args:
             folder: must not exist, or be empty.
-            store: write V itself where a seed would do.
+            store: write V itself where a seed, or a file elsewhere, would do.
         """
         with new_folder(folder) as temporary:
             write_model(temporary, self.problem, self.training, store)

@@ -37,7 +37,7 @@ def random_features(
         activation: σ, see `exhume.features.activations.activation`.
         seed: of V.
         loss: `squared` (minimum-norm least squares, or ridge regression) or `logistic` (each
-            output a two-class problem by the sign of its target; needs a ridge).
+            output a two-class problem, positive targets against the rest; needs a ridge).
         ridge: λ of λ|θ|², relative to the mean squared norm of the features.
         weights: V of your own instead of the seeded N(0, 1/d) one.
         device: where to compute.
@@ -76,7 +76,7 @@ def random_features(
         "loss": loss,
         "ridge": ridge,
         "seed": seed,
-        "fit": (fitted - targets).square().mean().item(),
+        "fit": _training_loss(fitted, targets, loss),
     }
     problem = random_features_problem(
         v,
@@ -86,6 +86,14 @@ def random_features(
         Pixels(data.transform.shift, data.transform.scale) if len(data.shape) > 1 else None,
     )
     return Victim(problem, data, training)
+
+
+def _training_loss(fitted: Tensor, targets: Tensor, loss: str) -> float:
+    """Mean squared error, or mean logistic loss."""
+    if loss == "squared":
+        return (fitted - targets).square().mean().item()
+    labels = torch.where(targets > 0, 1.0, -1.0).to(targets)
+    return torch.nn.functional.softplus(-labels * fitted).mean().item()
 
 
 def _fit(gram: Tensor, targets: Tensor, penalty: Tensor, loss: str) -> Tensor:
@@ -99,16 +107,17 @@ def _fit(gram: Tensor, targets: Tensor, penalty: Tensor, loss: str) -> Tensor:
                 "logistic regression without a ridge has no minimum on separable data; "
                 "pass a ridge, for example 0.001."
             )
-        columns = [logistic(gram, y, penalty.item()) for y in targets.sign().T]
+        labels = torch.where(targets > 0, 1.0, -1.0).to(targets)
+        columns = [logistic(gram, y, penalty.item()) for y in labels.T]
         return torch.stack(columns, 1)
     raise InputError(f"unknown loss {loss!r}; known are squared, logistic.")
 
 
-def logistic(gram: Tensor, labels: Tensor, penalty: float, steps: int = 100) -> Tensor:
-    """A (n,) at the minimum of Σ log(1 + exp(−y f)) + ½ λ AᵀKA with f = KA, by Newton's method.
+def logistic(gram: Tensor, labels: Tensor, penalty: float, steps: int = 200) -> Tensor:
+    """A (n,) at the minimum of F = Σ log(1 + exp(−y f)) + ½ λ AᵀKA with f = KA.
 
-    Optimality in θ = ΦᵀA reads λA = y σ(−y f). One Newton step solves (K + λ W⁻¹) A = f + W⁻¹ g
-    with g = y σ(−yf) and W = σ(f)(1 − σ(f)).
+    Optimality in θ = ΦᵀA reads λA = g, g = y σ(−y f). The Newton point solves
+    (K + λ W⁻¹) A = f + W⁻¹ g with W = σ(f)(1 − σ(f)); steps towards it are halved until F falls.
 
     Args:
         gram: K, (n, n) float64.
@@ -116,15 +125,26 @@ def logistic(gram: Tensor, labels: Tensor, penalty: float, steps: int = 100) -> 
         penalty: λ > 0.
         steps: the most Newton steps.
     """
+
+    def loss(coefficients: Tensor) -> Tensor:
+        fitted = gram @ coefficients
+        fit = torch.nn.functional.softplus(-labels * fitted).sum()
+        return fit + penalty / 2 * (coefficients @ fitted)
+
     coefficients = torch.zeros_like(labels)
+    value = loss(coefficients)
     for _ in range(steps):
         fitted = gram @ coefficients
         pull = labels * torch.sigmoid(-labels * fitted)
+        if (penalty * coefficients - pull).abs().max() <= 1e-12 * pull.abs().max():
+            return coefficients
         weight = (torch.sigmoid(fitted) * torch.sigmoid(-fitted)).clamp_min(1e-12)
         system = gram + penalty * torch.diag(1 / weight)
-        updated = torch.linalg.solve(system, fitted + pull / weight)
-        change = (updated - coefficients).abs().max()
-        coefficients = updated
-        if change <= 1e-13 * coefficients.abs().max():
-            break
+        step = torch.linalg.solve(system, fitted + pull / weight) - coefficients
+        length = 1.0
+        while (trial := loss(coefficients + length * step)) > value and length > 1e-9:
+            length /= 2
+        if trial > value:  # to rounding, this is the minimum
+            return coefficients
+        coefficients, value = coefficients + length * step, trial
     return coefficients

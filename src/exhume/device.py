@@ -1,0 +1,25 @@
+"""Devices by name, and what they are called."""
+
+import platform
+
+import torch
+
+from exhume.errors import InputError
+
+
+def usable_device(name: str) -> str:
+    """The name of a device that can be used here; `auto` is a GPU if there is one."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.zeros(1, device=name).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise InputError(f"device {name!r} cannot be used here; try cpu.") from error
+    return name
+
+
+def device_name(device: str) -> str:
+    """The hardware, in words."""
+    if torch.device(device).type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"

@@ -1,0 +1,171 @@
+"""The measurements run at a tiny size and print what they measured."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import exhume
+from exhume import data, victims
+from exhume.bench import COMMANDS
+from exhume.bench.common import momentum_until
+from exhume.bench.images import images
+from exhume.cli import main
+from exhume.evaluate import Score, score
+from exhume.methods.iurada2025 import Iurada2025
+from exhume.methods.progress import Progress
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Room for all columns of a table."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+@pytest.fixture
+def pixels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder of data with pictures of 5 by 5 pixels in place of CIFAR-10."""
+    noise = np.random.default_rng(0).integers(0, 256, (60, 5, 5, 3), dtype=np.uint8)
+    np.savez(tmp_path / "cifar10.npz", x=noise, y=np.arange(60) % 10)
+    monkeypatch.setenv("EXHUME_DATA", str(tmp_path))
+
+
+def bench(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    main(["bench", *map(str, words)])
+    said = capsys.readouterr()
+    assert said.err == ""
+    assert f"torch {torch.__version__}; exhume {exhume.__version__}; 20" in said.out
+    return said.out
+
+
+def row(said: str, first: str) -> list[str]:
+    """The cells of the row of a table that begins so."""
+    for line in said.splitlines():
+        cells = [cell.strip() for cell in line.strip("│").split("│")]
+        if line.startswith("│") and cells[0] == first:
+            return cells
+    raise AssertionError(f"no row {first} in\n{said}")
+
+
+def test_all_measurements_are_tested_here() -> None:
+    assert set(COMMANDS) == {"solvers", "threshold", "streaming", "images"}
+
+
+def test_solvers(capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ("--dim", 20, "--samples", 3, "--seeds", 2, "--factor", 2)
+    said = bench(capsys, "solvers", *sizes)
+    assert "sphere d=20 n=3 p=10dn, seeds 0 to 1" in said
+    for seed in ("0", "1"):
+        cells = row(said, seed)
+        assert len(cells) == 6
+        assert cells[2] == "100%" and float(cells[3]) < 1e-4
+    assert "ours: 2 of 2 seeds wholly exact." in said
+    assert "of 2 runs were stopped at 2 times our time" in said
+
+
+def test_threshold(capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ("--dim", 20, "--samples", 3, "--seeds", 1, "--limit", 5)
+    said = bench(capsys, "threshold", *sizes, "--ratios", "[4]", "--momentum-limit", 0.05)
+    cells = row(said, "4")
+    assert cells[1:4] == ["1 of 1", "1 of 1", "100%"]
+    assert cells[6] in ("0 of 1", "1 of 1") and cells[7].endswith("%")
+
+
+def test_threshold_without_momentum(capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ("--dim", 20, "--samples", 3, "--seeds", 1, "--limit", 5)
+    said = bench(capsys, "threshold", *sizes, "--ratios", "[4,5.5]", "--momentum_limit", 0)
+    for ratio in ("4", "5.5"):
+        assert row(said, ratio)[1] == "1 of 1"
+        assert row(said, ratio)[6:] == ["–", "–"]
+
+
+def test_streaming(capsys: pytest.CaptureFixture[str]) -> None:
+    said = bench(capsys, "streaming", "--dim", 20, "--samples", 3, "--width", 5000)
+    assert "n=3 d=20 p=5,000" in said
+    assert "objective 0.99" in said and "gradient of norm" in said and "GiB" in said
+
+
+@pytest.mark.usefixtures("pixels")
+def test_images(capsys: pytest.CaptureFixture[str]) -> None:
+    cases = "[4x4, 2x5.5]"
+    said = bench(capsys, "images", "--cases", cases, "--device", "cpu", "--limit", 20)
+    assert "images: cifar10" in said
+    assert row(said, "4")[1:3] == ["1,200", "4"]
+    assert row(said, "2")[1:3] == ["825", "5.5"]
+    for first in ("4", "2"):
+        cells = row(said, first)
+        assert len(cells) == 12 and cells[6:8] == ["100%", "100%"]
+        assert cells[5] != "–" and float(cells[8]) < 1e-3
+
+
+@pytest.mark.usefixtures("pixels")
+def test_images_that_are_not_found_in_time(capsys: pytest.CaptureFixture[str]) -> None:
+    images(("4x1.02",), limit=0.2, device="cpu")
+    cells = row(capsys.readouterr().out, "4")
+    assert cells[5] == "–" and cells[6] != "100%" and int(cells[10]) > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["threshold", "--dim", 20, "--samples", 3, "--ratios", "[0.01]"], "width"),
+        (["solvers", "--dim", 0], "dim"),
+        (["images", "--device", "cpu", "--name", "imagenet"], "imagenet"),
+        (["images", "--device", "cpu"], "EXHUME_DATA"),
+        (["solvers", "--seeds", 0], "seeds"),
+        (["threshold", "--seeds", 0], "seeds"),
+        (["images", "--cases", "[axb]", "--device", "cpu"], "axb"),
+        (["images", "--device", "abacus"], "abacus"),
+    ],
+    ids=str,
+)
+def test_a_measurement_that_cannot_be(
+    words: list[object],
+    named: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("EXHUME_DATA", raising=False)
+    with pytest.raises(SystemExit) as ending:
+        main(["bench", *map(str, words)])
+    said = capsys.readouterr().err
+    assert ending.value.code == 2
+    assert said.startswith("exhume: ") and named in said
+
+
+class Clock:
+    """Time that passes only where it is told to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.steps, self.looks = 0.0, 0, 0
+        advance = Iurada2025.advance
+
+        def step(*arguments: Any) -> Progress:
+            self.now, self.steps = self.now + 1, self.steps + 1
+            return advance(*arguments)
+
+        def look(*arguments: Any) -> Score:
+            self.now, self.looks = self.now + 1000, self.looks + 1
+            return score(*arguments)
+
+        monkeypatch.setattr("time.perf_counter", lambda: self.now)
+        monkeypatch.setattr(Iurada2025, "advance", step)
+        monkeypatch.setattr("exhume.bench.common.score", look)
+
+
+def test_looking_at_the_truth_costs_momentum_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    victim = victims.random_features(data.sphere(20, 10), 240)
+    clock = Clock(monkeypatch)
+    used, recovered = momentum_until(victim, 2.0, limit=30.0, seed=0, every=4)
+    assert (used, clock.steps, clock.looks) == (30.0, 30, 8)
+    assert 0 <= recovered <= 1
+
+
+def test_momentum_ends_when_enough_is_recovered(monkeypatch: pytest.MonkeyPatch) -> None:
+    victim = victims.random_features(data.sphere(20, 10), 240)
+    clock = Clock(monkeypatch)
+    used, _ = momentum_until(victim, 0.0, limit=30.0, seed=0, every=4)
+    assert (used, clock.steps, clock.looks) == (4.0, 4, 1)
+    assert momentum_until(victim, 1.0, limit=0.0, seed=0)[0] == 0
