@@ -17,7 +17,8 @@ def merged(candidates: Tensor, coefficients: Tensor, cosine: float) -> Tensor:
 
     Example:
         >>> X = torch.tensor([[1.0, 0.0], [0.0, 2.0], [1.0, 0.1]])
-        >>> [[round(t, 3) for t in x] for x in merged(X, torch.tensor([[3.0], [1], [-1]]), 0.9).tolist()]
+        >>> joined = merged(X, torch.tensor([[3.0], [1.0], [-1.0]]), 0.9)
+        >>> [[round(t, 3) for t in x] for x in joined.tolist()]
         [[1.0, 0.025], [0.0, 2.0]]
     """
     unit = torch.nn.functional.normalize(candidates, dim=1)
