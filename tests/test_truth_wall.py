@@ -140,4 +140,5 @@ def test_a_problem_has_no_field_that_could_hold_the_truth() -> None:
         "shape",
         "domain",
         "display",
+        "resolution",
     }

@@ -5,7 +5,7 @@ A random-features model is three files: `card.json` (shapes, activation, where V
 ("first" (p, d)), as a memory-mapped `first.npy`, or as nothing but a seed in the card.
 """
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,15 @@ def random_features_problem(
         weights = weights.to(weights.device, torch.float32)
     features = RandomFeatures(weights, activation(activation_name))
     target = last.to(weights.device, weights.dtype)
-    return Problem(target, features, RANDOM_FEATURES, shape, display=display)
+    knows = RANDOM_FEATURES.knows + (("shift and scale of the pixels",) if display else ())
+    return Problem(
+        target,
+        features,
+        replace(RANDOM_FEATURES, knows=knows),
+        shape,
+        display=display,
+        resolution=0.1 * torch.finfo(last.dtype).eps ** 2 if last.is_floating_point() else 0.0,
+    )
 
 
 def _check_first_layer(weights: Weights) -> None:

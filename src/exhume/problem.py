@@ -34,6 +34,13 @@ class Pixels:
     shift: float | tuple[float, ...] = 0.0
     scale: float | tuple[float, ...] = 1.0
 
+    def __post_init__(self) -> None:
+        """Refuse what is not numbers."""
+        for value in (self.shift, self.scale):
+            numbers = value if isinstance(value, tuple | list) else (value,)
+            if not all(isinstance(x, int | float) and math.isfinite(x) for x in numbers):
+                raise ValueError(f"display: expected finite numbers, got {value!r}")
+
 
 @dataclass(frozen=True, eq=False)
 class Problem:
@@ -46,6 +53,7 @@ class Problem:
         shape: of one input, for pictures; (d,) if it is a vector.
         threat_model: what is known and assumed.
         display: how inputs become pixels, where the auditor is told (shift and scale).
+        resolution: relative residual that rounding of the stored weights leaves at the truth.
     """
 
     target: Tensor
@@ -54,6 +62,7 @@ class Problem:
     shape: tuple[int, ...]
     domain: Domain = SPHERE
     display: Pixels | None = None
+    resolution: float = 0.0
 
     def __post_init__(self) -> None:
         """Refuse what no attack could use."""

@@ -46,9 +46,10 @@ def momentum_until(
         Seconds used, and the share recovered at the end.
     """
     method = Iurada2025()
+    start = time.perf_counter()
     problem = seen_by(method, victim.problem)
     with threads_for(problem, victim.truth.samples):
-        return _momentum_until(method, problem, victim, share, limit, seed, every)
+        return _momentum_until(method, problem, victim, share, limit, seed, every, start)
 
 
 def _momentum_until(
@@ -59,8 +60,8 @@ def _momentum_until(
     limit: float,
     seed: int,
     every: int,
+    start: float,
 ) -> tuple[float, float]:
-    start = time.perf_counter()
     progress = method.init(problem, victim.truth.samples, seed)
     recovered, used = 0.0, 0.0
     while progress.outcome is None and used < limit:

@@ -34,7 +34,7 @@ def images(
     device = usable_device(device)
     heading(f"images: {name}", device)
     table = Table(
-        "n", "p", "ratio", "V (s)", "attack (s)", "99 % at (s)", "recovered", "exact", "error",
+        "n", "p", "ratio", "V (s)", "attack (s)", "99 % seen (s)", "recovered", "exact", "error",
         "residual", "steps", "products",
     )  # fmt: skip
     for case in cases:

@@ -18,7 +18,7 @@ from exhume.features.weights import (
 )
 
 BLOCK_BYTES = {"cpu": 2**28, "cuda": 2**33}
-"""Size of one block of V by device; the memory in use is a few of these whatever p is."""
+"""Size of one block of V by device; a few of these are in use where there is no room for more."""
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,13 @@ class RandomFeatures:
         weights: where V comes from.
         activation: σ with its derivative.
         block: rows of V a block; chosen from `BLOCK_BYTES` if None.
+        full_precision: keep the products of steps in float32 on a GPU too.
     """
 
     weights: Weights
     activation: Activation
     block: int | None = None
+    full_precision: bool = False
 
     @property
     def name(self) -> str:
@@ -71,7 +73,7 @@ class RandomFeatures:
             if self.width * self.dim * self.dtype.itemsize > free_memory(self.device) / 2:
                 return self
             weights = materialise(weights)
-        return replace(self, weights=with_half(weights))
+        return replace(self, weights=weights if self.full_precision else with_half(weights))
 
     def slices(self) -> Iterator[slice]:
         """The blocks of rows in which V is read."""
@@ -96,24 +98,26 @@ class RandomFeatures:
 
 
 @contextmanager
-def tensor_cores() -> Iterator[None]:
-    """Let a GPU round the factors of float32 products to TF32."""
+def tensor_cores(allowed: bool) -> Iterator[None]:
+    """Let a GPU round the factors of float32 products to TF32, or not."""
     before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
+    torch.set_float32_matmul_precision("high" if allowed else "highest")
     try:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
 
 
-def product(rows: Tensor, matrix: Tensor, half: Tensor | None) -> Tensor:
+def product(
+    rows: Tensor, matrix: Tensor, half: Tensor | None, full_precision: bool = False
+) -> Tensor:
     """RM (n, q), in half precision if there is such a copy of M, else in TF32 or float32.
 
     Each row is scaled to its largest entry, so that neither small nor large ones are lost.
     The relative error is about 1e-3 on a GPU: enough for steps, not for values.
     """
     if half is None:
-        with tensor_cores():
+        with tensor_cores(not full_precision):
             return rows @ matrix
     scale = rows.abs().amax(1, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny)
     return ((rows / scale).half() @ half).to(rows.dtype).mul_(scale)
@@ -130,7 +134,7 @@ class RandomLinearization:
     """Products with Φ = σ(XVᵀ) and its derivative, block by block (see `Linearization`)."""
 
     def __init__(self, features: RandomFeatures, candidates: Tensor) -> None:
-        """Keep the features of the candidates, not V, if they take a quarter of what is free."""
+        """Keep the features of the candidates, not V, if a quarter of what is free holds them."""
         self.features = features
         self.candidates = candidates
         needed = 2 * len(candidates) * features.width * candidates.dtype.itemsize
@@ -181,7 +185,8 @@ class RandomLinearization:
         parts = []
         for b, v in self._blocks_with_v():
             half = self._half(b.rows)
-            moved = product(direction, v.T, None if half is None else half.T)
+            half = None if half is None else half.T
+            moved = product(direction, v.T, half, self.features.full_precision)
             parts.append(moved.mul_(b.slope).T @ a)
         return torch.cat(parts)
 
@@ -190,7 +195,8 @@ class RandomLinearization:
         a = coefficients.to(self.candidates.dtype)
         total = torch.zeros_like(self.candidates)
         for b, v in self._blocks_with_v():
-            total += product((a @ target[b.rows].T).mul_(b.slope), v, self._half(b.rows))
+            weighted = (a @ target[b.rows].T).mul_(b.slope)
+            total += product(weighted, v, self._half(b.rows), self.features.full_precision)
         return total
 
     def curvature(self, coefficients: Tensor) -> Tensor:

@@ -117,12 +117,13 @@ class Seeded:
         with ThreadPoolExecutor(max_workers=torch.get_num_threads()) as pool:
             list(pool.map(lambda t: self._fill(block, t, first), range(first, last)))
         block = block[start - first * TILE : stop - first * TILE]
-        return torch.from_numpy(block).to(self.device, self.dtype).div_(math.sqrt(self.dim))
+        return torch.from_numpy(block).to(self.device, self.dtype)
 
     def _fill(self, block: np.ndarray, tile: int, first: int) -> None:
         stream = np.random.Philox(np.random.SeedSequence(self.seed, spawn_key=(tile,)))
-        here = (tile - first) * TILE
-        np.random.Generator(stream).standard_normal(dtype=np.float32, out=block[here : here + TILE])
+        rows = block[(tile - first) * TILE :][:TILE]
+        np.random.Generator(stream).standard_normal(dtype=np.float32, out=rows)
+        rows *= np.float32(1 / math.sqrt(self.dim))  # here, where it is rounded the same for all
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "Seeded":
         """The same numbers, handed out elsewhere."""

@@ -102,9 +102,15 @@ def reconstruct(
     """
     check_numbers(samples, seed, time_limit)
     recipe = method_named(method)
+    if samples is not None and samples > problem.features.width:
+        raise InputError(
+            f"samples: {samples} are more than the {problem.features.width} features; so many "
+            "candidates explain any weights, and nothing could be claimed of them."
+        )
+    start = time.perf_counter()
     problem = seen_by(recipe, problem)
     with threads_for(problem, samples):
-        return _run(recipe, problem, samples, seed, time_limit, observe, resume)
+        return _run(recipe, problem, samples, seed, time_limit, observe, resume, start)
 
 
 @contextmanager
@@ -127,9 +133,10 @@ def _run(
     time_limit: float | None,
     observe: Observer | None,
     resume: tuple[Progress, float] | None,
+    start: float,
 ) -> Reconstruction:
     progress, before = resume or (recipe.init(problem, samples, seed), 0.0)
-    start = time.perf_counter() - before
+    start -= before
     outcome = progress.outcome
     while outcome is None:
         if time_limit is not None and time.perf_counter() - start >= time_limit:

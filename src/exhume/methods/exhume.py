@@ -39,6 +39,7 @@ class Exhume:
         margin: p·m/(d·n̂) that exploring keeps, so that zero residual still means something.
         surplus: most candidates at the start, in units of the samples.
         patience: rounds without improvement before the search gives up.
+        rounds: most rounds in all.
         trial: most solver steps a round.
         twins: cosines above which candidates are merged before a cut; the first that leaves enough.
         alike: cosines above which they are merged where the number is unknown, tried in turn.
@@ -50,6 +51,7 @@ class Exhume:
     margin: float = 1.8
     surplus: float = 1.6
     patience: int = 150
+    rounds: int = 1000
     trial: int = 80
     twins: tuple[float, ...] = (0.98, 0.99, 0.999)
     alike: tuple[float, ...] = (0.9, 0.97, 0.99, 0.999)
@@ -60,14 +62,24 @@ class Exhume:
         """As it is."""
         return problem
 
+    def _fitted_to(self, problem: Problem) -> "Exhume":
+        """The same with no more asked for than the precision of the stored weights allows."""
+        return replace(
+            self,
+            tolerance=max(self.tolerance, problem.resolution),
+            close=max(self.close, problem.resolution),
+        )
+
     def init(self, problem: Problem, samples: int | None, seed: int) -> Progress:
         """Random candidates: a surplus if the number of samples is known, a few if not."""
+        self = self._fitted_to(problem)
         count = min(8, self._most(problem)) if samples is None else self._many(problem, samples)
         start = problem.domain.start(count, problem.dim, stream(seed, 0))
         return Progress(seed, samples, self._explorer(samples).init(problem, start))
 
     def advance(self, problem: Problem, progress: Progress) -> Progress:
         """One solver step, or the next move when the trial has ended."""
+        self = self._fitted_to(problem)
         state = progress.state
         if state.outcome is None and state.steps < self.trial:
             exploring = progress.phase == "explore"
@@ -118,7 +130,7 @@ class Exhume:
 
     def _explore(self, problem: Problem, progress: Progress) -> Progress:
         """Another trial: more candidates if their number may grow, else new ones for old."""
-        if progress.misses >= self.patience:
+        if progress.misses >= self.patience or progress.rounds >= self.rounds:
             return self._polish(problem, progress)
         generator = stream(progress.seed, progress.rounds + 1)
         best = evaluate(problem, _best(progress))

@@ -3,7 +3,8 @@
 Iurada et al., "A Law of Data Reconstruction for Random Features (and Beyond)". As many
 candidates as samples, N(0, 1) at the start, momentum 0.9, rows rescaled to the sphere after each
 step, ReLU with a backward slope of 0.02 where it is off, until the residual is under 1e-7 or
-10⁶ steps are done. Nothing here sees the truth.
+10⁶ steps are done. Products are in full float32; the n×n solve is in float64, where the published
+code has float32. Nothing here sees the truth.
 """
 
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ import torch
 
 from exhume.errors import InputError
 from exhume.features.random import RandomFeatures
+from exhume.features.weights import Stored
 from exhume.methods.progress import Progress, stream
 from exhume.objective import Point, evaluate
 from exhume.problem import Problem
@@ -44,8 +46,12 @@ class Iurada2025:
         features = problem.features
         if not isinstance(features, RandomFeatures):
             return problem
-        leaky = replace(features, activation=features.activation.leaky_backward())
-        return replace(problem, features=leaky)
+        weights = features.weights
+        if isinstance(weights, Stored):
+            weights = Stored(weights.tensor)  # no half-precision products
+        activation = features.activation.leaky_backward()
+        exact = replace(features, weights=weights, activation=activation, full_precision=True)
+        return replace(problem, features=exact)
 
     def init(self, problem: Problem, samples: int | None, seed: int) -> Progress:
         """N(0, 1) candidates, as many as samples."""

@@ -27,11 +27,9 @@ def merged(candidates: Tensor, coefficients: Tensor, cosine: float) -> Tensor:
     for _ in range(len(candidates).bit_length()):  # transitive closure by squaring
         reach = ((reach @ reach) > 0).float()
     first = reach.argmax(1)  # the lowest member of each candidate's group
-    groups = sorted(set(first.tolist()))
-    member = torch.tensor([groups.index(i) for i in first.tolist()], device=candidates.device)
+    groups = torch.tensor(sorted(set(first.tolist())), device=candidates.device)
     weight = coefficients.norm(dim=1).to(candidates.dtype)
     weight = weight + torch.finfo(weight.dtype).eps * weight.max() + torch.finfo(weight.dtype).tiny
-    total = torch.zeros(len(groups), device=candidates.device, dtype=candidates.dtype)
-    total = total.index_add(0, member, weight).clamp_min(torch.finfo(total.dtype).tiny)
-    mean = torch.zeros(len(groups), candidates.shape[1]).to(candidates)
-    return mean.index_add(0, member, candidates * (weight / total[member])[:, None])
+    share = (first[None, :] == groups[:, None]) * weight  # (g, n)
+    means: Tensor = (share / share.sum(1, keepdim=True)) @ candidates
+    return means
