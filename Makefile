@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 WHEEL := .venv-wheel
 
-.PHONY: demo test lint types tests wheel docs clean
+.PHONY: demo test lint types tests wheel clean
 
 demo: $(VENV)/ready
 	$(BIN)/exhume demo

@@ -666,5 +666,5 @@ def test_only_a_run_that_converged_explains_the_weights() -> None:
 def test_the_limits_name_the_smallest_coefficient() -> None:
     problem = case(10, 2, 3.0).problem
     limits = evidence.limits(problem, reconstruction(2, Outcome.CONVERGED, 0.0))
-    assert any("1.0e-02" in limit for limit in limits)
+    assert any("is 0.01 of" in limit for limit in limits)
     assert any("does not show that the model is safe" in limit for limit in limits)

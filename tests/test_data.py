@@ -687,7 +687,7 @@ def test_save_replaces_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.M
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", fail)
-        with pytest.raises(OSError, match="disk full"):
+        with pytest.raises(InputError, match="disk full"):
             data.save(data.sphere(4, 2), path)
     assert path.read_bytes() == before
     assert os.listdir(tmp_path) == [path.name]

@@ -237,7 +237,7 @@ def test_every_page_is_whole_private_and_offline(tmp_path: Path, case: str, reda
     data, options = CASES[case]
     run = make_run(tmp_path / "run", data(), **options)
     file = report.write(run, redact=redact)
-    assert file == run / "report.html"
+    assert file == run / ("report-redacted.html" if redact else "report.html")
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert {p.name for p in run.iterdir() if p.name.startswith(".")} == set()
     text = file.read_text(encoding="utf-8")
@@ -298,7 +298,7 @@ def test_nothing_recovered_and_under_the_limit(tmp_path: Path) -> None:
     edit(run, "result.json", problem=problem | {"ratio": 0.4})
     text = page(run)
     assert "None of 8 training samples recovered." in text and "not that the data are safe" in text
-    assert "under the counting limit of 1" in text
+    assert "below the counting limit of 1" in text
 
 
 @pytest.mark.parametrize("ratio", [1e-4, 0.99, 1.0, 1.01, 37.0, 2e6])

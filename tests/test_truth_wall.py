@@ -21,6 +21,9 @@ WALLED = [
     "methods",
     "audit",
     "evidence",
+    "checkpoint",
+    "files",
+    "device",
 ]
 FORBIDDEN = {"exhume.evaluate", "exhume.victims", "exhume.data"}
 

@@ -6,10 +6,9 @@ runs), candidates.safetensors and result.json (at the end).
 
 import json
 import platform
-import shutil
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
@@ -42,7 +41,7 @@ from exhume.methods import (
 )
 from exhume.methods.progress import Method, Progress
 from exhume.objective import evaluate
-from exhume.problem import Problem
+from exhume.problem import Problem, ThreatModel
 from exhume.solvers import Outcome, State
 
 CONFIG, EVENTS, CHECKPOINT, CANDIDATES, RESULT = (
@@ -101,12 +100,16 @@ def audit(
     method = method_named(settings.method)
     problem = read_model(Path(settings.model)).to(settings.device)
     check_numbers(settings.samples, settings.seed, settings.time_limit)
+    created = not out.exists()
     _open(settings, out, resume)
     try:
         found = _attack(method, problem, settings, out, resume, show)
     except InputError:
-        if not resume:
-            shutil.rmtree(out)
+        if not resume:  # leave nothing half written
+            for name in (CONFIG, EVENTS, CHECKPOINT):
+                (out / name).unlink(missing_ok=True)
+            if created:
+                out.rmdir()
         raise
     result = _result(settings, problem, found)
     tensors = {"samples": found.samples, "coefficients": found.coefficients}
@@ -236,12 +239,13 @@ def _dump(path: Path, progress: Progress, seconds: float) -> None:
     state = progress.state
     tensors = {f"memory.{name}": tensor for name, tensor in state.memory.items()}
     tensors["candidates"] = state.point.candidates
-    if progress.best is not None:
-        tensors["best"] = progress.best
+    for name in ("best", "champion"):
+        if getattr(progress, name) is not None:
+            tensors[name] = getattr(progress, name)
     search = {
         name: getattr(progress, name)
         for name in Progress.__dataclass_fields__
-        if name not in ("state", "best", "outcome")
+        if name not in ("state", "best", "champion", "outcome")
     }
     solver = {name: getattr(state, name) for name in ("steps", "products", "stalled")}
     outcomes = [one.value if one else None for one in (progress.outcome, state.outcome)]
@@ -277,8 +281,12 @@ def _progress(problem: Problem, path: Path) -> tuple[Progress, float]:
         outcome=solver_outcome,
         **record["solver"],
     )
-    best = tensors["best"].to(device) if "best" in tensors else None
-    progress = Progress(state=state, best=best, outcome=search_outcome, **record["search"])
+    best, champion = (
+        tensors[name].to(device) if name in tensors else None for name in ("best", "champion")
+    )
+    progress = Progress(
+        state=state, best=best, champion=champion, outcome=search_outcome, **record["search"]
+    )
     return progress, record["seconds"]
 
 
@@ -294,6 +302,13 @@ def _trim(path: Path, seconds: float) -> None:
     for leftover in path.parent.glob(f".{CHECKPOINT}.*"):  # of a kill while it was written
         leftover.unlink()
     write_private(path, "".join(kept).encode())
+
+
+def _told(threat_model: ThreatModel, samples: int | None) -> ThreatModel:
+    """The threat model, with the number of samples if that was told."""
+    if samples is None:
+        return threat_model
+    return replace(threat_model, knows=(*threat_model.knows, "the number of samples"))
 
 
 def _result(settings: Settings, problem: Problem, found: Reconstruction) -> dict[str, Any]:
@@ -327,7 +342,7 @@ def _result(settings: Settings, problem: Problem, found: Reconstruction) -> dict
             **problem.describe(),
             "ratio": problem.ratio(count),
         },
-        "threat_model": asdict(problem.threat_model),
+        "threat_model": asdict(_told(problem.threat_model, settings.samples)),
         "display": asdict(problem.display) if problem.display else None,
         "claims": evidence.claims(problem, found),
         "limits": evidence.limits(problem, found),

@@ -127,13 +127,15 @@ def read_model(folder: Path) -> Problem:
         width, dim, outputs = int(card["width"]), int(card["dim"]), int(card["outputs"])
         shape = tuple(int(length) for length in card["shape"])
         first, name = dict(card["first"]), str(card["activation"])
+        file = folder / str(first.get("file", ""))
         source = str(first["source"])
         seed = int(first["seed"]) if source == "seed" else 0
+        if source == "file" and file.parent != folder:
+            raise ValueError(f"first.file = {str(first['file'])!r} is not in this folder")
         if source not in ("seed", "file", "map"):
             raise ValueError(f"first.source = {source!r}")
         if min(width, dim, outputs, *shape) < 1 or seed < 0:
             raise ValueError("a size, shape or seed that is too small")
-        file = folder / str(first.get("file", ""))
         display = Pixels(**card["display"]) if card.get("display") else None
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{path}: is damaged; missing or malformed: {error}.") from error
@@ -164,4 +166,4 @@ def read_model(folder: Path) -> Problem:
     try:
         return random_features_problem(weights, name, last, shape, display)
     except InputError as error:
-        raise InputError(f"{folder / TRAINED} with {path.name}: {error}") from error
+        raise InputError(f"{folder} ({TRAINED}, {CARD} and the first layer): {error}") from error

@@ -149,7 +149,7 @@ def report(run: Path, redact: bool = False) -> None:
 
     Args:
         run: folder of an audit.
-        redact: leave out everything that shows a sample.
+        redact: leave out everything that shows a sample, in report-redacted.html.
     """
     from exhume import report as reports
 
@@ -172,7 +172,7 @@ def demo(out: Path = Path("runs/demo"), seed: int = 0) -> None:
 
     console = _console()
     model, run, mark = out / "model", out / "run", out / ".demo"
-    if out.exists() and any(out.iterdir()) and not mark.exists():
+    if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not mark.exists())):
         raise InputError(f"{out}: is not empty, and not an earlier demo; choose another --out.")
     private_folder(out)
     mark.touch()
@@ -250,6 +250,9 @@ def main(arguments: list[str] | None = None) -> None:
     except InputError as error:
         print(f"exhume: {error}", file=sys.stderr)
         raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        raise SystemExit(130) from None
 
 
 def plain(words: list[str]) -> list[str]:

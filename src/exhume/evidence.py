@@ -46,9 +46,10 @@ def limits(problem: Problem, found: Reconstruction) -> list[str]:
     """What the result does not show."""
     smallest = found.coefficients.norm(dim=1).min() / found.coefficients.norm(dim=1).max()
     return [
-        "A sample's norm leaves no trace in features without biases; it is assumed, not found.",
-        "With ReLU a sample and its negative are nearly alike; the sign is the least certain part.",
+        *problem.features.undetermined,
         "Samples with a tiny coefficient leave a tiny trace and are the first to be missed; here "
-        f"the smallest coefficient is {smallest:.1e} of the largest.",
+        f"the smallest coefficient is {smallest:.2g} of the largest.",
+        "If more samples were asked for than there are, the rest are duplicates or have a "
+        "negligible coefficient.",
         "A failed attack does not show that the model is safe: a better one may succeed.",
     ]

@@ -58,12 +58,3 @@ def gauss_newton(point: Point, direction: Tensor) -> Tensor:
     pushed = linearization.push(direction, point.coefficients)
     inside = torch.cholesky_solve(linearization.apply(pushed), point.factor)
     return linearization.pull(pushed - linearization.combine(inside), point.coefficients)
-
-
-def removal_cost(point: Point) -> Tensor:
-    """What dropping each candidate would add to ‖R‖²: Σ_c A_ic² / (K⁻¹)_ii, (n,) float64.
-
-    The others' coefficients are refitted; k = 1 row a candidate.
-    """
-    inverse = torch.cholesky_inverse(point.factor).diagonal()
-    return point.coefficients.square().sum(1) / inverse

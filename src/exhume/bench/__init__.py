@@ -1,5 +1,6 @@
 """Measurements: `exhume bench NAME`. Speed is shown as ratios taken in one run."""
 
+from exhume.bench.count import count
 from exhume.bench.images import images
 from exhume.bench.solvers import solvers
 from exhume.bench.streaming import streaming
@@ -8,6 +9,7 @@ from exhume.bench.threshold import threshold
 COMMANDS = {
     "solvers": solvers,
     "threshold": threshold,
+    "count": count,
     "streaming": streaming,
     "images": images,
 }

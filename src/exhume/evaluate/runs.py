@@ -25,6 +25,8 @@ def score_run(run: Path, truth: Path | None = None) -> dict[str, Any]:
     Returns:
         What score.json holds.
     """
+    if run.is_dir() and not (run / RESULT).exists():
+        raise InputError(f"{run}: holds no finished audit; go on with exhume audit … --resume.")
     result = read_json(run / RESULT)
     samples = read_tensors(run / CANDIDATES, ("samples",))["samples"]
     folder = Path(read_config(run)["model"])

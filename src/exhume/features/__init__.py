@@ -55,6 +55,11 @@ class Features(Protocol):
         ...
 
     @property
+    def undetermined(self) -> tuple[str, ...]:
+        """Sentences on what of a sample these features cannot show."""
+        ...
+
+    @property
     def dim(self) -> int:
         """d, the number of entries of one candidate."""
         ...

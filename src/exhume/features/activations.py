@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -22,20 +22,21 @@ class Activation:
         value: σ(z).
         slope: σ'(z); exact, except in the surrogate that `leaky_backward` makes.
         homogeneous: whether σ(cz) = cσ(z) for c > 0, so that a sample's norm leaves no trace.
+        sign: whether a sample can be told from its negative. `lost` if σ is even or odd, `weak`
+            if its odd part is linear (then flips add up to a linear function), else `determined`.
     """
 
     name: str
     value: Callable[[Tensor], Tensor]
     slope: Callable[[Tensor], Tensor]
     homogeneous: bool = False
+    sign: str = "determined"
 
     def leaky_backward(self, leak: float = LEAK) -> "Activation":
         """The same forward function with slope 1 where it is positive, else `leak` (ReLU only)."""
         if self.name != "relu":
             return self
-        return Activation(
-            self.name, self.value, lambda z: (z > 0).to(z.dtype) * (1 - leak) + leak, True
-        )
+        return replace(self, slope=lambda z: (z > 0).to(z.dtype) * (1 - leak) + leak)
 
 
 def _step(z: Tensor) -> Tensor:
@@ -60,14 +61,14 @@ def _erf_slope(z: Tensor) -> Tensor:
 
 
 _NAMED = {
-    "relu": Activation("relu", torch.relu, _step, homogeneous=True),
+    "relu": Activation("relu", torch.relu, _step, homogeneous=True, sign="weak"),
     "relu+tanh": Activation(
         "relu+tanh", lambda z: torch.relu(z) + torch.tanh(z), lambda z: _step(z) + _tanh_slope(z)
     ),
-    "tanh": Activation("tanh", torch.tanh, _tanh_slope),
-    "gelu": Activation("gelu", torch.nn.functional.gelu, _gelu_slope),
-    "erf": Activation("erf", torch.erf, _erf_slope),
-    "softplus": Activation("softplus", torch.nn.functional.softplus, torch.sigmoid),
+    "tanh": Activation("tanh", torch.tanh, _tanh_slope, sign="lost"),
+    "gelu": Activation("gelu", torch.nn.functional.gelu, _gelu_slope, sign="weak"),
+    "erf": Activation("erf", torch.erf, _erf_slope, sign="lost"),
+    "softplus": Activation("softplus", torch.nn.functional.softplus, torch.sigmoid, sign="weak"),
 }
 
 
@@ -86,7 +87,14 @@ def polynomial(*coefficients: float) -> Activation:
         )
     derivative = tuple(k * c for k, c in enumerate(coefficients))[1:]
     name = "polynomial:" + ",".join(repr(float(c)).removesuffix(".0") for c in coefficients)
-    return Activation(name, lambda z: _horner(coefficients, z), lambda z: _horner(derivative, z))
+    even, odd, bent = any(coefficients[0::2]), any(coefficients[1::2]), any(coefficients[3::2])
+    sign = "lost" if not (even and odd) else "determined" if bent else "weak"
+    return Activation(
+        name,
+        lambda z: _horner(coefficients, z),
+        lambda z: _horner(derivative, z),
+        sign=sign,
+    )
 
 
 def _horner(coefficients: tuple[float, ...], z: Tensor) -> Tensor:

@@ -21,6 +21,13 @@ BLOCK_BYTES = {"cpu": 2**28, "cuda": 2**33}
 """Size of one block of V by device; a few of these are in use where there is no room for more."""
 
 
+SIGN = {
+    "determined": (),
+    "weak": ("A sample and its negative leave nearly the same trace; the sign is least certain.",),
+    "lost": ("A sample and its negative leave the same trace; the sign cannot be found.",),
+}
+
+
 @dataclass(frozen=True)
 class RandomFeatures:
     """φ(x) = σ(Vx), V (p, d).
@@ -41,6 +48,12 @@ class RandomFeatures:
     def name(self) -> str:
         """With the activation."""
         return f"random features, {self.activation.name}"
+
+    @property
+    def undetermined(self) -> tuple[str, ...]:
+        """Norm and sign, as far as the activation hides them."""
+        norm = "A sample's norm leaves no trace in these features; it is assumed, not found."
+        return (*((norm,) if self.activation.homogeneous else ()), *SIGN[self.activation.sign])
 
     @property
     def dim(self) -> int:

@@ -2,7 +2,8 @@
 
 1. Explore. Start with more candidates than samples, as long as the equations outnumber the
    unknowns by `margin`: bad minima become rare. If the solver stalls all the same, replace
-   the candidates that matter least by new ones where the residual points, and solve again.
+   the candidates that matter least by new ones where the residual points, and solve again;
+   if that does not help for long, start afresh.
 2. Tidy. Once the weights are explained, undo flipped signs, drop the candidates that the others
    can stand in for, and solve again; take it back if the residual does not return.
 3. Polish what is left.
@@ -38,7 +39,8 @@ class Exhume:
         close: residual at which exploring ends.
         margin: p·m/(d·n̂) that exploring keeps, so that zero residual still means something.
         surplus: most candidates at the start, in units of the samples.
-        patience: rounds without improvement before the search gives up.
+        patience: rounds without improvement before a fresh start.
+        restarts: fresh starts before the search gives up.
         rounds: most rounds in all.
         trial: most solver steps a round.
         twins: cosines above which candidates are merged before a cut; the first that leaves enough.
@@ -50,7 +52,8 @@ class Exhume:
     close: float = 1e-9
     margin: float = 1.8
     surplus: float = 1.6
-    patience: int = 150
+    patience: int = 60
+    restarts: int = 2
     rounds: int = 1000
     trial: int = 80
     twins: tuple[float, ...] = (0.98, 0.99, 0.999)
@@ -98,8 +101,12 @@ class Exhume:
     def finish(self, problem: Problem, progress: Progress) -> Point:
         """The better of the best and the trial at hand, cut down to the number asked for."""
         point = progress.state.point
-        if progress.best is not None and not point.value < progress.best_value:
-            point = evaluate(problem, progress.best)
+        for rival, value in (
+            (progress.best, progress.best_value),
+            (progress.champion, progress.champion_value),
+        ):
+            if rival is not None and not point.value < value:
+                point = evaluate(problem, rival)
         surplus = len(point.candidates) - (progress.samples or len(point.candidates))
         if surplus <= 0:
             return point
@@ -131,7 +138,7 @@ class Exhume:
     def _explore(self, problem: Problem, progress: Progress) -> Progress:
         """Another trial: more candidates if their number may grow, else new ones for old."""
         if progress.misses >= self.patience or progress.rounds >= self.rounds:
-            return self._polish(problem, progress)
+            return self._restart(problem, progress)
         generator = stream(progress.seed, progress.rounds + 1)
         best = evaluate(problem, _best(progress))
         before, samples = len(best.candidates), progress.samples
@@ -147,6 +154,24 @@ class Exhume:
         start = reseed(problem, best, drop, count, generator)
         state = self._explorer(samples).init(problem, start)
         return progress.next_round(state, phase="explore")
+
+    def _restart(self, problem: Problem, progress: Progress) -> Progress:
+        """Begin anew from random candidates, or give up with the best of all starts."""
+        if progress.best_value < progress.champion_value:
+            progress = replace(progress, champion=progress.best, champion_value=progress.best_value)
+        if progress.restarts >= self.restarts or progress.rounds >= self.rounds:
+            best = replace(progress, best=progress.champion, best_value=progress.champion_value)
+            return self._polish(problem, best)
+        count = len(_best(progress))
+        start = problem.domain.start(count, problem.dim, stream(progress.seed, progress.rounds + 1))
+        return progress.next_round(
+            self._explorer(progress.samples).init(problem, start),
+            phase="explore",
+            best=None,
+            best_value=math.inf,
+            misses=0,
+            restarts=progress.restarts + 1,
+        )
 
     def _tidy(self, problem: Problem, progress: Progress) -> Progress:
         """Known number: cut to it at once, or step by step. Unknown: undo signs, merge, bisect."""
@@ -232,7 +257,9 @@ class Exhume:
             return replace(progress, outcome=Outcome.CONVERGED)
         start = without(problem, best, max(0, surplus))
         state = self._polisher.init(problem, start)
-        return progress.next_round(state, phase="polish", best=None, best_value=math.inf)
+        return progress.next_round(
+            state, phase="polish", best=None, best_value=math.inf, champion=None
+        )
 
 
 def _keep(progress: Progress) -> Progress:

@@ -25,6 +25,9 @@ class Progress:
         best: candidates of the best trial that this one is measured against, or None.
         best_value: their residual.
         misses: rounds in a row that did not improve on the best.
+        restarts: fresh starts so far.
+        champion: the best before the last fresh start, or None.
+        champion_value: its residual.
         attempt: which merge this trial stands for, or the largest number known to be too small.
         explained: how many candidates explained the weights, if that was more than asked for.
         steps: solver steps in earlier rounds.
@@ -40,6 +43,9 @@ class Progress:
     best: Tensor | None = None
     best_value: float = float("inf")
     misses: int = 0
+    restarts: int = 0
+    champion: Tensor | None = None
+    champion_value: float = float("inf")
     attempt: int = 0
     explained: int | None = None
     steps: int = 0

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
+from exhume.evidence import ENOUGH
 from exhume.files import write_private
 from exhume.report import _format, figures
 from exhume.report._format import duration, finite, number, percent, plural, wilson
@@ -43,13 +44,14 @@ class Share(NamedTuple):
 
 
 def write(run: Path, redact: bool = False) -> Path:
-    """Write `report.html` into a run directory: one file, offline, readable by its owner only.
+    """Write a report into a run directory: one file, offline, readable by its owner only.
 
     The same directory gives the same bytes.
 
     Args:
         run: what `exhume audit` wrote, and `exhume score` where the truth is known.
-        redact: leave out every picture and signal; the metrics stay.
+        redact: leave out every picture and signal; the metrics stay. The file is then
+            `report-redacted.html`, else `report.html`.
 
     Returns:
         The file.
@@ -58,7 +60,8 @@ def write(run: Path, redact: bool = False) -> Path:
         InputError: a file is missing or does not hold what it should.
     """
     loaded = read(Path(run))
-    return write_private(loaded.path / "report.html", render(loaded, redact).encode())
+    name = "report-redacted.html" if redact else "report.html"
+    return write_private(loaded.path / name, render(loaded, redact).encode())
 
 
 def render(run: Run, redact: bool = False) -> str:
@@ -142,10 +145,10 @@ def cautions(run: Run) -> list[str]:
     if run.result["outcome"] != "converged":
         found.append(f"The search did not converge. {run.result['sentence']}")
     ratio = finite(run.result["problem"]["ratio"])
-    if ratio is not None and ratio < 1:
+    if ratio is not None and ratio < ENOUGH:
         found.append(
-            f"The ratio of {number(ratio)} is under the counting limit of 1: other samples could "
-            "explain the same weights, so a small residual is no evidence."
+            f"The ratio of {number(ratio)} is under {ENOUGH}, near or below the counting limit of "
+            "1: other samples could explain the same weights, so a small residual is no evidence."
         )
     neighbour = (run.scored["chance"]["neighbour"] if run.scored else None) or {}
     if (share := finite(neighbour.get("recovered"))) is not None and share > 0:

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from exhume.objective import Point, evaluate
+from exhume.objective import Point
 from exhume.problem import Problem
 
 
@@ -71,6 +71,3 @@ def run(solver: Solver, problem: Problem, candidates: Tensor, steps: int) -> Sta
     while state.outcome is None and state.steps < steps:
         state = solver.step(problem, state)
     return state
-
-
-__all__ = ["Outcome", "Point", "Solver", "State", "evaluate", "run"]
