@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from exhume import data, victims
 from exhume.errors import InputError
 from exhume.evaluate import score
 from exhume.features.activations import activation
@@ -133,6 +134,19 @@ def test_asked_for_too_few_the_residual_says_so() -> None:
         assert found.outcome is Outcome.STALLED
         assert len(found.samples) == 4
         assert found.residual > 1e-3
+
+
+def test_asked_for_too_few_candidates_are_mixtures_of_samples() -> None:
+    known = data.sphere(30, 4, seed=1)
+    victim = victims.random_features(known, width=30 * 4 * 8, seed=1)
+    found = reconstruct(victim.problem, 2, seed=1)
+    assert found.outcome is Outcome.STALLED and found.explained == 4
+    samples = torch.nn.functional.normalize(known.inputs, dim=1)
+    candidates = torch.nn.functional.normalize(found.samples, dim=1)
+    span = torch.linalg.qr(samples.T).Q
+    assert (candidates @ span).norm(dim=1).min() > 0.95  # of nothing but training samples
+    shares = (candidates @ samples.T).abs().sort(1, descending=True).values
+    assert (shares[:, 1] > 0.4).any()  # one of them is a mixture of two or more
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
