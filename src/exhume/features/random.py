@@ -28,6 +28,10 @@ SIGN = {
 }
 
 
+KEPT_BYTES = 2**30
+"""Most memory for the features of the candidates where V itself is not in memory."""
+
+
 @dataclass(frozen=True)
 class RandomFeatures:
     """φ(x) = σ(Vx), V (p, d).
@@ -147,11 +151,11 @@ class RandomLinearization:
     """Products with Φ = σ(XVᵀ) and its derivative, block by block (see `Linearization`)."""
 
     def __init__(self, features: RandomFeatures, candidates: Tensor) -> None:
-        """Keep the features of the candidates, not V, if a quarter of what is free holds them."""
+        """Keep the features of the candidates if V is in memory, or if they take little of it."""
         self.features = features
         self.candidates = candidates
         needed = 2 * len(candidates) * features.width * candidates.dtype.itemsize
-        keep = needed < free_memory(features.device) / 4
+        keep = isinstance(features.weights, Stored) or needed <= KEPT_BYTES
         self._kept = [block for block, _ in self._compute()] if keep else None
 
     def _compute(self) -> Iterator[tuple[_Block, Tensor]]:
