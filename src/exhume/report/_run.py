@@ -74,10 +74,6 @@ class Run:
         rows = self.scored["score"]["rows"] if self.scored else []
         return [row["error"] for row in rows]
 
-    def thresholds(self) -> dict[str, float]:
-        """What counts as recovered and as exact; empty where there is no score."""
-        return dict(self.scored["score"]["thresholds"]) if self.scored else {}
-
 
 def read(path: Path) -> Run:
     """Read and check a run directory.
