@@ -136,12 +136,15 @@ def damped_step(
     damp = (damping * scale)[:, None].to(candidates.dtype)
     inverse = torch.cholesky_inverse(lower).to(candidates.dtype)
 
+    pulled = point.linearization.pull(point.residual, point.coefficients)  # the descent
+
+    def tangent(direction: Tensor) -> Tensor:
+        return domain.tangent(candidates, direction, pulled)
+
     def operator(direction: Tensor) -> Tensor:
-        return domain.tangent(candidates, gauss_newton(point, direction)) + damp * direction
+        return tangent(gauss_newton(point, direction)) + damp * direction
 
     def preconditioner(residual: Tensor) -> Tensor:
-        return domain.tangent(candidates, inverse @ residual)
+        return tangent(inverse @ residual)
 
-    pulled = point.linearization.pull(point.residual, point.coefficients)
-    right_side = domain.tangent(candidates, pulled)
-    return conjugate_gradients(operator, right_side, preconditioner, accuracy, products)
+    return conjugate_gradients(operator, tangent(pulled), preconditioner, accuracy, products)
