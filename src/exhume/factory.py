@@ -1,0 +1,159 @@
+"""Models by name: the user's own function or class, imported and called. This runs its code."""
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from exhume.errors import InputError
+
+
+def load_factory(spec: str, arguments: Mapping[str, Any] | None = None) -> nn.Module:
+    """The model that a factory makes; only what is named is imported.
+
+    Args:
+        spec: "package.module:factory", where the current folder counts as installed, or
+            "path/to/file.py:factory", where the file's folder does. The factory is a function
+            or a class, or a model that is there already.
+        arguments: what to call it with, by name.
+
+    Example:
+        >>> load_factory("torch.nn:Linear", {"in_features": 3, "out_features": 1})
+        Linear(in_features=3, out_features=1, bias=True)
+    """
+    where, colon, name = spec.rpartition(":")
+    if not (colon and where.strip() and name.isidentifier()):
+        raise InputError(
+            f"factory {spec!r}: expected package.module:factory or path/to/file.py:factory."
+        )
+    is_file = where.endswith(".py") or "/" in where or "\\" in where
+    folder = Path(where).resolve().parent if is_file else Path.cwd()
+    with _importable(folder), _same_random_numbers():
+        module = _from_file(spec, Path(where)) if is_file else _from_package(spec, where)
+        return _made(spec, _attribute(spec, module, name), dict(arguments or {}))
+
+
+@contextmanager
+def _importable(folder: Path) -> Iterator[None]:
+    """A folder at the front of sys.path for a while."""
+    before = list(sys.path)
+    sys.path.insert(0, str(folder))
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        sys.path[:] = before
+
+
+@contextmanager
+def _same_random_numbers() -> Iterator[None]:
+    """Torch's global random numbers afterwards as before."""
+    used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    with torch.random.fork_rng(range(torch.cuda.device_count()) if used else []):
+        yield
+
+
+def _from_file(spec: str, path: Path) -> ModuleType:
+    if not path.is_file():
+        raise InputError(f"factory {spec!r}: {path}: no such file.")
+    found = importlib.util.spec_from_file_location(f"exhume_factory_{path.stem}", path.resolve())
+    if found is None or found.loader is None:
+        raise InputError(f"factory {spec!r}: {path}: is no Python file; expected a name in .py.")
+    module = importlib.util.module_from_spec(found)
+    sys.modules[found.name] = module  # as an import would: dataclasses look themselves up
+    try:
+        found.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[found.name]
+        raise InputError(
+            f"factory {spec!r}: {path} cannot be imported; {_quoted(error)}."
+        ) from error
+    return module
+
+
+def _from_package(spec: str, name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name and f"{name}.".startswith(f"{error.name}."):
+            raise InputError(
+                f"factory {spec!r}: no module {error.name!r}, neither installed nor in this "
+                "folder; a file is named by its path, such as ./model.py:factory."
+            ) from error
+        raise InputError(
+            f"factory {spec!r}: {name} cannot be imported; {_quoted(error)}."
+        ) from error
+    except (Exception, SystemExit) as error:
+        raise InputError(
+            f"factory {spec!r}: {name} cannot be imported; {_quoted(error)}."
+        ) from error
+
+
+def _attribute(spec: str, module: ModuleType, name: str) -> Any:
+    try:
+        return getattr(module, name)
+    except AttributeError as error:
+        public = {key: value for key, value in vars(module).items() if not key.startswith("_")}
+        offered = [key for key, value in public.items() if callable(value)]
+        own = [key for key in offered if getattr(public[key], "__module__", "") == module.__name__]
+        names = ", ".join((own or offered)[:12]) or "no function or class"
+        raise InputError(f"factory {spec!r}: no {name!r} there; it offers {names}.") from error
+
+
+def _made(spec: str, factory: Any, arguments: dict[str, Any]) -> nn.Module:
+    if isinstance(factory, nn.Module):
+        if arguments:
+            raise InputError(f"factory {spec!r}: is a model already, and takes no arguments.")
+        return factory
+    if not callable(factory):
+        raise InputError(
+            f"factory {spec!r}: is a {type(factory).__name__}; expected a function or class that "
+            "makes a torch.nn.Module."
+        )
+    _check_arguments(spec, factory, arguments)
+    try:
+        model = factory(**arguments)
+    except (Exception, SystemExit) as error:
+        raise InputError(
+            f"factory {spec!r}: fails with arguments {arguments}; {_quoted(error)}."
+        ) from error
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            f"factory {spec!r}: returned a {type(model).__name__}; expected a torch.nn.Module."
+        )
+    return model
+
+
+def _check_arguments(spec: str, factory: Any, arguments: dict[str, Any]) -> None:
+    """Refuse arguments that the factory does not take, and the lack of those that it needs."""
+    try:
+        signature = inspect.signature(factory)
+    except (TypeError, ValueError):  # some built-in callables do not tell
+        return
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        raise InputError(
+            f"factory {spec!r}: {error}; it takes {signature}, and was given "
+            f"{', '.join(arguments) or 'nothing'}. Pass its arguments by name, or name a factory "
+            "that needs none."
+        ) from error
+
+
+def _quoted(error: BaseException) -> str:
+    """An error of the user's code in one line.
+
+    Example:
+        >>> _quoted(KeyError("x"))
+        "KeyError: 'x'"
+    """
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0].rstrip('.')}" if lines else type(error).__name__

@@ -1,0 +1,286 @@
+"""State dicts from files that nobody vouches for: tensors are read, nothing is ever executed."""
+
+import pickle
+import re
+import warnings
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from exhume.errors import InputError
+from exhume.files import read_json, read_tensors
+
+SAFE = ".safetensors"
+PICKLED = (".pt", ".pth", ".bin", ".ckpt")
+WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+WRAPPERS = ("state_dict", "model_state_dict", "model")
+PREFIXES, COMPILED = ("module.", "model."), "_orig_mod."  # DataParallel, Lightning; torch.compile
+COUNTER = "num_batches_tracked"
+INSTEAD = (
+    "save the state dict alone, with torch.save(model.state_dict(), …) or as a safetensors file"
+)
+
+
+def read_state(path: Path) -> dict[str, Tensor]:
+    """The tensors of a checkpoint, on the CPU.
+
+    Args:
+        path: a `.safetensors` file; a `.pt`, `.pth`, `.bin` or `.ckpt` file that holds a state
+            dict, bare or under "state_dict", "model_state_dict" or "model"; or a folder with
+            `model.safetensors`, in one piece or in shards with their index.
+    """
+    if path.is_dir():
+        return _read_folder(path)
+    if not path.exists():
+        raise InputError(f"{path}: no such file.")
+    suffix = path.suffix.lower()
+    if suffix == SAFE:
+        state = read_tensors(path)
+    elif suffix in PICKLED:
+        state = _unwrapped(_load(path), path)
+    else:
+        known = ", ".join((SAFE, *PICKLED))
+        raise InputError(f"{path}: is no checkpoint by its name; expected one of {known}.")
+    return _checked(state, path)
+
+
+def _read_folder(folder: Path) -> dict[str, Tensor]:
+    """The tensors of a folder as Hugging Face writes it."""
+    if (folder / WHOLE).is_file():
+        return _checked(read_tensors(folder / WHOLE), folder / WHOLE)
+    index = folder / INDEX
+    if not index.is_file():
+        raise InputError(
+            f"{folder}: holds neither {WHOLE} nor {INDEX}; name the checkpoint's file itself."
+        )
+    content = read_json(index)
+    shards = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(shards, dict) or not all(isinstance(x, str) for x in shards.values()):
+        raise InputError(f"{index}: is damaged; expected a 'weight_map' from names to files.")
+    state: dict[str, Tensor] = {}
+    for file in sorted(set(shards.values())):
+        if Path(file).name != file:
+            raise InputError(f"{index}: names {file!r}, which is not a file of this folder.")
+        names = tuple(name for name in shards if shards[name] == file)
+        found = read_tensors(folder / file, names)
+        state |= {name: found[name] for name in names}
+    return _checked(state, index)
+
+
+def _load(path: Path) -> Any:
+    """What torch.save wrote, as far as it is tensors and plain containers."""
+    try:
+        with path.open("rb") as file:
+            zipped = file.read(4) == b"PK\x03\x04"  # the older format is no archive
+        if zipped and _is_script(path):
+            raise InputError(f"{path}: is a TorchScript archive, which holds code; {INSTEAD}.")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about protocols; what cannot be read is an error
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
+    except InputError:
+        raise
+    except Exception as error:  # a damaged file can break the reader anywhere
+        foreign = re.search(r"GLOBAL (\S+)", str(error))
+        if isinstance(error, pickle.UnpicklingError) and foreign:
+            raise InputError(
+                f"{path}: holds more than tensors ({foreign[1]}), and reading that could run "
+                f"code; {INSTEAD}."
+            ) from error
+        known = isinstance(error, OSError | RuntimeError | zipfile.BadZipFile)
+        reason = f" ({str(error).splitlines()[0][:120]})" if known and str(error) else ""
+        raise InputError(
+            f"{path}: cannot be read as what torch.save writes{reason}; it may be truncated, copy "
+            f"it again, or {INSTEAD}."
+        ) from error
+
+
+def _is_script(path: Path) -> bool:
+    with zipfile.ZipFile(path) as archive:
+        return any(name.endswith("/constants.pkl") for name in archive.namelist())
+
+
+def _unwrapped(content: Any, path: Path) -> dict[str, Tensor]:
+    """The state dict inside the usual wrappers."""
+    for _ in range(3):
+        inner = [
+            content[key]
+            for key in WRAPPERS
+            if isinstance(content, Mapping) and isinstance(content.get(key), Mapping)
+        ]
+        if not inner:
+            break
+        content = inner[0]
+    if not isinstance(content, Mapping):
+        raise InputError(
+            f"{path}: holds a {type(content).__name__}, expected a dict of tensors; {INSTEAD}."
+        )
+    for name, value in content.items():
+        if not isinstance(name, str) or not isinstance(value, Tensor):
+            raise InputError(
+                f"{path}: entry {name!r} is a {type(value).__name__}, expected a tensor, or the "
+                f"state dict under one of {', '.join(WRAPPERS)}; {INSTEAD}."
+            )
+    return dict(content)
+
+
+def _checked(state: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
+    """Ordinary tensors only, and some of them."""
+    if not state:
+        raise InputError(f"{path}: holds no tensors; {INSTEAD}.")
+    for name, tensor in state.items():
+        dense = tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested
+        if not dense or tensor.device.type != "cpu":
+            raise InputError(
+                f"{path}: tensor {name!r} is quantised, sparse, nested or without values; save "
+                "it as an ordinary dense tensor."
+            )
+    return {name: tensor.detach() for name, tensor in state.items()}
+
+
+def fit_state(state: Mapping[str, Tensor], module: nn.Module, source: str) -> dict[str, Tensor]:
+    """Parameters and buffers of a module, under its own names, from a state dict.
+
+    Half precision becomes float32, float64 and integers stay. Prefixes that wrappers add to every
+    name are dropped if the names fit without. Tied parameters may be stored once.
+
+    Args:
+        state: what was read, by name.
+        module: the architecture; its own weights are not used, save for counters of batches.
+        source: where the state comes from, for errors.
+
+    Example:
+        >>> layer = nn.Linear(2, 1)
+        >>> wrapped = {f"module.{name}": w.half() for name, w in layer.state_dict().items()}
+        >>> {name: w.dtype for name, w in fit_state(wrapped, layer, "model.pt").items()}
+        {'weight': torch.float32, 'bias': torch.float32}
+    """
+    own = {name: x for name, x in module.state_dict().items() if isinstance(x, Tensor)}
+    needed = {name for name in own if name.rpartition(".")[2] != COUNTER}
+
+    def strangers(names: Mapping[str, Tensor]) -> int:
+        return len(needed - names.keys()) + len(names.keys() - own.keys())
+
+    given = min((_with_tied(names, module) for names in _renamed(state)), key=strangers)
+    missing = [name for name in own if name in needed - given.keys()]
+    unexpected = [name for name in given if name not in own]
+    other = [name for name in own if name in given and given[name].shape != own[name].shape]
+    if missing or unexpected or other:
+        faults = {
+            "missing": [f"{name} {_shape(own[name])}" for name in missing],
+            "unexpected": [f"{name} {_shape(given[name])}" for name in unexpected],
+            "of another shape": [
+                f"{name}, expected {_shape(own[name])}, found {_shape(given[name])}"
+                for name in other
+            ],
+        }
+        listed = "; ".join(f"{kind}: {_first(items)}" for kind, items in faults.items() if items)
+        raise InputError(
+            f"{source}: the checkpoint is of another architecture than the factory's model; "
+            f"{listed}. Name the factory, and its arguments, of the model that was trained."
+        )
+    return {name: _usable(given.get(name, x).detach(), x, name, source) for name, x in own.items()}
+
+
+def _renamed(state: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+    """The state under its own names, and under those without what wrappers add."""
+    names = dict(state)
+    yield names
+    bare = {name.replace(COMPILED, ""): tensor for name, tensor in names.items()}
+    if len(bare) == len(names):  # else two names would become one
+        yield (names := bare)
+    for _ in range(4):  # wrappers in wrappers
+        prefix = next((p for p in PREFIXES if all(name.startswith(p) for name in names)), None)
+        if prefix is None:
+            return
+        yield (names := {name.removeprefix(prefix): tensor for name, tensor in names.items()})
+
+
+def _with_tied(state: dict[str, Tensor], module: nn.Module) -> dict[str, Tensor]:
+    """With tensors that the module holds under several names, and the file under one only."""
+    stored: dict[int, Tensor] = {}
+    tied = module.state_dict(keep_vars=True)
+    for name, tensor in tied.items():
+        if name in state:
+            stored.setdefault(id(tensor), state[name])
+    absent = [name for name in tied if name not in state and id(tied[name]) in stored]
+    return state | {name: stored[id(tied[name])] for name in absent}
+
+
+def _usable(tensor: Tensor, own: Tensor, name: str, source: str) -> Tensor:
+    """A tensor of the right kind with finite values, in float32 or float64 if it is of floats."""
+    floats = tensor.is_floating_point()
+    if floats != own.is_floating_point() or tensor.is_complex() != own.is_complex():
+        raise InputError(
+            f"{source}: tensor {name!r} is {tensor.dtype}, but the factory's model holds "
+            f"{own.dtype}; save the weights as floats, not quantised."
+        )
+    if floats and tensor.dtype != torch.float64:
+        tensor = tensor.float()
+    if not tensor.isfinite().all():
+        raise InputError(
+            f"{source}: tensor {name!r} holds NaN or infinite entries; the weights are damaged, "
+            "or the training diverged: use an earlier checkpoint."
+        )
+    return tensor
+
+
+def check_pair(
+    initial: Mapping[str, Tensor],
+    trained: Mapping[str, Tensor],
+    initial_source: str = "initial weights",
+    trained_source: str = "trained weights",
+) -> None:
+    """Refuse weights before and after training that cannot be of one model, or are the same.
+
+    Args:
+        initial: before training.
+        trained: after.
+        initial_source: where the first come from, for errors.
+        trained_source: and the second.
+
+    Example:
+        >>> check_pair({"weight": torch.zeros(2)}, {"weight": torch.ones(2)})
+    """
+    both = f"{initial_source} and {trained_source}"
+    if only := [name for name in (*initial, *trained) if (name in initial) != (name in trained)]:
+        where = initial_source if only[0] in initial else trained_source
+        raise InputError(
+            f"{both}: are not of one model; tensor {only[0]!r} is in {where} only. Expected two "
+            "checkpoints of one training."
+        )
+    for name, tensor in initial.items():
+        if tensor.shape != trained[name].shape:
+            raise InputError(
+                f"{both}: are not of one model; tensor {name!r} has shape {_shape(tensor)} in the "
+                f"first and {_shape(trained[name])} in the second. Expected two checkpoints of "
+                "one training."
+            )
+    if all(_equal(tensor, trained[name]) for name, tensor in initial.items()):
+        raise InputError(
+            f"{both}: nothing was trained: the two files hold the same weights. Expected the "
+            "weights before training and after."
+        )
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    dtype = torch.promote_types(a.dtype, b.dtype)
+    return torch.equal(a.to(dtype), b.to(dtype))
+
+
+def _shape(tensor: Tensor) -> str:
+    return str(tuple(tensor.shape))
+
+
+def _first(items: list[str], most: int = 3) -> str:
+    """The first few, and how many more.
+
+    Example:
+        >>> _first(["a", "b", "c", "d", "e"])
+        'a, b, c and 2 more'
+    """
+    more = f" and {len(items) - most} more" if len(items) > most else ""
+    return ", ".join(items[:most]) + more
