@@ -1,0 +1,406 @@
+"""Networks that can be trained and attacked, as plain modules of torch.
+
+Each is made from the shape of one sample and a few numbers, so that a card in JSON can name it:
+
+    build("two_layer", {"shape": [8, 8], "width": 5120})
+
+A network takes samples (n, *shape) and gives outputs (n, m). Samples of shape (H, W) are images
+of one channel. Weights come from `initialise`.
+
+Inside: `Elementwise`, `Residual`, `Tokens`, `Block`, `two_layer`, `mlp`, `resnet`, `vit`, `build`,
+`initialise`.
+"""
+
+import inspect
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from exhume.errors import InputError
+from exhume.features.activations import activation as named_activation
+
+LARGE = 100_000_000
+"""Entries beyond which a tensor is drawn in blocks of float32; part of what a seed means."""
+
+BLOCK = 1 << 24
+"""Entries of such a block; part of what a seed means too."""
+
+POSITIONS = 0.02
+"""Standard deviation of the positions of a transformer at the start."""
+
+Module = TypeVar("Module", bound=nn.Module)
+
+
+class Elementwise(nn.Module):
+    """An activation as a layer.
+
+    Attributes:
+        activation: the function and its slope.
+
+    Example:
+        >>> Elementwise("relu")(torch.tensor([-1.0, 2.0])).tolist()
+        [0.0, 2.0]
+    """
+
+    def __init__(self, name: str) -> None:
+        """The activation of that name, see `exhume.features.activations.activation`."""
+        super().__init__()
+        self.activation = named_activation(name)
+
+    def forward(self, z: Tensor) -> Tensor:
+        """σ(z), entry by entry."""
+        return self.activation.value(z)
+
+    def extra_repr(self) -> str:
+        """The name."""
+        return self.activation.name
+
+
+class Residual(nn.Module):
+    """ReLU(z + conv(ReLU(conv(z)))) with two convolutions of 3×3, without biases."""
+
+    def __init__(self, width: int) -> None:
+        """A block on maps of `width` channels."""
+        super().__init__()
+        self.first = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.inner = Elementwise("relu")
+        self.second = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.outer = Elementwise("relu")
+
+    def forward(self, z: Tensor) -> Tensor:
+        """(n, width, h, w) → the same."""
+        inside: Tensor = self.second(self.inner(self.first(z)))
+        result: Tensor = self.outer(z + inside)
+        return result
+
+
+class Stem(nn.Conv2d):
+    """The first convolution of the residual network, with padding 1 and no bias.
+
+    Attributes:
+        fan_in: what its weights are scaled by at the start: the numbers in a whole sample, C·H·W,
+            not those under the kernel, as published.
+    """
+
+    def __init__(self, image: tuple[int, int, int], width: int, kernel: tuple[int, int]) -> None:
+        """From an image (C, H, W) to `width` channels."""
+        super().__init__(image[0], width, kernel, padding=1, bias=False)
+        self.fan_in = math.prod(image)
+
+
+class Tokens(nn.Module):
+    """A map (n, c, h, w) as a sequence (n, hw, c), with learned positions added."""
+
+    def __init__(self, count: int, dim: int) -> None:
+        """For `count` = hw tokens of `dim` = c numbers."""
+        super().__init__()
+        self.positions = nn.Parameter(torch.zeros(count, dim))
+
+    def forward(self, z: Tensor) -> Tensor:
+        """(n, c, h, w) → (n, hw, c)."""
+        return z.flatten(2).mT + self.positions
+
+
+class Block(nn.Module):
+    """A transformer block: attention, then two layers with a GELU, each after a norm.
+
+    Attention is written out, softmax(QKᵀ/√k)V: the fused kernels of torch have no second
+    derivatives, and an attack needs them.
+    """
+
+    def __init__(self, dim: int, heads: int) -> None:
+        """For tokens of `dim` numbers, split evenly among `heads`."""
+        super().__init__()
+        self.heads = heads
+        self.norm_attention = nn.LayerNorm(dim)
+        self.query_key_value = nn.Linear(dim, 3 * dim)
+        self.mix = nn.Linear(dim, dim)
+        self.norm_layers = nn.LayerNorm(dim)
+        self.layers = nn.Sequential(
+            nn.Linear(dim, 4 * dim), Elementwise("gelu"), nn.Linear(4 * dim, dim)
+        )
+
+    def forward(self, z: Tensor) -> Tensor:
+        """(n, tokens, dim) → the same."""
+        z = z + self._attention(self.norm_attention(z))
+        result: Tensor = z + self.layers(self.norm_layers(z))
+        return result
+
+    def _attention(self, z: Tensor) -> Tensor:
+        count, tokens, dim = z.shape
+        split = self.query_key_value(z).reshape(count, tokens, 3, self.heads, dim // self.heads)
+        query, key, value = split.permute(2, 0, 3, 1, 4).unbind(0)  # each (n, heads, tokens, k)
+        weights = (query @ key.mT / math.sqrt(dim // self.heads)).softmax(-1)
+        result: Tensor = self.mix((weights @ value).transpose(1, 2).reshape(z.shape))
+        return result
+
+
+class Mean(nn.Module):
+    """The mean over the tokens, (n, tokens, dim) → (n, dim)."""
+
+    def forward(self, z: Tensor) -> Tensor:
+        """The mean."""
+        return z.mean(1)
+
+
+def two_layer(
+    shape: Sequence[int], width: int, outputs: int = 1, activation: str = "relu", bias: bool = False
+) -> nn.Sequential:
+    """f(x) = W₂ σ(W₁ x).
+
+    Args:
+        shape: of one sample.
+        width: rows of W₁.
+        outputs: numbers in one output.
+        activation: σ.
+        bias: whether both layers have one.
+
+    Example:
+        >>> [tuple(p.shape) for p in two_layer((8, 8), 100).parameters()]
+        [(100, 64), (1, 100)]
+    """
+    return mlp(shape, [_size("width", width)], outputs, activation, bias)
+
+
+def mlp(
+    shape: Sequence[int],
+    widths: Sequence[int],
+    outputs: int = 1,
+    activation: str = "relu",
+    bias: bool = False,
+) -> nn.Sequential:
+    """f(x) = W_L σ(… σ(W₂ σ(W₁ x))).
+
+    Args:
+        shape: of one sample.
+        widths: of the hidden layers, first to last.
+        outputs: numbers in one output.
+        activation: σ.
+        bias: whether the layers have one.
+    """
+    if not isinstance(bias, bool):
+        raise InputError(f"bias: expected true or false, got {bias!r}.")
+    if not isinstance(activation, str):
+        raise InputError(f"activation: expected a name such as relu, got {activation!r}.")
+    sizes = [math.prod(_sizes("shape", shape)), *_sizes("widths", widths)]
+    layers: list[nn.Module] = [nn.Flatten()]
+    for before, after in itertools.pairwise(sizes):
+        layers += [nn.Linear(before, after, bias), Elementwise(activation)]
+    return nn.Sequential(*layers, nn.Linear(sizes[-1], _size("outputs", outputs), bias))
+
+
+def resnet(
+    shape: Sequence[int], width: int, outputs: int = 1, blocks: int = 4, kernel: int | None = None
+) -> nn.Sequential:
+    """The residual network of Iurada 2025: one large convolution, blocks, a linear head.
+
+    No norms and no biases. The head sees the whole last map, flattened.
+
+    Args:
+        shape: of one image, (H, W) or (C, H, W).
+        width: channels of the maps.
+        outputs: numbers in one output.
+        blocks: how many residual blocks.
+        kernel: side of the first convolution, with padding 1. Unless given, what makes the maps
+            7×7: four less than the image, so the published 28 for images of 32×32.
+    """
+    image = _image("a residual network", shape)
+    _, height, breadth = image
+    size = (height - 4, breadth - 4) if kernel is None else (_size("kernel", kernel),) * 2
+    rows, columns = height + 3 - size[0], breadth + 3 - size[1]
+    if min(size) < 1 or min(rows, columns) < 1:
+        raise InputError(
+            f"kernel: {size[0]}×{size[1]} does not fit on images of {height}×{breadth} with a "
+            f"border of 1; choose one between 1 and {min(height, breadth) + 2}."
+        )
+    width = _size("width", width)
+    return nn.Sequential(
+        *_channels(shape),
+        Stem(image, width, size),
+        Elementwise("relu"),
+        *(Residual(width) for _ in range(_size("blocks", blocks))),
+        nn.Flatten(),
+        nn.Linear(rows * columns * width, _size("outputs", outputs), bias=False),
+    )
+
+
+def vit(
+    shape: Sequence[int],
+    patch: int = 4,
+    dim: int = 64,
+    depth: int = 2,
+    heads: int = 4,
+    outputs: int = 1,
+) -> nn.Sequential:
+    """A small vision transformer without dropout: patches, blocks, a norm, the mean, a head.
+
+    Args:
+        shape: of one image, (H, W) or (C, H, W).
+        patch: side of a patch; must divide both sides of the image.
+        dim: numbers in a token.
+        depth: how many blocks.
+        heads: of the attention; must divide `dim`.
+        outputs: numbers in one output.
+    """
+    channels, height, breadth = _image("a vision transformer", shape)
+    patch, dim, heads = _size("patch", patch), _size("dim", dim), _size("heads", heads)
+    if height % patch or breadth % patch:
+        raise InputError(
+            f"patch: patches of {patch}×{patch} do not tile images of {height}×{breadth}; choose "
+            f"a side that divides {math.gcd(height, breadth)}."
+        )
+    if dim % heads:
+        raise InputError(f"heads: {dim} numbers cannot be split evenly among {heads} heads.")
+    return nn.Sequential(
+        *_channels(shape),
+        nn.Conv2d(channels, dim, patch, stride=patch),
+        Tokens(height * breadth // patch**2, dim),
+        *(Block(dim, heads) for _ in range(_size("depth", depth))),
+        nn.LayerNorm(dim),
+        Mean(),
+        nn.Linear(dim, _size("outputs", outputs)),
+    )
+
+
+ARCHITECTURES: dict[str, Callable[..., nn.Module]] = {
+    "two_layer": two_layer,
+    "mlp": mlp,
+    "resnet": resnet,
+    "vit": vit,
+}
+"""Networks by the name that a card gives them."""
+
+
+def build(name: str, arguments: Mapping[str, Any]) -> nn.Module:
+    """The network that a card describes, its weights not yet those of any seed.
+
+    Args:
+        name: one of `ARCHITECTURES`.
+        arguments: of that function, as JSON holds them.
+
+    Raises:
+        InputError: there is no such network, or it cannot be made so.
+
+    Example:
+        >>> build("mlp", {"shape": [4], "widths": [3, 2]})[-1]
+        Linear(in_features=2, out_features=1, bias=False)
+    """
+    if not isinstance(name, str) or name not in ARCHITECTURES:
+        raise InputError(f"unknown architecture {name!r}; known are {', '.join(ARCHITECTURES)}.")
+    make = ARCHITECTURES[name]
+    if not isinstance(arguments, Mapping):
+        raise InputError(f"architecture {name}: its arguments are no mapping, got {arguments!r}.")
+    known = inspect.signature(make).parameters
+    for unknown in (key for key in arguments if key not in known):
+        raise InputError(
+            f"architecture {name}: unknown argument {unknown!r}; known are {', '.join(known)}."
+        )
+    for key, parameter in known.items():
+        if parameter.default is parameter.empty and key not in arguments:
+            raise InputError(f"architecture {name}: needs an argument {key!r}.")
+    try:
+        return make(**arguments)
+    except InputError as error:
+        raise InputError(f"architecture {name}, {error}") from error
+    except (RuntimeError, MemoryError, OverflowError) as error:
+        raise InputError(f"architecture {name}: too large to be made ({error}).") from error
+
+
+def initialise(module: Module, seed: int = 0) -> Module:
+    """Draw the weights of a network, in place.
+
+    Weights of linear layers and convolutions are N(0, 1/fan-in), positions N(0, 0.02²), biases 0,
+    norms the identity. Numbers are drawn on the CPU in float64, parameter after parameter, and
+    then rounded: a seed means the same network in any precision and on any device. Tensors of
+    more than 100 million entries are drawn in float32 to save memory.
+
+    Args:
+        module: made of the layers of this file, Linear, Conv and norms.
+        seed: zero or more.
+
+    Returns:
+        The same module.
+    """
+    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63:
+        raise InputError(f"seed: expected a whole number, zero or more, got {seed!r}.")
+    generator = torch.Generator().manual_seed(seed)
+    seen: set[int] = set()
+    with torch.no_grad():
+        for path, part in module.named_modules():
+            for name, parameter in part.named_parameters(recurse=False):
+                if id(parameter) in seen:  # shared with an earlier layer
+                    continue
+                seen.add(id(parameter))
+                deviation, constant = _distribution(part, name, f"{path}.{name}".lstrip("."))
+                if deviation:
+                    _draw(parameter, deviation, generator)
+                else:
+                    parameter.fill_(constant)
+    return module
+
+
+_NORMS = (nn.LayerNorm, nn.GroupNorm, nn.modules.batchnorm._BatchNorm)
+_LINEAR = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+def _distribution(part: nn.Module, name: str, path: str) -> tuple[float, float]:
+    """Standard deviation of a parameter at the start, and its value where that is zero."""
+    if isinstance(part, Tokens):
+        return POSITIONS, 0.0
+    if isinstance(part, _NORMS):
+        return 0.0, 0.0 if name == "bias" else 1.0
+    if isinstance(part, _LINEAR):
+        if name == "bias":
+            return 0.0, 0.0
+        fan_in = part.fan_in if isinstance(part, Stem) else part.weight[0].numel()
+        return 1 / math.sqrt(fan_in), 0.0
+    raise InputError(
+        f"parameter {path!r} of a {type(part).__name__} has no known distribution at the start; "
+        "initialise the module yourself."
+    )
+
+
+def _draw(parameter: Tensor, deviation: float, generator: torch.Generator) -> None:
+    """N(0, deviation²) into a parameter."""
+    if parameter.numel() <= LARGE:
+        drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+        parameter.copy_(drawn.mul_(deviation))
+        return
+    whole = parameter.view(-1)
+    for start in range(0, whole.numel(), BLOCK):
+        part = whole[start : start + BLOCK]
+        part.copy_(torch.randn(part.numel(), generator=generator).mul_(deviation))
+
+
+def _size(word: str, value: object) -> int:
+    """A whole number, one or more."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise InputError(f"{word}: expected a whole number of at least 1, got {value!r}.")
+    return value
+
+
+def _sizes(word: str, values: object) -> tuple[int, ...]:
+    """One or more such numbers."""
+    if not isinstance(values, list | tuple) or not values:
+        raise InputError(f"{word}: expected one or more whole numbers, got {values!r}.")
+    return tuple(_size(word, value) for value in values)
+
+
+def _image(what: str, shape: object) -> tuple[int, int, int]:
+    """(C, H, W) of an image; one channel where none are named."""
+    sizes = _sizes("shape", shape)
+    if len(sizes) not in (2, 3):
+        raise InputError(
+            f"shape: {what} takes images, (H, W) or (C, H, W), got {list(sizes)}; choose "
+            "two_layer or mlp for other samples."
+        )
+    return (sizes[0] if len(sizes) == 3 else 1, sizes[-2], sizes[-1])
+
+
+def _channels(shape: Sequence[int]) -> list[nn.Module]:
+    """A layer that gives grey images (n, H, W) their channel, where that is needed."""
+    return [nn.Unflatten(1, (1, shape[0]))] if len(shape) == 2 else []
