@@ -375,6 +375,9 @@ class TwoRows:
     def to(self, device: torch.device, dtype: torch.dtype) -> "TwoRows":
         return TwoRows(self.v.to(device, dtype), self.w.to(device, dtype))
 
+    def restrict(self, basis: Tensor) -> "TwoRows":
+        return TwoRows(self.v @ basis, self.w @ basis)
+
     def resident(self) -> "TwoRows":
         return self
 

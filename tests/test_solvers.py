@@ -276,5 +276,5 @@ def test_running_out_of_steps_or_time_is_neither() -> None:
 
 
 def test_every_outcome_has_a_sentence() -> None:
-    assert len({outcome.sentence for outcome in Outcome}) == 4
+    assert len({outcome.sentence for outcome in Outcome}) == len(Outcome)
     assert all(outcome.sentence.endswith(".") for outcome in Outcome)

@@ -22,6 +22,11 @@ WALLED = [
     "audit",
     "evidence",
     "checkpoint",
+    "architectures",
+    "network",
+    "prepare",
+    "formulation",
+    "state",
     "files",
     "device",
 ]
@@ -144,4 +149,6 @@ def test_a_problem_has_no_field_that_could_hold_the_truth() -> None:
         "domain",
         "display",
         "resolution",
+        "drift",
+        "first_layer",
     }

@@ -30,6 +30,16 @@ class Point:
     residual: Tensor
     value: float
 
+    @property
+    def rows(self) -> int:
+        """k, the rows of Φ that belong to one candidate."""
+        return len(self.coefficients) // len(self.candidates)
+
+    @property
+    def shares(self) -> Tensor:
+        """The coefficients of each candidate in one row, (n, k·m)."""
+        return self.coefficients.reshape(len(self.candidates), -1)
+
 
 def evaluate(problem: Problem, candidates: Tensor) -> Point:
     """L(X) = min_A ‖Δ − Φ(X)ᵀA‖² / ‖Δ‖², with the residual taken directly, not by cancellation."""

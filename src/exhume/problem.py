@@ -43,6 +43,19 @@ class Pixels:
 
 
 @dataclass(frozen=True, eq=False)
+class FirstLayer:
+    """A dense first layer before and after training; its change lies in the span of the samples.
+
+    Attributes:
+        initial: W₁ before training, (h, d), float64 on the CPU.
+        trained: W₁ after it.
+    """
+
+    initial: Tensor
+    trained: Tensor
+
+
+@dataclass(frozen=True, eq=False)
 class Problem:
     """Find inputs X and coefficients A with Δ ≈ Φ(X)ᵀA.
 
@@ -54,6 +67,9 @@ class Problem:
         threat_model: what is known and assumed.
         display: how inputs become pixels, where the auditor is told (shift and scale).
         resolution: relative residual that rounding of the stored weights leaves at the truth.
+        drift: the most that may be left at the truth because features moved in training; 0
+            where they did not.
+        first_layer: of the network, where that is dense and its change is known.
     """
 
     target: Tensor
@@ -63,6 +79,8 @@ class Problem:
     domain: Domain = SPHERE
     display: Pixels | None = None
     resolution: float = 0.0
+    drift: float = 0.0
+    first_layer: FirstLayer | None = None
 
     def __post_init__(self) -> None:
         """Refuse what no attack could use."""

@@ -41,7 +41,7 @@ class Linearization(Protocol):
         """C_ij = tr(J_iᵀJ_j)/d, (n, n), with J_i = push restricted to candidate i.
 
         The Gauss-Newton matrix averaged over input directions: the damping and the
-        preconditioner of the solver.
+        preconditioner of the solver. Where d > 32 an unbiased estimate will do.
         """
         ...
 
@@ -89,6 +89,10 @@ class Features(Protocol):
         Linear in w (p,), a column of the target or of a residual. None where the features have
         no such moment: the search then starts at random.
         """
+        ...
+
+    def restrict(self, basis: Tensor) -> Self:
+        """The features z ↦ φ(Uz), of coordinates z (r,) in the span of U (d, r)."""
         ...
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Self:

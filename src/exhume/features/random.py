@@ -1,4 +1,4 @@
-"""Random features φ(x) = σ(Vx): in memory, regenerated from a seed, or read from a file."""
+"""Features σ(Vx + b) of one dense layer: V in memory, made from a seed, or read from a file."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,29 +34,37 @@ KEPT_BYTES = 2**30
 
 @dataclass(frozen=True)
 class RandomFeatures:
-    """φ(x) = σ(Vx), V (p, d).
+    """φ(x) = σ(Vx + b), V (p, d): random features, and the hidden layer of a two-layer network.
 
     Attributes:
         weights: where V comes from.
         activation: σ with its derivative.
         block: rows of V a block; chosen from `BLOCK_BYTES` if None.
         full_precision: keep the products of steps in float32 on a GPU too.
+        bias: b (p,), or None for zero.
+        spread: root mean square of the entries of V; 1/√d if None.
+        title: what they are, for a report.
     """
 
     weights: Weights
     activation: Activation
     block: int | None = None
     full_precision: bool = False
+    bias: Tensor | None = None
+    spread: float | None = None
+    title: str = "random features"
 
     @property
     def name(self) -> str:
         """With the activation."""
-        return f"random features, {self.activation.name}"
+        return f"{self.title}, {self.activation.name}"
 
     @property
     def undetermined(self) -> tuple[str, ...]:
         """Norm and sign, as far as the activation hides them."""
         norm = "A sample's norm leaves no trace in these features; it is assumed, not found."
+        if self.bias is not None and self.bias.any():
+            return ()
         return (*((norm,) if self.activation.homogeneous else ()), *SIGN[self.activation.sign])
 
     @property
@@ -81,7 +89,8 @@ class RandomFeatures:
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "RandomFeatures":
         """The same features elsewhere."""
-        return replace(self, weights=self.weights.to(device, dtype))
+        bias = None if self.bias is None else self.bias.to(device, dtype)
+        return replace(self, weights=self.weights.to(device, dtype), bias=bias)
 
     def resident(self) -> "RandomFeatures":
         """The same features with V in memory, if it takes less than half of what is free."""
@@ -91,6 +100,14 @@ class RandomFeatures:
                 return self
             weights = materialise(weights)
         return replace(self, weights=weights if self.full_precision else with_half(weights))
+
+    def restrict(self, basis: Tensor) -> "RandomFeatures":
+        """The features z ↦ φ(Uz) of coordinates in the span of U (d, r): VU takes V's place."""
+        u = basis.to(self.device, self.dtype)
+        parts = [self.weights.rows(part.start, part.stop) @ u for part in self.slices()]
+        reduced = torch.cat(parts)
+        spread = float(reduced.double().square().mean().sqrt())
+        return replace(self, weights=Stored(reduced), spread=spread)
 
     def slices(self) -> Iterator[slice]:
         """The blocks of rows in which V is read."""
@@ -102,16 +119,18 @@ class RandomFeatures:
         return RandomLinearization(self, candidates.to(self.device, self.dtype))
 
     def moment(self, weights: Tensor, directions: Tensor) -> Tensor:
-        """M₂(w) Q with M₂(w) = (1/p) Σ_k w_k (d · v_k v_kᵀ − I): (p,), (d, k) → (d, k).
+        """M₂(w) Q with M₂(w) = (1/p) Σ_k w_k (v_k v_kᵀ/s² − I): (p,), (d, k) → (d, k).
 
-        For w = Σ A_i σ(Vx_i) with Gaussian V the mean of M₂ is c₂ Σ A_i x_i x_iᵀ / d, c₂ the
-        second Hermite coefficient: the samples are its extreme eigenvectors.
+        s² = 1/d is the variance of the entries of V, or `spread`² where that is known. For
+        w = Σ A_i σ(Vx_i) with Gaussian V the mean of M₂ is c₂ Σ A_i x_i x_iᵀ / d, c₂ the second
+        Hermite coefficient: the samples are its extreme eigenvectors.
         """
         total = torch.zeros_like(directions)
         for part in self.slices():
             v = self.weights.rows(part.start, part.stop)
             total += v.T @ (weights[part, None] * (v @ directions))
-        return total * (self.dim / self.width) - weights.mean() * directions
+        scale = self.dim if self.spread is None else 1 / self.spread**2
+        return total * (scale / self.width) - weights.mean() * directions
 
 
 @contextmanager
@@ -163,6 +182,8 @@ class RandomLinearization:
         for part in self.features.slices():
             v = self.features.weights.rows(part.start, part.stop)
             z = self.candidates @ v.T
+            if self.features.bias is not None:
+                z = z + self.features.bias[part]
             yield _Block(part, sigma.value(z), sigma.slope(z)), v
 
     def _blocks(self) -> Iterator[_Block]:

@@ -12,10 +12,15 @@ from exhume.errors import InputError
 from exhume.methods.exhume import Exhume
 from exhume.methods.iurada2025 import Iurada2025
 from exhume.methods.progress import Method, Progress
+from exhume.methods.tansley2026 import Tansley2026
 from exhume.problem import Problem
 from exhume.solvers import Outcome
 
-METHODS: dict[str, Callable[[], Method]] = {"exhume": Exhume, "iurada2025": Iurada2025}
+METHODS: dict[str, Callable[[], Method]] = {
+    "exhume": Exhume,
+    "iurada2025": Iurada2025,
+    "tansley2026": Tansley2026,
+}
 
 SMALL = 2e7
 """Multiplications a product (n·p·d) under which one thread is enough."""

@@ -8,6 +8,11 @@
    can stand in for, and solve again; take it back if the residual does not return.
 3. Polish what is left.
 
+In a trained network the features moved while the weights did, and the residual has a floor that
+is not known. It is reached when trials that dropped many candidates came back to the same residual
+and found those again, half as many in all as there are samples: then what is left is not for lack
+of a sample.
+
 If the number of samples is not given, exploring begins with few candidates and adds more until
 the weights are explained; tidying then merges candidates that have become the same sample, and
 the number is the least from which the residual still returns, found by bisection.
@@ -46,6 +51,10 @@ class Exhume:
         twins: cosines above which candidates are merged before a cut; the first that leaves enough.
         alike: cosines above which they are merged where the number is unknown, tried in turn.
         cheap: share of the target that a cut may cost before the others are solved again.
+        same: factor within which two residuals are the same plateau.
+        again: cosine from which a candidate that was dropped has been found again.
+        above: how far above the floor a cut may leave the residual; a sample with a trace of
+            less cannot be told from the floor.
     """
 
     tolerance: float = 1e-11
@@ -59,6 +68,9 @@ class Exhume:
     twins: tuple[float, ...] = (0.98, 0.99, 0.999)
     alike: tuple[float, ...] = (0.9, 0.97, 0.99, 0.999)
     cheap: float = 1e-2
+    same: float = 1.5
+    again: float = 0.99
+    above: float = 10.0
     name: str = "exhume"
 
     def view(self, problem: Problem) -> Problem:
@@ -75,9 +87,18 @@ class Exhume:
 
     def init(self, problem: Problem, samples: int | None, seed: int) -> Progress:
         """Random candidates: a surplus if the number of samples is known, a few if not."""
+        start = problem.domain.start(self.count(problem, samples), problem.dim, stream(seed, 0))
+        return self.begin(problem, samples, seed, start)
+
+    def count(self, problem: Problem, samples: int | None) -> int:
+        """How many candidates to begin with."""
+        if samples is None:
+            return min(8, self._most(problem))
+        return self._many(problem, samples)
+
+    def begin(self, problem: Problem, samples: int | None, seed: int, start: Tensor) -> Progress:
+        """The first trial from candidates (count, d) of the caller's."""
         self = self._fitted_to(problem)
-        count = min(8, self._most(problem)) if samples is None else self._many(problem, samples)
-        start = problem.domain.start(count, problem.dim, stream(seed, 0))
         return Progress(seed, samples, self._explorer(samples).init(problem, start))
 
     def advance(self, problem: Problem, progress: Progress) -> Progress:
@@ -94,9 +115,15 @@ class Exhume:
             return self._after_tidy(problem, progress)
         if progress.phase == "cut":
             return self._after_cut(problem, progress)
-        converged = state.point.value <= self.tolerance
-        outcome = Outcome.CONVERGED if converged else state.outcome or Outcome.BUDGET
-        return replace(progress, outcome=outcome)
+        return replace(progress, outcome=self._verdict(progress, state.point.value))
+
+    def _verdict(self, progress: Progress, value: float) -> Outcome:
+        """How it ended, at the residual of the answer."""
+        if value <= self.tolerance:
+            return Outcome.CONVERGED
+        if value <= self.above * progress.floor:
+            return Outcome.SETTLED
+        return progress.state.outcome or Outcome.BUDGET
 
     def finish(self, problem: Problem, progress: Progress) -> Point:
         """The better of the best and the trial at hand, cut down to the number asked for."""
@@ -131,9 +158,31 @@ class Exhume:
             return replace(progress, outcome=Outcome.DIVERGED)
         if point.value <= self.close:
             return self._tidy(problem, replace(_keep(progress), attempt=0))
-        if point.value < progress.best_value:
-            return self._explore(problem, replace(_keep(progress), misses=0))
-        return self._explore(problem, replace(progress, misses=progress.misses + 1))
+        before = progress.best_value
+        if point.value < before / self.same:
+            return self._explore(problem, replace(_keep(progress), misses=0, returned=0))
+        if point.value <= before * self.same and progress.dropped > 0 and problem.drift > 0:
+            found = progress.returned + self._found_again(problem, progress)
+            progress = replace(progress, returned=found)
+        if point.value < before:
+            progress = replace(_keep(progress), misses=0)
+        else:
+            progress = replace(progress, misses=progress.misses + 1)
+        enough = (progress.samples or len(_best(progress))) / 2
+        if progress.best_value <= problem.drift and progress.returned >= enough:
+            progress = replace(progress, floor=progress.best_value, returned=0, attempt=0)
+            return self._tidy(problem, progress)
+        return self._explore(problem, progress)
+
+    def _found_again(self, problem: Problem, progress: Progress) -> int:
+        """How many of the candidates that this trial began by dropping are there again."""
+        best = evaluate(problem, _best(progress))
+        order, _ = dropping(problem, best)
+        surplus = len(order) - (progress.samples or len(order))
+        gone = order[surplus : surplus + progress.dropped].to(best.candidates.device)
+        old, new = best.candidates[gone], progress.state.point.candidates
+        cosine = torch.nn.functional.cosine_similarity(old[:, None], new[None], dim=2)
+        return int((cosine.amax(1) > self.again).sum())
 
     def _explore(self, problem: Problem, progress: Progress) -> Progress:
         """Another trial: more candidates if their number may grow, else new ones for old."""
@@ -144,13 +193,14 @@ class Exhume:
         before, samples = len(best.candidates), progress.samples
         if samples is None and before < self._most(problem):
             drop, count = 0, min(math.ceil(1.5 * before), self._most(problem))
-            progress = replace(progress, best_value=math.inf)
+            progress = replace(progress, best_value=math.inf, dropped=0)
         else:
             count = before if samples is None else self._many(problem, samples)
             keep = before if samples is None else samples
             most = 3 * keep // 4
             more = int((most + 1) ** torch.rand(1, generator=generator).item()) - 1
             drop = max(before - keep + more, 1 if before == count else 0)
+            progress = replace(progress, dropped=more if 4 * more >= keep else 0)
         start = reseed(problem, best, drop, count, generator)
         state = self._explorer(samples).init(problem, start)
         return progress.next_round(state, phase="explore")
@@ -170,17 +220,19 @@ class Exhume:
             best=None,
             best_value=math.inf,
             misses=0,
+            returned=0,
+            dropped=0,
             restarts=progress.restarts + 1,
         )
 
     def _tidy(self, problem: Problem, progress: Progress) -> Progress:
         """Known number: cut to it at once, or step by step. Unknown: undo signs, merge, bisect."""
         best = evaluate(problem, _best(progress))
-        x, a = best.candidates, best.coefficients
+        x, a = best.candidates, best.shares
         samples = progress.samples
         if samples is not None:
             progress = replace(progress, explained=len(x))
-            turned = unflipped(x, a)
+            turned = _turned(best)
             if progress.attempt == 0:
                 start = self._cut_to(problem, best, samples)
             elif samples <= len(turned) < len(x):
@@ -190,7 +242,7 @@ class Exhume:
             return progress.next_round(self._polisher.init(problem, start), phase="tidy")
         while progress.attempt <= len(self.alike):
             i = progress.attempt
-            start = unflipped(x, a) if i == 0 else merged(x, a, self.alike[i - 1])
+            start = _turned(best) if i == 0 else merged(x, a, self.alike[i - 1])
             if len(start) < len(x):
                 return progress.next_round(self._polisher.init(problem, start), phase="tidy")
             progress = replace(progress, attempt=i + 1)
@@ -200,11 +252,11 @@ class Exhume:
     def _cut_to(self, problem: Problem, best: Point, count: int) -> Tensor:
         """So many candidates: signs undone, as many merged as may be, the cheapest dropped."""
         point = best
-        turned = unflipped(best.candidates, best.coefficients)
+        turned = _turned(best)
         if len(turned) >= count:
             point = evaluate(problem, problem.domain.project(turned))
         for cosine in self.twins:
-            joined = merged(point.candidates, point.coefficients, cosine)
+            joined = merged(point.candidates, point.shares, cosine)
             if len(joined) >= count:
                 point = evaluate(problem, problem.domain.project(joined))
                 break
@@ -243,11 +295,11 @@ class Exhume:
 
     def _holds(self, progress: Progress) -> bool:
         """Whether the weights are still explained with fewer candidates."""
-        point = progress.state.point
+        point, enough = progress.state.point, max(self.tolerance, self.above * progress.floor)
         if progress.samples is None:
-            return point.value <= max(self.tolerance, 3 * progress.best_value)
+            return point.value <= max(enough, 3 * progress.best_value)
         more = len(point.candidates) > progress.samples
-        return point.value <= max(self.tolerance, progress.best_value if more else 0.0)
+        return point.value <= max(enough, progress.best_value if more else 0.0)
 
     def _polish(self, problem: Problem, progress: Progress) -> Progress:
         """Solve once more from the best, with the number of candidates asked for."""
@@ -266,6 +318,11 @@ def _keep(progress: Progress) -> Progress:
     """Progress with the trial at hand as the best."""
     point = progress.state.point
     return replace(progress, best=point.candidates, best_value=point.value)
+
+
+def _turned(point: Point) -> Tensor:
+    """The candidates with flipped signs undone, where one row each makes that possible."""
+    return unflipped(point.candidates, point.coefficients) if point.rows == 1 else point.candidates
 
 
 def _best(progress: Progress) -> Tensor:

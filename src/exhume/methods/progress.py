@@ -26,6 +26,9 @@ class Progress:
         best_value: their residual.
         misses: rounds in a row that did not improve on the best.
         restarts: fresh starts so far.
+        dropped: candidates beyond the surplus that this trial began by dropping.
+        returned: dropped candidates that trials found again, at the same residual, in all.
+        floor: the residual that was taken for the floor, 0 while there is none.
         champion: the best before the last fresh start, or None.
         champion_value: its residual.
         attempt: which merge this trial stands for, or the largest number known to be too small.
@@ -44,6 +47,9 @@ class Progress:
     best_value: float = float("inf")
     misses: int = 0
     restarts: int = 0
+    dropped: int = 0
+    returned: int = 0
+    floor: float = 0.0
     champion: Tensor | None = None
     champion_value: float = float("inf")
     attempt: int = 0

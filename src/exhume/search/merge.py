@@ -9,7 +9,7 @@ def merged(candidates: Tensor, coefficients: Tensor, cosine: float) -> Tensor:
 
     Args:
         candidates: X, (n, d).
-        coefficients: A, (n, m); a group's mean is weighted by |A|.
+        coefficients: A, (n, k·m), one row a candidate; a group's mean is weighted by |A|.
         cosine: the least similarity of a link.
 
     Returns:

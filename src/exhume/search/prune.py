@@ -7,15 +7,19 @@ from exhume.objective import Point
 from exhume.problem import Problem
 
 
-def greedy_order(gram: Tensor, products: Tensor, jitter: float = 1e-12) -> tuple[Tensor, Tensor]:
+def greedy_order(
+    gram: Tensor, products: Tensor, rows: int = 1, jitter: float = 1e-12
+) -> tuple[Tensor, Tensor]:
     """In which order to drop candidates, cheapest first, and what it costs in all.
 
-    Dropping candidate i and refitting the others adds Σ_c A_ic² / (K⁻¹)_ii to ‖R‖². The
-    inverse is down-dated after each drop, so of two duplicates only one is cheap.
+    Dropping candidate i and refitting the others adds tr A_iᵀ (K⁻¹)_ii⁻¹ A_i to ‖R‖², with the
+    k×k block of K⁻¹ and the k rows of A that belong to it. The inverse is down-dated after each
+    drop, so of two duplicates only one is cheap.
 
     Args:
-        gram: K = ΦΦᵀ, (n, n) float64.
-        products: ΦΔ, (n, m) float64.
+        gram: K = ΦΦᵀ, (n·k, n·k) float64.
+        products: ΦΔ, (n·k, m) float64.
+        rows: k, the rows of a candidate.
         jitter: added to the diagonal, relative to its mean.
 
     Returns:
@@ -27,22 +31,25 @@ def greedy_order(gram: Tensor, products: Tensor, jitter: float = 1e-12) -> tuple
         >>> order[1:].tolist(), [round(c, 6) for c in cost.tolist()]
         ([2, 1], [0.0, 1.0, 5.0])
     """
-    n = len(gram)
+    n = len(gram) // rows
     scale = gram.diagonal().mean()
-    inverse = torch.linalg.inv(gram + jitter * scale * torch.eye(n).to(gram))
+    inverse = torch.linalg.inv(gram + jitter * scale * torch.eye(len(gram)).to(gram))
     coefficients = inverse @ products
     alive = torch.ones(n, dtype=torch.bool, device=gram.device)
     order, costs = [], []
     for _ in range(n):
-        cost = coefficients.square().sum(1) / inverse.diagonal()
+        own = inverse.view(n, rows, n, rows).diagonal(dim1=0, dim2=2).permute(2, 0, 1)
+        parts = coefficients.view(n, rows, -1)
+        cost = (parts * torch.linalg.solve(own, parts)).sum((1, 2))
         i = int(cost.where(alive, torch.inf).argmin())
         order.append(i)
         costs.append(cost[i].item())
         alive[i] = False
-        column = inverse[:, i] / inverse[i, i]
-        coefficients = coefficients - column[:, None] * coefficients[i]
-        inverse = inverse - torch.outer(column, inverse[i])
-        inverse[i, i] = 1.0  # a dropped candidate: decoupled, never divided by zero
+        its = slice(i * rows, (i + 1) * rows)
+        columns = torch.linalg.solve(inverse[its, its], inverse[its]).T  # (n·k, k)
+        coefficients = coefficients - columns @ coefficients[its]
+        inverse = inverse - columns @ inverse[its]
+        inverse[its, its] = torch.eye(rows).to(gram)  # a dropped candidate: decoupled
     return torch.tensor(order), torch.tensor(costs, dtype=torch.float64).cumsum(0)
 
 
@@ -50,7 +57,7 @@ def dropping(problem: Problem, point: Point) -> tuple[Tensor, Tensor]:
     """`greedy_order` of a point's candidates, the cost as a share of ‖Δ‖²."""
     target = problem.target.double()
     linearization = point.linearization
-    order, cost = greedy_order(linearization.gram(), linearization.apply(target))
+    order, cost = greedy_order(linearization.gram(), linearization.apply(target), point.rows)
     return order, cost / target.square().sum().item()
 
 

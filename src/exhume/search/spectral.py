@@ -23,7 +23,7 @@ def spectral_starts(
     """
     random = problem.domain.start(count, problem.dim, generator)
     weights = _strongest_column(residual)
-    vectors = _extreme_eigenvectors(problem, weights, min(count, problem.dim), generator)
+    vectors = extreme_eigenvectors(problem, weights, min(count, problem.dim), generator)
     if vectors is None:
         return random
     signs = torch.randint(0, 2, (vectors.shape[1], 1), generator=generator) * 2.0 - 1
@@ -39,7 +39,7 @@ def _strongest_column(residual: Tensor) -> Tensor:
     return residual @ leading.to(residual.dtype)
 
 
-def _extreme_eigenvectors(
+def extreme_eigenvectors(
     problem: Problem, weights: Tensor, count: int, generator: torch.Generator
 ) -> Tensor | None:
     """Eigenvectors (d, count) of largest |eigenvalue|, in descending order."""

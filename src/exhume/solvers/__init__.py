@@ -14,6 +14,7 @@ class Outcome(Enum):
     """How a run ended. It says nothing about being right: that is the evaluation's business."""
 
     CONVERGED = "converged"
+    SETTLED = "settled"
     STALLED = "stalled"
     DIVERGED = "diverged"
     BUDGET = "budget"
@@ -26,6 +27,10 @@ class Outcome(Enum):
 
 _SENTENCES = {
     Outcome.CONVERGED: "The candidates explain the weights to the tolerance asked for.",
+    Outcome.SETTLED: (
+        "Trials that dropped candidates came back to the same residual: what is left of the "
+        "weights is not for lack of a sample, but what the features' own movement leaves."
+    ),
     Outcome.STALLED: "Steps hardly lower the residual any more, and it is above the tolerance.",
     Outcome.DIVERGED: "The residual became infinite or undefined.",
     Outcome.BUDGET: "The budget of steps or time ran out before the residual settled.",

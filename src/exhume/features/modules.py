@@ -1,0 +1,164 @@
+"""What the features of any module share: sizes, chunks of candidates, random probes."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+from torch import Tensor
+from torch.func import jvp
+
+from exhume.features.weights import blocks, free_memory
+from exhume.network import Network, Weights, derivatives, moved
+
+PROBES = 32
+"""Directions for the curvature: all of them where d is no more, else so many random ones."""
+
+SHARE = 0.1
+"""Share of the free memory that the activations of one chunk of candidates may take."""
+
+Function = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class ModuleFeatures:
+    """Features of a network at one or two points in weight space.
+
+    Attributes:
+        network: the module as a function.
+        points: weights at which the features are taken; with two, a candidate has the rows of
+            both, each with coefficients of its own.
+        title: what they are, for a report.
+        chunk: candidates at a time; chosen from the free memory if None.
+    """
+
+    network: Network
+    points: tuple[Weights, ...]
+    title: str
+    chunk: int | None = None
+
+    @property
+    def name(self) -> str:
+        """For a report."""
+        return self.title
+
+    @property
+    def dim(self) -> int:
+        """The dimension of a candidate."""
+        return self.network.dim
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self._like.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """In which precision the weights are."""
+        return self._like.dtype
+
+    @property
+    def _like(self) -> Tensor:
+        return next(w for w in self.points[0].values() if w.is_floating_point())
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> Self:
+        """The same features elsewhere."""
+        return replace(self, points=tuple(moved(w, device, dtype) for w in self.points))
+
+    def resident(self) -> Self:
+        """As they are: a module's weights are in memory."""
+        return self
+
+    def restrict(self, basis: Tensor) -> Self:
+        """The features z ↦ φ(Uz) of coordinates in the span of U (d, r)."""
+        inner = self.network.basis
+        basis = (
+            basis.to(self._like) if inner is None else inner.to(self._like) @ basis.to(self._like)
+        )
+        return replace(self, network=replace(self.network, basis=basis))
+
+    def moment(self, weights: Tensor, directions: Tensor) -> Tensor | None:
+        """None: a general module has no moment that points at samples."""
+        return None
+
+    def rows(self, weights: Weights, inputs: Tensor) -> Tensor:
+        """Features at one point, (n, d) → (n, k, p)."""
+        raise NotImplementedError
+
+    @property
+    def undetermined(self) -> tuple[str, ...]:
+        """Norm and sign, where the features of two random inputs do not show them."""
+        generator = torch.Generator().manual_seed(0)
+        x = torch.randn(2, self.dim, generator=generator, dtype=torch.float64)
+        x = x.to(self.device, self.dtype)
+        with torch.no_grad(), derivatives(rounded=False):
+            one, double, minus = (self.rows(self.points[0], s * x) for s in (1.0, 2.0, -1.0))
+        sentences = []
+        if _parallel(one, double):
+            sentences.append(
+                "A sample's norm leaves no trace in these features; it is assumed, not found."
+            )
+        if _parallel(one, minus):
+            sentences.append(
+                "A sample and its negative leave the same trace; the sign cannot be found."
+            )
+        return tuple(sentences)
+
+    def chunks(self, candidates: int) -> Iterator[slice]:
+        """Ranges of candidates whose activations fit in memory together."""
+        return blocks(candidates, self.chunk or max(1, self._room()))
+
+    def _room(self) -> int:
+        return int(SHARE * free_memory(self.device) / (self._activations() * 4))
+
+    def _activations(self) -> int:
+        """Bytes that one candidate leaves in all layers together."""
+        total = 0
+
+        def count(module: object, arguments: object, output: object) -> None:
+            nonlocal total
+            if isinstance(output, Tensor):
+                total += output.numel() * output.element_size()
+
+        handles = [m.register_forward_hook(count) for m in self.network.module.modules()]
+        try:
+            with torch.no_grad(), derivatives(rounded=True):
+                self.network(self.points[0], torch.zeros(1, self.dim).to(self._like))
+        finally:
+            for handle in handles:
+                handle.remove()
+        return max(total, 1)
+
+
+def _parallel(one: Tensor, other: Tensor) -> bool:
+    cosine = torch.nn.functional.cosine_similarity(
+        one.flatten(1).double(), other.flatten(1).double()
+    )
+    return bool((cosine.abs() > 1 - 1e-6).all())
+
+
+def probes(dim: int, like: Tensor) -> Tensor:
+    """Directions Z (q, d) over which the mean of |Jz|² is tr(JᵀJ)/d.
+
+    The axes, exactly; or random signs over √d, on average, where there are too many axes.
+    """
+    if dim <= PROBES:
+        return torch.eye(dim).to(like)
+    generator = torch.Generator().manual_seed(0)
+    signs = torch.randint(0, 2, (PROBES, dim), generator=generator).to(like) * 2 - 1
+    scaled: Tensor = signs / dim**0.5
+    return scaled
+
+
+def forward_derivative(function: Function, inputs: Tensor, direction: Tensor) -> Tensor:
+    """∂f(x)[d]."""
+    derivative: Tensor = jvp(function, (inputs,), (direction,))[1]
+    return derivative
+
+
+def sum_over_blocks(left: Tensor, right: Tensor, block: int = 65536) -> Tensor:
+    """L Rᵀ in float64, (n, p) and (k, p) → (n, k), without a float64 copy of either."""
+    total = torch.zeros(len(left), len(right), dtype=torch.float64, device=left.device)
+    for part in blocks(left.shape[1], block):
+        total += left[:, part].double() @ right[:, part].double().T
+    return total

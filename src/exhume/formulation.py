@@ -1,0 +1,175 @@
+"""From initial and trained weights of a network to a Problem: the unified formulation.
+
+The change of a block of parameters in training is a combination of the samples' gradients,
+Δθ ≈ Σ_i Σ_c A_ic ∇θ f_c(x_i), at a point on the way from the initial to the trained weights. For
+the last linear layer this is ΔW_L ≈ Φ(X)ᵀA with Φ its inputs (see `features.last_layer`).
+"""
+
+import torch
+from torch import Tensor, nn
+
+from exhume.architectures import Elementwise
+from exhume.domain import Domain, Sphere
+from exhume.errors import InputError
+from exhume.features import Features
+from exhume.features.activations import Activation, activation
+from exhume.features.gradient import ParameterGradients
+from exhume.features.last_layer import LastLayer
+from exhume.features.random import RandomFeatures
+from exhume.features.weights import Stored
+from exhume.network import Network, Weights, midpoint, named_block
+from exhume.problem import FirstLayer, Pixels, Problem, ThreatModel
+
+POINTS = ("initial", "final", "midpoint", "both")
+"""Where features may be taken; `both` is initial and final, with coefficients of their own."""
+
+DRIFT = 1e-2
+"""The most of the target that may be left at the truth for an attack to be worth its time."""
+
+
+def network_problem(
+    network: Network,
+    initial: Weights,
+    trained: Weights,
+    parameters: str = "last",
+    point: str = "midpoint",
+    domain: Domain | None = None,
+    display: Pixels | None = None,
+    knows: tuple[str, ...] = (),
+) -> Problem:
+    """The problem that a network poses, given its weights before and after training.
+
+    Args:
+        network: the module as a function.
+        initial: its parameters and buffers before training.
+        trained: the same after training.
+        parameters: `last` for the inputs of the last linear layer (its bias is left out), or a
+            block of parameters whose gradients are taken (`all`, `first`, names, patterns).
+        point: where on the way features are taken: initial, final, midpoint or both.
+        domain: where the samples may lie; the sphere of radius √d if None.
+        display: how inputs become pixels, where the auditor is told.
+        knows: what else the attacker is told, for the report.
+    """
+    if point not in POINTS:
+        raise InputError(f"point: expected one of {', '.join(POINTS)}, got {point!r}.")
+    target = _change(network, initial, trained, parameters)
+    change = float(target.double().square().sum())
+    resolution = 0.0
+    if change > 0:
+        block = _block(network, trained, parameters)
+        size = sum(float(trained[name].double().square().sum()) for name in block)
+        eps = max(torch.finfo(trained[name].dtype).eps for name in block)
+        resolution = 0.1 * eps**2 * 2 * size / change
+    told = ThreatModel(
+        knows=(
+            "the initial weights",
+            "the trained weights",
+            "the architecture",
+            *knows,
+        ),
+        assumes=(
+            "features of the samples moved little in training (the lazy regime), and training "
+            "followed the gradient of the loss",
+        ),
+    )
+    return Problem(
+        target,
+        features_at(network, initial, trained, parameters, point),
+        told,
+        network.shape,
+        domain or Sphere(),
+        display,
+        resolution,
+        DRIFT,
+        first_layer(network, initial, trained),
+    )
+
+
+def features_at(
+    network: Network, initial: Weights, trained: Weights, parameters: str, point: str
+) -> Features:
+    """The features of a block at a point; one dense hidden layer has a fast path."""
+    points: tuple[Weights, ...] = {
+        "initial": (initial,),
+        "final": (trained,),
+        "midpoint": (midpoint(initial, trained),),
+        "both": (initial, trained),
+    }[point]
+    where = {"both": "the initial and the final weights", "midpoint": "the midpoint of training"}
+    title = where.get(point, f"the {point} weights")
+    if parameters == "last":
+        dense = _one_dense_layer(network.module) if len(points) == 1 else None
+        if dense is not None:
+            name, sigma = dense
+            return _dense(points[0], name, sigma, f"last layer, features at {title}")
+        return LastLayer(network, points, f"last layer, features at {title}")
+    block = _block(network, trained, parameters)
+    return ParameterGradients(
+        network, points, f"gradients of {parameters} parameters at {title}", block=block
+    )
+
+
+def _change(network: Network, initial: Weights, trained: Weights, parameters: str) -> Tensor:
+    """The target: ΔW_Lᵀ (h, c), or the change of a block as one column."""
+    block = _block(network, trained, parameters)
+    changes = {name: trained[name] - initial[name] for name in block}
+    if not any(change.any() for change in changes.values()):
+        raise InputError(
+            f"parameters {parameters!r} ({', '.join(block)}) did not change in training, so they "
+            "hold no trace of any sample; choose others."
+        )
+    if parameters == "last":
+        return changes[block[0]].T.contiguous()
+    return torch.cat([change.flatten() for change in changes.values()])[:, None]
+
+
+def _block(network: Network, weights: Weights, parameters: str) -> tuple[str, ...]:
+    if parameters == "last":
+        return (network.head_weight,)
+    trainable = tuple(name for name, _ in network.module.named_parameters() if name in weights)
+    return named_block(weights, trainable, parameters)
+
+
+def first_layer(network: Network, initial: Weights, trained: Weights) -> FirstLayer | None:
+    """The first layer, where it is dense, sees the input itself, and was trained."""
+    name = network.first_dense(trained)
+    if name is None or torch.equal(initial[name], trained[name]):
+        return None
+    return FirstLayer(initial[name].double().cpu(), trained[name].double().cpu())
+
+
+def _one_dense_layer(module: nn.Module) -> tuple[str, Activation] | None:
+    """Name and activation of the hidden layer of Sequential(Flatten, Linear, σ, Linear)."""
+    if type(module) is not nn.Sequential:
+        return None
+    passive = (nn.Flatten, nn.Dropout, nn.Identity)
+    layers = [(name, m) for name, m in module.named_children() if not isinstance(m, passive)]
+    if len(layers) != 3:
+        return None
+    (name, dense), (_, middle), (_, head) = layers
+    sigma = _known_activation(middle)
+    if not (type(dense) is nn.Linear and type(head) is nn.Linear and sigma is not None):
+        return None
+    return name, sigma
+
+
+def _known_activation(module: nn.Module) -> Activation | None:
+    if isinstance(module, Elementwise):
+        return module.activation
+    if isinstance(module, nn.GELU) and module.approximate == "none":
+        return activation("gelu")
+    if isinstance(module, nn.Softplus) and module.beta == 1:
+        return activation("softplus")
+    names = {nn.ReLU: "relu", nn.Tanh: "tanh"}
+    return activation(names[type(module)]) if type(module) in names else None
+
+
+def _dense(weights: Weights, name: str, sigma: Activation, title: str) -> RandomFeatures:
+    v, bias = weights[f"{name}.weight"], weights.get(f"{name}.bias")
+    return RandomFeatures(
+        Stored(v),
+        sigma,
+        bias=bias,
+        spread=float(v.double().square().mean().sqrt()),
+        title=title,
+    )

@@ -1,0 +1,143 @@
+"""The subspace-aware attack: candidates in the span that the first layer's change reveals.
+
+Tansley et al., "Efficient Techniques for Data Reconstruction, with Finite-Width Recovery
+Guarantees". The basis U (d, r) comes from the change of the first layer (`search.subspace`), the
+equations from the last layer alone, and candidates are x = Uz with |x| as in the full space: n·r
+unknowns instead of n·d. All the work is on z, with W₁U in the place of W₁; the search is that of
+the method `exhume`. At the end the candidates are refined in the full space, where the equations
+allow it and show that it is worth it.
+
+In a random-features model the first layer does not move. There the span is estimated from the
+second moment of the last layer, which is too noisy for a constraint and serves as a start.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+
+from exhume.domain import Domain, Sphere
+from exhume.errors import InputError
+from exhume.methods.exhume import Exhume
+from exhume.methods.progress import Progress, stream
+from exhume.objective import Point, evaluate
+from exhume.problem import Problem
+from exhume.search.spectral import extreme_eigenvectors
+from exhume.search.subspace import Subspace, estimate
+from exhume.solvers import run
+from exhume.solvers.levenberg_marquardt import LevenbergMarquardt
+
+ENOUGH = 1.5
+"""Equations for each unknown of the full space from which candidates are refined there."""
+
+WORTHWHILE = 0.5
+"""Share of the residual that more freedom alone would leave; less must be left to be kept."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Reduced(Problem):
+    """A problem in coordinates of a subspace.
+
+    Attributes:
+        full: the problem it came from.
+        subspace: with the basis.
+    """
+
+    full: Problem
+    subspace: Subspace
+
+
+@dataclass(frozen=True)
+class Tansley2026:
+    """The subspace-aware attack.
+
+    Attributes:
+        rank: r, or the rule to find it: gap, energy, or count (as many as samples).
+        search: what is run in the subspace.
+        polish: most solver steps in the full space at the end.
+    """
+
+    rank: int | str = "gap"
+    search: Exhume = field(default_factory=Exhume)
+    polish: int = 30
+    name: str = "tansley2026"
+
+    def view(self, problem: Problem) -> Problem:
+        """The problem in the coordinates of the subspace, or itself where W₁ did not move."""
+        if isinstance(problem, Reduced):
+            return problem
+        if problem.first_layer is None:
+            if problem.drift > 0 and not _has_moment(problem):
+                raise InputError(
+                    "tansley2026 needs a dense first layer that sees the input itself and was "
+                    "trained: its change spans the samples. In this model the input goes into "
+                    "something else first (a convolution, patches or a normalisation, whose "
+                    "change does not), or the first layer is frozen. Use the method 'exhume'."
+                )
+            return problem
+        return reduced(problem, estimate(problem.first_layer, self.rank))
+
+    def init(self, problem: Problem, samples: int | None, seed: int) -> Progress:
+        """Random candidates in the subspace, or in the span of the moment's eigenvectors."""
+        if isinstance(problem, Reduced):
+            return self.search.init(problem, samples, seed)
+        count = self.search.count(problem, samples)
+        generator = stream(seed, 0)
+        weights = problem.target[:, 0]
+        vectors = extreme_eigenvectors(problem, weights, min(2 * count, problem.dim), generator)
+        if vectors is None:
+            return self.search.init(problem, samples, seed)
+        basis = vectors.double().cpu()
+        start = torch.randn(count, basis.shape[1], generator=generator, dtype=torch.float64)
+        return self.search.begin(problem, samples, seed, problem.domain.project(start @ basis.T))
+
+    def advance(self, problem: Problem, progress: Progress) -> Progress:
+        """As the search has it."""
+        return self.search.advance(problem, progress)
+
+    def finish(self, problem: Problem, progress: Progress) -> Point:
+        """The candidates in the full space, refined there if that explains more of the weights."""
+        point = self.search.finish(problem, progress)
+        if not isinstance(problem, Reduced):
+            return point
+        full = problem.full
+        basis = problem.subspace.basis.to(point.candidates)
+        lifted = evaluate(full, point.candidates @ basis.T)
+        count = len(point.candidates)
+        if full.ratio(count) < ENOUGH:
+            return lifted
+        solver = LevenbergMarquardt(tolerance=1e-14, damping=1e-3, patience=3)
+        refined = run(solver, full, lifted.candidates, self.polish).point
+        equations = full.target.numel()
+        left = (equations - count * full.dim) / (equations - count * problem.dim)
+        return refined if refined.value < WORTHWHILE * left * lifted.value else lifted
+
+
+def reduced(problem: Problem, subspace: Subspace) -> Reduced:
+    """The problem in the coordinates z of x = Uz."""
+    domain = _reduced_domain(problem.domain, problem.dim)
+    return Reduced(
+        target=problem.target,
+        features=problem.features.restrict(subspace.basis),
+        threat_model=problem.threat_model,
+        shape=(subspace.rank,),
+        domain=domain,
+        resolution=problem.resolution,
+        drift=problem.drift,
+        full=problem,
+        subspace=subspace,
+    )
+
+
+def _reduced_domain(domain: Domain, dim: int) -> Domain:
+    """U is orthonormal, so a sphere keeps its radius; other domains are for the full space."""
+    if isinstance(domain, Sphere):
+        return Sphere(domain.radius or dim**0.5)
+    raise InputError(
+        f"tansley2026 works on a sphere, but the samples are said to lie in: {domain.name}. Give "
+        "their norm instead, or use the method 'exhume'."
+    )
+
+
+def _has_moment(problem: Problem) -> bool:
+    probe = torch.zeros(problem.dim, 1).to(problem.target)
+    return problem.features.moment(problem.target[:, 0], probe) is not None
