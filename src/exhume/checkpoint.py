@@ -1,23 +1,29 @@
 """Model folders: from files to a Problem. The truth lives in a file that is not read here.
 
-A random-features model is three files: `card.json` (shapes, activation, where V comes from),
-`trained.safetensors` (the last layer, "last" (p, m)), and V itself, as `initial.safetensors`
-("first" (p, d)), as a memory-mapped `first.npy`, or as nothing but a seed in the card.
+A network of `exhume.architectures` is `card.json` (which one, its sizes) and two state dicts,
+`initial.safetensors` and `trained.safetensors`. A random-features model is `card.json` (shapes,
+activation, where V comes from), `trained.safetensors` (the last layer, "last" (p, m)), and V
+itself, as `initial.safetensors` ("first" (p, d)), as a memory-mapped `first.npy`, or as nothing
+but a seed in the card.
 """
 
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from exhume import architectures
 from exhume.errors import InputError
 from exhume.features.activations import activation
 from exhume.features.random import RandomFeatures
 from exhume.features.weights import Mapped, Seeded, Stored, Weights, blocks
 from exhume.files import read_json, read_tensors, write_json, write_tensors
+from exhume.formulation import network_problem
+from exhume.network import Network, known_network
 from exhume.problem import Pixels, Problem, ThreatModel
+from exhume.state import check_pair, fit_state, read_state
 
 CARD, TRAINED, INITIAL, MAPPED, TRUTH = (
     "card.json",
@@ -83,6 +89,93 @@ def _check_first_layer(weights: Weights) -> None:
         raise InputError("first layer: is zero everywhere, so every input looks the same to it.")
 
 
+@dataclass(frozen=True, eq=False)
+class NetworkModel:
+    """A network of `exhume.architectures` with its weights before and after training.
+
+    Attributes:
+        architecture: its name.
+        arguments: its sizes.
+        network: as a function.
+        initial: weights before training.
+        trained: weights after training.
+        display: how inputs become pixels.
+    """
+
+    architecture: str
+    arguments: dict[str, Any]
+    network: Network
+    initial: dict[str, Tensor]
+    trained: dict[str, Tensor]
+    display: Pixels | None
+
+    @classmethod
+    def of(
+        cls,
+        architecture: str,
+        arguments: dict[str, Any],
+        initial: dict[str, Tensor],
+        trained: dict[str, Tensor],
+        display: Pixels | None,
+    ) -> "NetworkModel":
+        """Build the module; ours need no check of their derivatives, the tests do that."""
+        with torch.device("meta"):
+            module = architectures.build(architecture, arguments)
+        network = known_network(module, tuple(arguments["shape"]), arguments["outputs"])
+        return cls(architecture, arguments, network, initial, trained, display)
+
+    def problem(self, parameters: str = "last", point: str = "midpoint") -> Problem:
+        """The problem that a block of its parameters poses."""
+        pixels = ("shift and scale of the pixels",) if self.display else ()
+        knows = ("the norm of the inputs (√d)", *pixels)
+        return network_problem(
+            self.network,
+            self.initial,
+            self.trained,
+            parameters,
+            point,
+            display=self.display,
+            knows=knows,
+        )
+
+
+def write_network(folder: Path, model: NetworkModel, training: dict[str, Any]) -> None:
+    """Write a network as a model folder."""
+    card = {
+        "schema": 1,
+        "kind": "network",
+        "architecture": {"name": model.architecture, "arguments": model.arguments},
+        "display": asdict(model.display) if model.display else None,
+        "training": training,
+    }
+    write_tensors(folder / INITIAL, model.initial)
+    write_tensors(folder / TRAINED, model.trained)
+    write_json(folder / CARD, card)
+
+
+def _read_network(folder: Path, card: dict[str, Any]) -> NetworkModel:
+    path = folder / CARD
+    try:
+        name = str(card["architecture"]["name"])
+        arguments = dict(card["architecture"]["arguments"])
+        display = Pixels(**card["display"]) if card.get("display") else None
+        shape, outputs = arguments["shape"], arguments["outputs"]
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{path}: is damaged; missing or malformed: {error}.") from error
+    try:
+        with torch.device("meta"):
+            module = architectures.build(name, arguments)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
+    network = known_network(module, tuple(shape), outputs)
+    initial, trained = (
+        fit_state(read_state(folder / file), module, str(folder / file))
+        for file in (INITIAL, TRAINED)
+    )
+    check_pair(initial, trained, str(folder / INITIAL), str(folder / TRAINED))
+    return NetworkModel(name, arguments, network, initial, trained, display)
+
+
 def write_model(
     folder: Path, problem: Problem, training: dict[str, Any], store: bool = False
 ) -> None:
@@ -113,16 +206,31 @@ def write_model(
     write_json(folder / CARD, card)
 
 
-def read_model(folder: Path) -> Problem:
-    """The problem posed by a model folder."""
+def read_model(folder: Path, parameters: str | None = None, point: str | None = None) -> Problem:
+    """The problem posed by a model folder.
+
+    Args:
+        folder: made by `exhume victim`.
+        parameters: of a network, see `network_problem`; the last layer if None.
+        point: likewise; the midpoint if None.
+    """
     if not folder.is_dir():
         raise InputError(
             f"{folder}: no such folder; make one with `exhume victim … --out {folder}`."
         )
     path = folder / CARD
     card = read_json(path)
-    if not isinstance(card, dict) or card.get("kind") != "random_features":
-        raise InputError(f"{path}: expected a card of kind 'random_features'.")
+    kind = card.get("kind") if isinstance(card, dict) else None
+    if kind == "network":
+        model = _read_network(folder, card)
+        return model.problem(parameters or "last", point or "midpoint")
+    if kind != "random_features":
+        raise InputError(f"{path}: expected a card of kind 'random_features' or 'network'.")
+    if parameters not in (None, "last") or point is not None:
+        raise InputError(
+            f"{folder}: is a random-features model: only its last layer was trained, and its "
+            "features did not move; leave out the parameters and the point."
+        )
     try:
         width, dim, outputs = int(card["width"]), int(card["dim"]), int(card["outputs"])
         shape = tuple(int(length) for length in card["shape"])

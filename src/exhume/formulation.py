@@ -135,7 +135,7 @@ def first_layer(network: Network, initial: Weights, trained: Weights) -> FirstLa
     name = network.first_dense(trained)
     if name is None or torch.equal(initial[name], trained[name]):
         return None
-    return FirstLayer(initial[name].double().cpu(), trained[name].double().cpu())
+    return FirstLayer(initial[name], trained[name])
 
 
 def _one_dense_layer(module: nn.Module) -> tuple[str, Activation] | None:

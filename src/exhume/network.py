@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from exhume.errors import InputError
-from exhume.prepare import exact_attention
+from exhume.prepare import exact_attention, fix
 
 Weights = Mapping[str, Tensor]
 """Parameters and buffers by name, as in a state dict."""
@@ -104,6 +104,16 @@ class Network:
         if not order or not order[0][1]:
             return None
         return f"{order[0][0]}.weight" if order[0][0] else "weight"
+
+
+def known_network(module: nn.Module, shape: tuple[int, ...], outputs: int) -> Network:
+    """One of `exhume.architectures`, whose head is its last part and whose derivatives are right.
+
+    A module of anyone else's goes through `exhume.prepare.prepare`.
+    """
+    head = [name for name, part in module.named_modules() if isinstance(part, nn.Linear)][-1]
+    fix(module)
+    return Network(module, shape, outputs, head)
 
 
 def named_block(weights: Weights, trainable: tuple[str, ...], pattern: str) -> tuple[str, ...]:

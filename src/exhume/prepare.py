@@ -134,7 +134,7 @@ def prepare(
         x = _candidates(random, ROWS, shape)
         with torch.no_grad():
             before = _outputs(copy, x)
-        changes += copied + _fix(copy)
+        changes += copied + fix(copy)
         with exact_attention():
             with torch.no_grad():
                 after = _outputs(copy, x)
@@ -389,7 +389,7 @@ def _cast(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     return module.double() if dtype == torch.float64 else module.float()
 
 
-def _fix(module: nn.Module) -> list[str]:
+def fix(module: nn.Module) -> list[str]:
     """Change a module of our own in place; a sentence for each kind of change."""
     changes = []
     norms, dropout, attention, inplace, hooked = [], [], [], [], []

@@ -47,7 +47,7 @@ class FirstLayer:
     """A dense first layer before and after training; its change lies in the span of the samples.
 
     Attributes:
-        initial: W₁ before training, (h, d), float64 on the CPU.
+        initial: W₁ before training, (h, d).
         trained: W₁ after it.
     """
 

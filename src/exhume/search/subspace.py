@@ -12,10 +12,14 @@ import torch
 from torch import Tensor
 
 from exhume.errors import InputError
+from exhume.features.weights import blocks
 from exhume.problem import FirstLayer
 
 GAP = 10.0
 """Least ratio of neighbouring singular values that counts as the end of the samples' span."""
+
+NOISE = 1e-7
+"""Relative singular values below this are rounding: they come from squares in float64."""
 
 ENERGY = 1e-6
 """Share of the change's energy that the rule `energy` leaves out."""
@@ -46,44 +50,76 @@ class Subspace:
 def estimate(layer: FirstLayer, rank: int | str = "gap") -> Subspace:
     """The samples' span from a first layer's change.
 
+    Weight decay is looked for only where the plain change shows no gap.
+
     Args:
         layer: the layer before and after training.
         rank: r, or a rule: `gap` (the largest ratio of neighbouring singular values; refused
             where none stands out) or `energy` (all but 1e-6 of the squared change).
     """
-    kept = shrinkage(layer.initial, layer.trained)
-    change = layer.trained - kept * layer.initial
-    _, values, rows = torch.linalg.svd(change, full_matrices=False)
-    spectrum = values / values[0].clamp_min(torch.finfo(values.dtype).tiny)
+    grams = _grams(layer)
+    kept = 1.0
+    spectrum, vectors = _spectrum(grams, kept)
+    if _largest_gap(spectrum) < GAP:
+        kept = shrinkage(*grams[:2], tall=layer.initial.shape[0] > layer.initial.shape[1])
+        spectrum, vectors = _spectrum(grams, kept)
     r = _rank(spectrum, rank)
     after = spectrum[r].item() if r < len(spectrum) else 0.0
-    gap = spectrum[r - 1].item() / max(after, torch.finfo(values.dtype).tiny)
-    return Subspace(rows[:r].T.contiguous(), spectrum, kept, gap)
+    return Subspace(
+        vectors[:, :r].contiguous(), spectrum, kept, spectrum[r - 1].item() / max(after, NOISE)
+    )
 
 
-def shrinkage(initial: Tensor, trained: Tensor) -> float:
+def _grams(layer: FirstLayer) -> tuple[Tensor, Tensor, Tensor]:
+    """W₀ᵀW₀, W₀ᵀΔ and ΔᵀΔ with Δ = W₁ − W₀, (d, d) each, in float64 and block by block."""
+    d = layer.initial.shape[1]
+    zero = torch.zeros(d, d, dtype=torch.float64, device=layer.initial.device)
+    own, mixed, change = zero.clone(), zero.clone(), zero.clone()
+    for part in blocks(layer.initial.shape[0], 16384):
+        w = layer.initial[part].double()
+        delta = layer.trained[part].double() - w
+        own += w.T @ w
+        mixed += w.T @ delta
+        change += delta.T @ delta
+    return own, mixed, change
+
+
+def _spectrum(grams: tuple[Tensor, Tensor, Tensor], kept: float) -> tuple[Tensor, Tensor]:
+    """Singular values of W₁ − c·W₀, relative to the largest, and right vectors as columns."""
+    own, mixed, change = grams
+    rest = 1 - kept  # W₁ − cW₀ = Δ + (1 − c)W₀
+    gram = change + rest * (mixed + mixed.T) + rest**2 * own
+    values, vectors = torch.linalg.eigh(gram)
+    values = values.flip(0).clamp_min(0).sqrt()
+    tiny = torch.finfo(values.dtype).tiny
+    return (values / values[0].clamp_min(tiny)).cpu(), vectors.flip(1).cpu()
+
+
+def shrinkage(own: Tensor, mixed: Tensor, tall: bool = True) -> float:
     """The c of W₁ = c·W₁(0) + (rank below d), by the eigenvalue that W₁(0)⁺W₁ repeats.
 
     That matrix is c·I plus one of low rank, so all but rank-many of its eigenvalues are c. Where
     none is repeated (the layer is no wider than d, or all directions moved), c is 1.
 
+    Args:
+        own: W₁(0)ᵀW₁(0), (d, d).
+        mixed: W₁(0)ᵀ(W₁ − W₁(0)), (d, d).
+        tall: whether the layer is wider than d.
+
     Example:
         >>> W = torch.randn(30, 6, generator=torch.Generator().manual_seed(0)).double()
-        >>> x = torch.ones(1, 6, dtype=torch.float64)
-        >>> round(shrinkage(W, 0.9 * W + 0.1 * W[:, :1] @ x), 6)
+        >>> trained = 0.9 * W + 0.1 * W[:, :1] @ torch.ones(1, 6, dtype=torch.float64)
+        >>> round(shrinkage(W.T @ W, W.T @ (trained - W)), 6)
         0.9
     """
-    h, d = initial.shape
-    if h <= d:
+    if not tall:
         return 1.0
-    quotient = torch.linalg.lstsq(initial, trained).solution
-    values = torch.linalg.eigvals(quotient).real
+    values = 1 + torch.linalg.eigvals(torch.linalg.solve(own, mixed)).real
     near = (values[:, None] - values[None, :]).abs() < 1e-4 * values.abs().max()
     count, centre = near.sum(1).max(0)
     if int(count) < 2:
         return 1.0
-    kept = values[near[centre]].median().item()
-    return 1.0 if abs(kept - 1) < 1e-6 else kept
+    return float(values[near[centre]].median())
 
 
 def _rank(spectrum: Tensor, rank: int | str) -> int:
@@ -97,14 +133,20 @@ def _rank(spectrum: Tensor, rank: int | str) -> int:
         return int((energy < 1 - ENERGY).sum()) + 1
     if rank != "gap":
         raise InputError(f"rank: expected a number, gap or energy, got {rank!r}.")
-    floor = torch.finfo(spectrum.dtype).eps
-    ratios = spectrum[:-1].clamp_min(floor) / spectrum[1:].clamp_min(floor)
-    if len(ratios) == 0 or ratios.max() < GAP:
-        largest = f"{ratios.max().item():.1f}" if len(ratios) else "none"
+    if _largest_gap(spectrum) < GAP:
         raise InputError(
             "the change of the first layer spans all directions: no gap in its singular values "
-            f"(largest ratio of neighbours {largest}, at least {GAP:g} is asked for). Either the "
-            "optimiser rescales each entry, as Adam does, or there are as many samples as input "
-            "entries; both break the subspace argument. Use the method 'exhume', or force a rank."
+            f"(largest ratio of neighbours {_largest_gap(spectrum):.1f}, at least {GAP:g} is asked "
+            "for). Either the optimiser rescales each entry, as Adam does, or there are as many "
+            "samples as input entries; both break the subspace argument. Use the method 'exhume', "
+            "or force a rank."
         )
-    return int(ratios.argmax()) + 1
+    return int(_ratios(spectrum).argmax()) + 1
+
+
+def _ratios(spectrum: Tensor) -> Tensor:
+    return spectrum[:-1].clamp_min(NOISE) / spectrum[1:].clamp_min(NOISE)
+
+
+def _largest_gap(spectrum: Tensor) -> float:
+    return _ratios(spectrum).max().item() if len(spectrum) > 1 else 1.0

@@ -1,10 +1,13 @@
 """Victims: models to attack, trained here so that the truth is known."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from exhume.checkpoint import TRUTH, write_model
+from torch import Tensor
+
+from exhume.checkpoint import TRUTH, NetworkModel, write_model, write_network
 from exhume.data import Data, save
 from exhume.files import new_folder
 from exhume.problem import Problem
@@ -18,11 +21,26 @@ class Victim:
         problem: what the auditor may see.
         truth: the training data, for the evaluation only.
         training: how it was trained, for the card.
+        initial: the weights before training, by name; empty where a seed stands for them.
+        trained: the weights after it.
+        model: the network and what is told of it; None for random features.
     """
 
     problem: Problem
     truth: Data
     training: dict[str, Any]
+    initial: Mapping[str, Tensor] = field(default_factory=dict)
+    trained: Mapping[str, Tensor] = field(default_factory=dict)
+    model: NetworkModel | None = None
+
+    def posed(self, parameters: str = "last", point: str = "midpoint") -> Problem:
+        """The problem that another block of parameters, or another point, poses.
+
+        Args:
+            parameters: `last`, `first`, `all`, or names and patterns.
+            point: initial, final, midpoint or both.
+        """
+        return self.problem if self.model is None else self.model.problem(parameters, point)
 
     def save(self, folder: Path, store: bool = False) -> None:
         """Write model and truth to a new folder, the truth in a file of its own.
@@ -32,10 +50,15 @@ class Victim:
             store: write V itself where a seed, or a file elsewhere, would do.
         """
         with new_folder(folder) as temporary:
-            write_model(temporary, self.problem, self.training, store)
+            if self.model is not None:
+                write_network(temporary, self.model, self.training)
+            else:
+                write_model(temporary, self.problem, self.training, store)
             save(self.truth, temporary / TRUTH)
 
 
+from exhume.victims.networks import mlp, resnet, two_layer, vit  # noqa: E402
 from exhume.victims.random_features import random_features  # noqa: E402
+from exhume.victims.training import Training  # noqa: E402
 
-__all__ = ["Victim", "random_features"]
+__all__ = ["Training", "Victim", "mlp", "random_features", "resnet", "two_layer", "vit"]

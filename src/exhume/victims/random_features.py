@@ -85,7 +85,7 @@ def random_features(
         data.shape,
         Pixels(data.transform.shift, data.transform.scale) if len(data.shape) > 1 else None,
     )
-    return Victim(problem, data, training)
+    return Victim(problem, data, training, trained={"last": theta})
 
 
 def _training_loss(fitted: Tensor, targets: Tensor, loss: str) -> float:
