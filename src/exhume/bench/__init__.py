@@ -2,6 +2,7 @@
 
 from exhume.bench.count import count
 from exhume.bench.images import images
+from exhume.bench.networks import networks
 from exhume.bench.solvers import solvers
 from exhume.bench.streaming import streaming
 from exhume.bench.threshold import threshold
@@ -12,4 +13,5 @@ COMMANDS = {
     "count": count,
     "streaming": streaming,
     "images": images,
+    "networks": networks,
 }

@@ -11,6 +11,7 @@ from exhume.errors import InputError
 from exhume.evaluate import score
 from exhume.methods import seen_by, threads_for
 from exhume.methods.iurada2025 import Iurada2025
+from exhume.methods.progress import Progress
 from exhume.problem import Problem
 from exhume.victims import Victim
 
@@ -74,3 +75,36 @@ def _momentum_until(
             start = time.perf_counter() - used
     recovered = score(progress.state.point.candidates, victim.truth.inputs).recovered
     return used, recovered
+
+
+class Watch:
+    """Says where a run is, and notes when 99 % of the samples are found; the run does not know."""
+
+    def __init__(self, truth: torch.Tensor) -> None:
+        """Begin with nothing found."""
+        self.truth = truth
+        self.reached: float | None = None
+        self.spent = self.last = 0.0
+
+    def __call__(self, progress: Progress, seconds: float) -> None:
+        """Take a look; the time that takes is noted, to be left out."""
+        clock = time.perf_counter()
+        seconds -= self.spent
+        point = progress.state.point
+        share = self._share(point.candidates)
+        if self.reached is None and share is not None and share >= 0.99:
+            self.reached = seconds
+        if seconds - self.last > 2:
+            self.last = seconds
+            console.print(
+                f"  {seconds:6.1f} s  {progress.phase:8} round {progress.rounds:3} step "
+                f"{progress.total_steps:4}  {len(point.candidates)} candidates  residual "
+                f"{point.value:.1e}" + ("" if share is None else f"  found {share:.0%}")
+            )
+        self.spent += time.perf_counter() - clock
+
+    def _share(self, candidates: torch.Tensor) -> float | None:
+        """None where candidates are coordinates in a subspace."""
+        if candidates.shape[1] != self.truth.shape[1]:
+            return None
+        return score(candidates, self.truth).recall

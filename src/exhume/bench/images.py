@@ -6,13 +6,12 @@ import torch
 from rich.table import Table
 
 from exhume import data, victims
-from exhume.bench.common import console, heading
+from exhume.bench.common import Watch, console, heading
 from exhume.device import usable_device
 from exhume.errors import InputError
 from exhume.evaluate import score
 from exhume.features.weights import Seeded, materialise
 from exhume.methods import reconstruct
-from exhume.methods.progress import Progress
 
 
 def images(
@@ -47,7 +46,7 @@ def images(
         )
         drawn = time.perf_counter() - start
         victim = victims.random_features(known, width, seed=seed, weights=weights, device=device)
-        watch = _Watch(known.inputs, count)
+        watch = Watch(known.inputs)
         found = reconstruct(victim.problem, count, seed, time_limit=limit, observe=watch)
         result = score(found.samples, known.inputs)
         table.add_row(
@@ -76,28 +75,3 @@ def _case(text: str) -> tuple[int, float]:
         return int(count), float(ratio)
     except ValueError:
         raise InputError(f"case {text!r}: expected samples and ratio, for example 100x5.") from None
-
-
-class _Watch:
-    """Says where a run is, and notes when 99 % of the samples are found; the run does not know."""
-
-    def __init__(self, truth: torch.Tensor, count: int) -> None:
-        self.truth, self.count = truth, count
-        self.reached: float | None = None
-        self.spent = self.last = 0.0
-
-    def __call__(self, progress: Progress, seconds: float) -> None:
-        clock = time.perf_counter()
-        seconds -= self.spent
-        point = progress.state.point
-        share = score(point.candidates, self.truth).recall
-        if self.reached is None and share >= 0.99:
-            self.reached = seconds
-        if seconds - self.last > 2:
-            self.last = seconds
-            console.print(
-                f"  {seconds:6.1f} s  {progress.phase:8} round {progress.rounds:3} step "
-                f"{progress.total_steps:4}  {len(point.candidates)} candidates  residual "
-                f"{point.value:.1e}  found {share:.0%}"
-            )
-        self.spent += time.perf_counter() - clock

@@ -13,7 +13,13 @@ import torch
 from torch import Tensor
 from torch.func import grad, jacrev, jvp, vjp, vmap
 
-from exhume.features.modules import ModuleFeatures, forward_derivative, probes, sum_over_blocks
+from exhume.features.modules import (
+    ModuleFeatures,
+    forward_derivative,
+    paired,
+    probes,
+    sum_over_blocks,
+)
 from exhume.features.weights import free_memory
 from exhume.network import Weights, derivatives
 
@@ -153,7 +159,7 @@ class GradientLinearization:
         return result
 
     def curvature(self, coefficients: Tensor) -> Tensor:
-        """C_ij = tr(J_iᵀJ_j)/d, (n, n) float64, by `probes`; n·p numbers at a time."""
+        """C_ij = tr(J_iᵀJ_j)/d, (n, n) float64, by `probes`; n·p numbers and more at a time."""
         a = self._by_point(coefficients)
         n = len(self.candidates)
         total = torch.zeros(n, n, dtype=torch.float64, device=a.device)
@@ -167,15 +173,14 @@ class GradientLinearization:
             return moved
 
         with derivatives(rounded=True):
-            for z in directions:
+            for z in self.features.batches(directions, n):
+                x, along = paired(self.candidates, z)
                 for m in range(a.shape[3]):
-                    rows = torch.cat(
-                        [
-                            vmap(one, (0, 0, None))(self.candidates[part], a[part, :, :, m], z)
-                            for part in self.chunks
-                        ]
-                    )
-                    total += (rows @ rows.T).double()
+                    weight = a[..., m].repeat(len(x) // n, 1, 1)
+                    parts = self.features.chunks(len(x))
+                    moved = [vmap(one)(x[part], weight[part], along[part]) for part in parts]
+                    rows = torch.cat(moved).view(len(x) // n, n, -1)
+                    total += (rows @ rows.mT).sum(0).double()
         return total / len(directions)
 
     def _along(self, point: int, column: Tensor, x: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from torch.func import vjp
 from exhume.features.modules import (
     ModuleFeatures,
     forward_derivative,
+    paired,
     probes,
     sum_over_blocks,
 )
@@ -45,6 +46,7 @@ class LastLayerLinearization:
         """Keep the activations of the head's input, not those of the layers before."""
         self.features, self.candidates = features, candidates
         self.chunks = list(features.chunks(len(candidates)))
+        self._kept: list[Callable[[Tensor], tuple[Tensor]]] | None = None
         with torch.no_grad(), derivatives(rounded=False):
             self.phi = torch.cat(
                 [
@@ -86,10 +88,18 @@ class LastLayerLinearization:
         result = torch.zeros_like(self.candidates)
         with derivatives(rounded=True):
             for part in self.chunks:
-                for k, function in enumerate(self._functions()):
-                    back = vjp(function, self.candidates[part])[1]
+                for k, back in enumerate(self._backward(part)):
                     result[part] += back(a[part, k] @ target.T)[0]
         return result
+
+    def _backward(self, part: slice) -> list[Callable[[Tensor], tuple[Tensor]]]:
+        """Reverse derivatives at some candidates, kept if these are all there are."""
+        if self._kept is not None:
+            return self._kept
+        made = [vjp(function, self.candidates[part])[1] for function in self._functions()]
+        if len(self.chunks) == 1:
+            self._kept = made
+        return made
 
     def curvature(self, coefficients: Tensor) -> Tensor:
         """C_ij = Σ_kl (A_ik·A_jl) tr(∂φ_ikᵀ∂φ_jl)/d, (n, n) float64, by `probes`."""
@@ -98,20 +108,19 @@ class LastLayerLinearization:
         directions = probes(self.candidates.shape[1], self.candidates)
         traces = a.new_zeros(n * points, n * points)
         with torch.no_grad(), derivatives(rounded=True):
-            for z in directions:
-                moved = torch.cat(
-                    [
-                        torch.stack(
-                            [forward_derivative(f, x, z.expand_as(x)) for f in self._functions()],
-                            1,
-                        )
-                        for x in (self.candidates[part] for part in self.chunks)
-                    ]
-                ).flatten(0, 1)
-                traces += (moved @ moved.T).double()
+            for z in self.features.batches(directions, n):
+                x, along = paired(self.candidates, z)
+                parts = self.features.chunks(len(x))
+                moved = torch.cat([self._moved(x[part], along[part]) for part in parts])
+                rows = moved.view(len(z), n * points, -1)
+                traces += (rows @ rows.mT).sum(0).double()
         traces /= len(directions)
         weights = torch.einsum("ikm,jlm->ikjl", a, a)
         return (weights * traces.view(n, points, n, points)).sum((1, 3))
+
+    def _moved(self, x: Tensor, z: Tensor) -> Tensor:
+        """∂φ(x)[z] at each point, (n, k, h)."""
+        return torch.stack([forward_derivative(f, x, z) for f in self._functions()], 1)
 
     def _functions(self) -> list[Callable[[Tensor], Tensor]]:
         network = self.features.network

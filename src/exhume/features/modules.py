@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Self
 
 import torch
@@ -11,11 +12,14 @@ from torch.func import jvp
 from exhume.features.weights import blocks, free_memory
 from exhume.network import Network, Weights, derivatives, moved
 
-PROBES = 32
-"""Directions for the curvature: all of them where d is no more, else so many random ones."""
+AXES, PROBES = 32, 8
+"""Directions for the curvature: the axes where there are no more than so many, else random ones."""
 
 SHARE = 0.1
 """Share of the free memory that the activations of one chunk of candidates may take."""
+
+BATCH = 2**24
+"""Most numbers in the rows of all candidates along a batch of directions."""
 
 Function = Callable[[Tensor], Tensor]
 
@@ -108,9 +112,21 @@ class ModuleFeatures:
         """Ranges of candidates whose activations fit in memory together."""
         return blocks(candidates, self.chunk or max(1, self._room()))
 
-    def _room(self) -> int:
-        return int(SHARE * free_memory(self.device) / (self._activations() * 4))
+    def batches(self, directions: Tensor, candidates: int) -> Iterator[Tensor]:
+        """Directions (q, d), so many at a time that the rows of all candidates are few."""
+        count = max(1, BATCH // (candidates * self.width * len(self.points)))
+        for part in blocks(len(directions), count):
+            yield directions[part]
 
+    @property
+    def width(self) -> int:
+        """p, the number of rows of the target."""
+        raise NotImplementedError
+
+    def _room(self) -> int:
+        return int(SHARE * free_memory(self.device) / (self._activations * 4))
+
+    @cached_property
     def _activations(self) -> int:
         """Bytes that one candidate leaves in all layers together."""
         total = 0
@@ -142,12 +158,18 @@ def probes(dim: int, like: Tensor) -> Tensor:
 
     The axes, exactly; or random signs over √d, on average, where there are too many axes.
     """
-    if dim <= PROBES:
+    if dim <= AXES:
         return torch.eye(dim).to(like)
     generator = torch.Generator().manual_seed(0)
     signs = torch.randint(0, 2, (PROBES, dim), generator=generator).to(like) * 2 - 1
     scaled: Tensor = signs / dim**0.5
     return scaled
+
+
+def paired(candidates: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
+    """Every candidate (n, d) with every direction (q, d), (q·n, d) each, candidates first."""
+    n, q = len(candidates), len(directions)
+    return candidates.repeat(q, 1), directions.repeat_interleave(n, 0)
 
 
 def forward_derivative(function: Function, inputs: Tensor, direction: Tensor) -> Tensor:

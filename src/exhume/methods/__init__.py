@@ -44,6 +44,7 @@ class Reconstruction:
         products: passes over the features' derivative.
         seconds: wall time, with that of earlier sittings if it was resumed.
         explained: how many candidates explained the weights, where more were tried than asked for.
+        rank: dimension of the subspace in which the candidates were looked for; None for all.
     """
 
     samples: Tensor
@@ -56,6 +57,7 @@ class Reconstruction:
     products: int
     seconds: float
     explained: int | None = None
+    rank: int | None = None
 
 
 def method_named(method: str | Method) -> Method:
@@ -163,4 +165,5 @@ def _run(
         products=progress.total_products,
         seconds=time.perf_counter() - start,
         explained=progress.explained,
+        rank=None if point.candidates.shape[1] == problem.dim else problem.dim,
     )

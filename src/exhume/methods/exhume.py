@@ -82,7 +82,7 @@ class Exhume:
         return replace(
             self,
             tolerance=max(self.tolerance, problem.resolution),
-            close=max(self.close, problem.resolution),
+            close=max(self.tolerance if problem.drift else self.close, problem.resolution),
         )
 
     def init(self, problem: Problem, samples: int | None, seed: int) -> Progress:

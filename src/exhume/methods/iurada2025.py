@@ -2,9 +2,10 @@
 
 Iurada et al., "A Law of Data Reconstruction for Random Features (and Beyond)". As many
 candidates as samples, N(0, 1) at the start, momentum 0.9, rows rescaled to the sphere after each
-step, ReLU with a backward slope of 0.02 where it is off, until the residual is under 1e-7 or
-10⁶ steps are done. Products are in full float32; the n×n solve is in float64, where the published
-code has float32. Nothing here sees the truth.
+step, until the residual is under 1e-7 or 10⁶ steps are done. ReLU has a backward slope of 0.02
+where it is off in random features, and is plain in a trained network. Products are in full
+float32; the n×n solve is in float64, where the published code has float32. Nothing here sees the
+truth.
 """
 
 from dataclasses import dataclass, replace
@@ -42,14 +43,16 @@ class Iurada2025:
         return Momentum(rate=self.rate or default)
 
     def view(self, problem: Problem) -> Problem:
-        """The same problem with the published leaky backward slope, where the features are ReLU."""
+        """The same problem with the published leaky backward slope, for random ReLU features."""
         features = problem.features
         if not isinstance(features, RandomFeatures):
             return problem
         weights = features.weights
         if isinstance(weights, Stored):
             weights = Stored(weights.tensor)  # no half-precision products
-        activation = features.activation.leaky_backward()
+        activation = features.activation
+        if not problem.drift:
+            activation = activation.leaky_backward()
         exact = replace(features, weights=weights, activation=activation, full_precision=True)
         return replace(problem, features=exact)
 

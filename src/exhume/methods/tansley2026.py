@@ -51,7 +51,7 @@ class Tansley2026:
     """The subspace-aware attack.
 
     Attributes:
-        rank: r, or the rule to find it: gap, energy, or count (as many as samples).
+        rank: r, for example the number of samples, or the rule to find it: gap or energy.
         search: what is run in the subspace.
         polish: most solver steps in the full space at the end.
     """
@@ -79,6 +79,7 @@ class Tansley2026:
     def init(self, problem: Problem, samples: int | None, seed: int) -> Progress:
         """Random candidates in the subspace, or in the span of the moment's eigenvectors."""
         if isinstance(problem, Reduced):
+            self._check_count(problem.subspace.rank, samples)
             return self.search.init(problem, samples, seed)
         count = self.search.count(problem, samples)
         generator = stream(seed, 0)
@@ -89,6 +90,16 @@ class Tansley2026:
         basis = vectors.double().cpu()
         start = torch.randn(count, basis.shape[1], generator=generator, dtype=torch.float64)
         return self.search.begin(problem, samples, seed, problem.domain.project(start @ basis.T))
+
+    def _check_count(self, rank: int, samples: int | None) -> None:
+        """Samples span no more directions than there are of them."""
+        if self.rank == "gap" and samples is not None and rank > samples:
+            raise InputError(
+                f"the change of the first layer spans {rank} directions, but {samples} samples "
+                "span no more than their number. Either there are more of them, or the optimiser "
+                "rescales each entry, as Adam does, which breaks the subspace argument. Give the "
+                "right number, or use the method 'exhume'."
+            )
 
     def advance(self, problem: Problem, progress: Progress) -> Progress:
         """As the search has it."""

@@ -15,8 +15,14 @@ from exhume.errors import InputError
 from exhume.features.weights import blocks
 from exhume.problem import FirstLayer
 
-GAP = 10.0
+GAP = 3.0
 """Least ratio of neighbouring singular values that counts as the end of the samples' span."""
+
+REST = 1e-2
+"""Most of the change's energy that may lie beyond the gap: rounding leaves little, Adam much."""
+
+ALONE = 1e4
+"""Least ratio where one singular value lies beyond it: by chance the last are often far apart."""
 
 NOISE = 1e-7
 """Relative singular values below this are rounding: they come from squares in float64."""
@@ -50,7 +56,8 @@ class Subspace:
 def estimate(layer: FirstLayer, rank: int | str = "gap") -> Subspace:
     """The samples' span from a first layer's change.
 
-    Weight decay is looked for only where the plain change shows no gap.
+    Where the plain change shows no gap, weight decay is looked for; where it shows one, c is found
+    again from the directions beyond it, for as long as that widens the gap.
 
     Args:
         layer: the layer before and after training.
@@ -59,10 +66,12 @@ def estimate(layer: FirstLayer, rank: int | str = "gap") -> Subspace:
     """
     grams = _grams(layer)
     kept = 1.0
-    spectrum, vectors = _spectrum(grams, kept)
+    units = len(layer.initial)  # a narrow layer has no more singular values than these
+    spectrum, vectors = _spectrum(grams, kept, units)
     if _largest_gap(spectrum) < GAP:
-        kept = shrinkage(*grams[:2], tall=layer.initial.shape[0] > layer.initial.shape[1])
-        spectrum, vectors = _spectrum(grams, kept)
+        kept = shrinkage(*grams[:2], tall=units > layer.initial.shape[1])
+        spectrum, vectors = _spectrum(grams, kept, units)
+    kept, spectrum, vectors = _refined(grams, kept, spectrum, vectors)
     r = _rank(spectrum, rank)
     after = spectrum[r].item() if r < len(spectrum) else 0.0
     return Subspace(
@@ -84,15 +93,35 @@ def _grams(layer: FirstLayer) -> tuple[Tensor, Tensor, Tensor]:
     return own, mixed, change
 
 
-def _spectrum(grams: tuple[Tensor, Tensor, Tensor], kept: float) -> tuple[Tensor, Tensor]:
-    """Singular values of W₁ − c·W₀, relative to the largest, and right vectors as columns."""
+def _spectrum(
+    grams: tuple[Tensor, Tensor, Tensor], kept: float, count: int
+) -> tuple[Tensor, Tensor]:
+    """The largest singular values of W₁ − c·W₀, divided by the first; right vectors as columns."""
     own, mixed, change = grams
     rest = 1 - kept  # W₁ − cW₀ = Δ + (1 − c)W₀
     gram = change + rest * (mixed + mixed.T) + rest**2 * own
     values, vectors = torch.linalg.eigh(gram)
     values = values.flip(0).clamp_min(0).sqrt()
     tiny = torch.finfo(values.dtype).tiny
-    return (values / values[0].clamp_min(tiny)).cpu(), vectors.flip(1).cpu()
+    return (values / values[0].clamp_min(tiny))[:count].cpu(), vectors.flip(1).cpu()
+
+
+def _refined(
+    grams: tuple[Tensor, Tensor, Tensor], kept: float, spectrum: Tensor, vectors: Tensor
+) -> tuple[float, Tensor, Tensor]:
+    """C once more, from the directions V that no sample has a part in: W₁V = c·W₀V there."""
+    own, mixed, _ = grams
+    while GAP <= (gap := _largest_gap(spectrum)) < 1 / NOISE:
+        beyond = vectors[:, int(_gaps(spectrum).argmax()) + 1 :].to(own)
+        before = float((beyond * (own @ beyond)).sum())
+        if before <= 0:
+            break
+        c = 1 + float((beyond * (mixed @ beyond)).sum()) / before
+        other, axes = _spectrum(grams, c, len(spectrum))
+        if _largest_gap(other) < 1.1 * gap:
+            break
+        kept, spectrum, vectors = c, other, axes
+    return kept, spectrum, vectors
 
 
 def shrinkage(own: Tensor, mixed: Tensor, tall: bool = True) -> float:
@@ -114,12 +143,13 @@ def shrinkage(own: Tensor, mixed: Tensor, tall: bool = True) -> float:
     """
     if not tall:
         return 1.0
-    values = 1 + torch.linalg.eigvals(torch.linalg.solve(own, mixed)).real
-    near = (values[:, None] - values[None, :]).abs() < 1e-4 * values.abs().max()
-    count, centre = near.sum(1).max(0)
-    if int(count) < 2:
+    values = 1 + torch.linalg.eigvals(torch.linalg.pinv(own, hermitian=True) @ mixed)
+    apart = (values[:, None] - values[None, :]).abs().fill_diagonal_(torch.inf)
+    nearest, which = apart.min(1)
+    closest = int(nearest.argmin())
+    if not nearest[closest] < 1e-4 * values.abs().max():
         return 1.0
-    return float(values[near[centre]].median())
+    return float(values[[closest, int(which[closest])]].real.mean())
 
 
 def _rank(spectrum: Tensor, rank: int | str) -> int:
@@ -136,17 +166,28 @@ def _rank(spectrum: Tensor, rank: int | str) -> int:
     if _largest_gap(spectrum) < GAP:
         raise InputError(
             "the change of the first layer spans all directions: no gap in its singular values "
-            f"(largest ratio of neighbours {_largest_gap(spectrum):.1f}, at least {GAP:g} is asked "
-            "for). Either the optimiser rescales each entry, as Adam does, or there are as many "
-            "samples as input entries; both break the subspace argument. Use the method 'exhume', "
-            "or force a rank."
+            f"(a ratio of {GAP:g} is asked for, with under {REST:.0%} of the change beyond "
+            "it, and more where few of them lie beyond). Either the optimiser rescales each entry, "
+            "as Adam does, or there are as many samples as input entries or units; both break the "
+            "subspace argument. Use the method 'exhume', or force a rank."
         )
-    return int(_ratios(spectrum).argmax()) + 1
+    return int(_gaps(spectrum).argmax()) + 1
 
 
-def _ratios(spectrum: Tensor) -> Tensor:
-    return spectrum[:-1].clamp_min(NOISE) / spectrum[1:].clamp_min(NOISE)
+def _gaps(spectrum: Tensor) -> Tensor:
+    """Ratios of neighbouring singular values, 0 where they do not show the end of a span.
+
+    Too much may lie beyond, or too little to be told from chance: the last L singular values of
+    a change in all directions are a factor g below the others with a chance that falls like a
+    power of g, the faster the larger L is.
+    """
+    energy = spectrum.square()
+    beyond = 1 - energy.cumsum(0) / energy.sum()
+    ratios = spectrum[:-1].clamp_min(NOISE) / spectrum[1:].clamp_min(NOISE)
+    count = torch.arange(len(ratios), 0, -1)
+    enough = (ALONE ** count.double().pow(-1.5)).clamp_min(GAP)
+    return ratios.where((beyond[:-1] <= REST) & (ratios >= enough), 0.0)
 
 
 def _largest_gap(spectrum: Tensor) -> float:
-    return _ratios(spectrum).max().item() if len(spectrum) > 1 else 1.0
+    return _gaps(spectrum).max().item() if len(spectrum) > 1 else 0.0
