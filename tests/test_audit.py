@@ -21,19 +21,36 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from exhume import data, evidence, files, methods
-from exhume.audit import CANDIDATES, CHECKPOINT, CONFIG, EVENTS, RESULT, Event, Settings, audit
+from exhume.auditing import problem_of
 from exhume.checkpoint import CARD, TRAINED, TRUTH
 from exhume.errors import InputError
 from exhume.evaluate.runs import score_run
 from exhume.methods import Reconstruction
 from exhume.methods.exhume import Exhume
 from exhume.methods.iurada2025 import Iurada2025
+from exhume.run_folder import (
+    CANDIDATES,
+    CHECKPOINT,
+    CONFIG,
+    EVENTS,
+    RESULT,
+    Event,
+    Settings,
+)
+from exhume.run_folder import (
+    run as attack,
+)
 from exhume.solvers import Outcome
 from exhume.victims import random_features
 from problems import case, gaussian
 
-NAME = audit.__module__
+NAME = attack.__module__
 TIMES = {"seconds", "started"}
+
+
+def audit(settings: Settings, out: Path, **options: Any) -> dict[str, Any]:
+    """The result of a run, as the command line makes it."""
+    return attack(settings, problem_of(settings), out, **options)[1]
 
 
 def refuse_constant(name: str) -> None:
@@ -91,10 +108,12 @@ def run(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_run_folder_holds_what_it_should(run: Path, model: Path) -> None:
     assert contents(run).keys() == {CONFIG, EVENTS, CANDIDATES, RESULT}
-    assert yaml.safe_load((run / CONFIG).read_text()) == {
+    config = yaml.safe_load((run / CONFIG).read_text())
+    assert {word: value for word, value in config.items() if value is not None} == {
         **{"model": str(model), "samples": 4, "seed": 0},
-        **{"method": "exhume", "time_limit": None, "device": "cpu"},
+        **{"method": "exhume", "device": "cpu"},
     }
+    assert config.keys() == set(Settings.__dataclass_fields__)
     found = load_file(run / CANDIDATES)
     assert {name: tuple(tensor.shape) for name, tensor in found.items()} == {
         "samples": (4, 20),
@@ -110,6 +129,7 @@ def test_the_result_says_all_that_a_report_needs(run: Path) -> None:
         *("schema", "exhume", "versions", "device", "device_name", "seed", "method", "started"),
         *("seconds", "outcome", "sentence", "residual", "candidates", "samples_given", "steps"),
         *("products", "problem", "threat_model", "display", "claims", "limits"),
+        *("parameters", "point", "rank", "prepared"),
     }
     assert (result["schema"], result["seed"], result["method"]) == (1, 0, "exhume")
     assert (result["outcome"], result["candidates"], result["samples_given"]) == ("converged", 4, 4)

@@ -50,7 +50,14 @@ def row(said: str, first: str) -> list[str]:
 
 
 def test_all_measurements_are_tested_here() -> None:
-    assert set(COMMANDS) == {"solvers", "threshold", "count", "streaming", "images"}
+    assert set(COMMANDS) == {
+        "solvers",
+        "threshold",
+        "count",
+        "streaming",
+        "images",
+        "networks",
+    }
 
 
 def test_count(capsys: pytest.CaptureFixture[str]) -> None:

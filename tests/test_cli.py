@@ -1,9 +1,12 @@
 """The command line: the whole flow, and what happens when something is wrong."""
 
+import io
 import json
 import re
+import shlex
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +14,15 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from rich.console import Console
 from safetensors.torch import load_file, save_file
 
 import exhume
 from exhume import data
-from exhume.audit import CANDIDATES, CONFIG, EVENTS, RESULT
 from exhume.checkpoint import CARD, INITIAL, TRAINED, TRUTH
-from exhume.cli import main
+from exhume.cli import _training, main
 from exhume.evaluate.runs import MATCHED, SCORE
+from exhume.run_folder import CANDIDATES, CONFIG, EVENTS, RESULT
 
 REPORT = "report.html"
 COMMANDS = ["victim", "audit", "score", "report", "demo", "bench"]
@@ -231,7 +235,150 @@ def test_samples_may_be_left_out(workshop: Path, tmp_path: Path) -> None:
         assert (result["samples_given"], result["candidates"]) == (None, 4)
 
 
+# Networks
+
+
+QUICK = ("--samples", 3, "--classes", "parity", "--steps", 50)
+SIZES: dict[str, list[object]] = {
+    "two_layer": ["--ratio", 2, "--bias"],
+    "mlp": ["--widths", "30,20", "--activation", "tanh", "--loss", "logistic", "--decay", 0.01],
+    "resnet": ["--width", 2, "--blocks", 1, "--optimizer", "sgd", "--batch", 2, "--rate", 0.01],
+    "vit": ["--width", 8, "--heads", 2, "--blocks", 1, "--optimizer", "adam", "--dtype", "float32"],
+}
+
+
+@pytest.mark.parametrize("architecture", SIZES)
+def test_a_network_from_victim_to_report(
+    architecture: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, run = tmp_path / "model", tmp_path / "run"
+    words = ("--architecture", architecture, *SIZES[architecture], *QUICK, "--out", model)
+    exhume_("victim", "digits", *words)
+    said = capsys.readouterr().out
+    assert "first layer moved by" in said and "after 50 steps" in said
+    assert names(tmp_path) == {"model"} and names(model) == {CARD, INITIAL, TRAINED, TRUTH}
+    card = json.loads((model / CARD).read_text())
+    assert card["architecture"]["name"] == architecture
+
+    blocks = ("--parameters", "first", "--point", "initial")
+    exhume_("audit", model, "--samples", 3, "--time-limit", 0.1, *blocks, "--out", run)
+    result = json.loads((run / RESULT).read_text())
+    assert (result["parameters"], result["point"]) == ("first", "initial")
+    capsys.readouterr()
+    exhume_("score", run)
+    said = capsys.readouterr().out
+    assert "samples recovered" in said and "residual at the truth" in said
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Callable[[str], dict[str, torch.Tensor]]:
+    def call(name: str) -> dict[str, torch.Tensor]:
+        words = ("--architecture", "mlp", "--widths", 30, "--samples", 3, "--steps", 200)
+        exhume_("victim", "digits", *words, "--until", 0, "--out", tmp_path / name)
+        return load_file(tmp_path / name / TRAINED)
+
+    return call
+
+
+def test_training_can_be_interrupted_and_goes_on(
+    trained: Callable[[str], dict[str, torch.Tensor]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    @contextmanager
+    def interrupting(*_: object) -> Iterator[Callable[[int, float], None]]:
+        def show(step: int, _: float) -> None:
+            if step == 100:
+                raise KeyboardInterrupt
+
+        yield show
+
+    whole = trained("whole")
+    monkeypatch.setattr("exhume.cli._training", interrupting)
+    with pytest.raises(SystemExit) as ending:
+        trained("model")
+    assert ending.value.code == 130
+    said = capsys.readouterr().err
+    assert "same command" in said and str(tmp_path / ".model.training") in said
+    assert names(tmp_path) == {"whole", ".model.training"}
+    monkeypatch.undo()
+    again = trained("model")
+    assert "going on from" in capsys.readouterr().out
+    assert names(tmp_path) == {"whole", "model"}
+    assert all(torch.equal(again[name], weight) for name, weight in whole.items())
+
+
+def test_a_bar_grows_while_it_trains() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True)
+    with _training(console, 1e-4) as show:
+        for step, loss in ((50, 1.0), (100, 1e-2), (150, 1e-5)):
+            show(step, loss)
+    output = console.file
+    assert isinstance(output, io.StringIO)
+    assert "step 150, loss 1.0e-05" in output.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--architecture", "mlp"], ["widths", "mlp needs"]),
+        (["--architecture", "resnet"], ["width", "resnet needs"]),
+        (["--architecture", "resnet", "--ratio", 3], ["ratio", "resnet", "blocks"]),
+        (["--architecture", "vit", "--patch", 3], ["patch", "8×8"]),
+        (["--architecture", "two_layer", "--ridge", 1], ["ridge", "two_layer"]),
+        (["--architecture", "two_layer", "--momentum", 2], ["momentum"]),
+        (["--architecture", "two_layer", "--batch", 2], ["batch", "sgd"]),
+        (["--optimizer", "adam"], ["optimizer", "random_features"]),
+        (["--loss", "cross_entropy"], ["cross_entropy", "logistic"]),
+        (["--device", "abacus"], ["abacus"]),
+    ],
+    ids=str,
+)
+def test_a_network_that_cannot_be(
+    words: list[object], named: list[str], refused: Callable[..., str]
+) -> None:
+    said = refused("victim", "digits", "--samples", 3, *words, "--out", "new")
+    assert all(word in said for word in named)
+
+
 # How options may be written
+
+
+def test_the_folder_may_stand_anywhere(workshop: Path, tmp_path: Path) -> None:
+    exhume_("audit", "--samples", 4, "--time-limit=0", workshop / "model", "--out", tmp_path / "a")
+    exhume_("audit", "--model", workshop / "model", "--time-limit", 0, "--out", tmp_path / "b")
+    for run in (tmp_path / "a", tmp_path / "b"):
+        config = yaml.safe_load((run / CONFIG).read_text())
+        assert config["model"] == str(workshop / "model")
+
+
+def test_a_model_must_be_named(refused: Callable[..., str]) -> None:
+    assert "--model" in refused("audit", "--samples", 4)
+
+
+def test_a_model_folder_takes_no_weights(workshop: Path, refused: Callable[..., str]) -> None:
+    for words in (["--initial", "i.pt"], ["--head", "3"], ["--input-shape", "4,5"]):
+        said = refused("audit", workshop / "model", *words, "--out", "new")
+        assert "is a model folder" in said
+    assert "random-features" in refused("audit", workshop / "model", "--point", "final")
+
+
+def test_a_card_or_options_but_not_both(refused: Callable[..., str]) -> None:
+    given = ("--model", "m:f", "--trained", "t.pt")
+    assert "card" in refused("audit", *given, "--card", "c.yaml", "--range", "0,1")
+    assert "c.yaml: no such file" in refused("audit", *given, "--card", "c.yaml")
+    assert "--input-shape" in refused("audit", *given, "--classes", 3)
+
+
+def test_a_printed_name_can_be_pasted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    exhume_("victim", "sphere", "--dim", 20, "--samples", 4, "--ratio", 6, "--out", "my model")
+    (line,) = re.findall(r"^next: exhume (.+)$", capsys.readouterr().out, re.MULTILINE)
+    exhume_(*shlex.split(line))
+    assert "converged" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("option", ["--time-limit=30", "--time_limit=30"])
@@ -274,9 +421,10 @@ def test_a_config_file_stands_for_options(workshop: Path, tmp_path: Path) -> Non
     )
     exhume_("audit", "--config", file, "--out", tmp_path / "a")
     exhume_("audit", "--config", file, "--seed", 5, "--out", tmp_path / "b")
-    assert yaml.safe_load((tmp_path / "a" / CONFIG).read_text()) == {
+    config = yaml.safe_load((tmp_path / "a" / CONFIG).read_text())
+    assert {word: value for word, value in config.items() if value is not None} == {
         **{"model": str(workshop / "model"), "samples": 4, "seed": 3},
-        **{"method": "exhume", "time_limit": None, "device": "cpu"},
+        **{"method": "exhume", "device": "cpu"},
     }
     assert yaml.safe_load((tmp_path / "b" / CONFIG).read_text())["seed"] == 5
 
@@ -323,7 +471,7 @@ def test_ctrl_c_says_how_to_go_on(
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("exhume.audit.reconstruct", interrupt)
+    monkeypatch.setattr("exhume.run_folder.reconstruct", interrupt)
     with pytest.raises(SystemExit) as ending:
         exhume_("audit", workshop / "model", "--samples", 4, "--out", tmp_path / "run")
     assert ending.value.code == 130
@@ -353,6 +501,11 @@ def test_ctrl_c_says_how_to_go_on(
         (["audit", "model", "--time-limit", "nan"], "time_limit"),
         (["audit", "model", "--time-limit", "soon"], "time_limit"),
         (["audit", "model", "--resume", "maybe"], "maybe"),
+        (["audit", "model", "other"], "other"),
+        (["audit", "model", "--rank", "most"], "rank"),
+        (["audit", "model", "--point", "middle"], "middle"),
+        (["audit", "model", "--arguments", "3"], "arguments"),
+        (["audit", "model", "--input-shape", "a,b"], "input_shape"),
         (["audit", "--config", "nowhere.yaml"], "nowhere.yaml"),
     ],
     ids=str,

@@ -4,20 +4,42 @@ import itertools
 import json
 import math
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from exhume import data as datasets
 from exhume import evaluate
 from exhume.data import Data, Transform
 from exhume.errors import InputError
-from exhume.evaluate import assign, chance, distances, feature_space, score, span_residual
+from exhume.evaluate import (
+    assign,
+    chance,
+    distances,
+    feature_space,
+    floors,
+    outside,
+    principal_angles,
+    score,
+    span_residual,
+    verdict,
+    verdicts,
+)
+from exhume.evaluate.runs import SCORE, score_run
 from exhume.evaluate.scoring import AGGREGATES
+from exhume.files import write_json, write_tensors
+from exhume.formulation import POINTS
+from exhume.problem import Problem
+from exhume.victims import Victim, random_features, two_layer
 
 seeds = st.integers(0, 2**31 - 1)
 fast = settings(max_examples=30, deadline=None)
@@ -428,3 +450,208 @@ def test_residual_at_truth_is_the_objective_there(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(feature_space.objective, "evaluate", fake)
     assert evaluate.residual_at_truth("problem", torch.ones(2, 3)) == 6
     assert evaluate.residual_at_truth("problem", images(2, 3)) == float(images(2, 3).inputs.sum())
+
+
+# Floors
+
+
+@cache
+def victim(**options: Any) -> Victim:
+    """A tiny two-layer net on the sphere, trained to 1e-6."""
+    return two_layer(datasets.sphere(16, 4), width=128, until=1e-6, **options)
+
+
+def dense_floor(victim: Victim, parameters: str, point: str) -> float:
+    """The residual at the truth, from weights, plain autograd and a dense least-squares fit."""
+    assert victim.model is not None
+    weights = {
+        "initial": [victim.initial],
+        "final": [victim.trained],
+        "midpoint": [{k: (victim.initial[k] + w) / 2 for k, w in victim.trained.items()}],
+        "both": [victim.initial, victim.trained],
+    }[point]
+    names = {"last": ["3.weight"], "all": list(victim.trained)}[parameters]
+    columns = []
+    for at in weights:
+        for x in victim.truth.inputs.double():
+            w1, w2 = (at[name].clone().requires_grad_() for name in ("1.weight", "3.weight"))
+            output = w2 @ (w1 @ x).relu()
+            slopes = dict(zip(victim.trained, torch.autograd.grad(output, (w1, w2)), strict=True))
+            columns.append(torch.cat([slopes[name].flatten() for name in names]))
+    change = [(victim.trained[name] - victim.initial[name]).flatten() for name in names]
+    target, basis = torch.cat(change), torch.stack(columns, 1)
+    rest = target - basis @ torch.linalg.lstsq(basis, target[:, None]).solution[:, 0]
+    return float(rest.square().sum() / target.square().sum())
+
+
+@pytest.mark.parametrize("parameters", ["last", "all"])
+def test_floors_against_the_dense_oracle(parameters: str) -> None:
+    made = victim()
+    found = floors(lambda point: made.posed(parameters, point), made.truth)
+    assert tuple(found) == POINTS
+    for point, value in found.items():
+        assert value == pytest.approx(dense_floor(made, parameters, point), rel=1e-4), point
+    assert found["both"] < found["midpoint"] < min(found["initial"], found["final"])
+
+
+def test_a_point_that_cannot_be_formed_has_no_floor() -> None:
+    made = victim()
+
+    def partial(point: str) -> Problem:
+        if point in ("initial", "midpoint"):
+            raise InputError("initial weights are missing: 1.weight")
+        return made.posed("last", point)
+
+    assert set(floors(partial, made.truth.inputs)) == {"final", "both"}
+
+
+@pytest.mark.parametrize(
+    ("residual", "floor", "recovered", "ratio", "words"),
+    [
+        (1e-12, 1e-13, 8, 4.0, "All 8 samples recovered"),
+        (None, 0.3, 8, 4.0, "All 8 samples recovered"),
+        (1e-3, 1e-8, 0, 4.0, "None of 8 samples recovered. The attack failed although"),
+        (1e-3, 1e-8, 5, 4.0, "5 of 8 samples recovered. The attack failed although"),
+        (None, 1e-8, 0, 4.0, "ended at a residual of inf"),
+        (1e-7, 1e-30, 0, 4.0, "The attack failed although"),
+        (1e-3, 1e-2, 0, 4.0, "no such trace at this width or laziness"),
+        (1e-3, math.nan, 0, 4.0, "no such trace at this width or laziness"),
+        (1e-3, 9e-3, 0, 0.8, "fits below the floor with wrong candidates"),
+        (1e-3, 9e-3, 0, 0.8, "0.80 equations for each unknown are too few"),
+        (1e-12, 1e-30, 2, 0.8, "fits as well as the samples do with wrong candidates"),
+        (5e-4, 1e-4, 7, 4.0, "7 of 8 samples recovered. The attack fits as well"),
+        (5e-4, 1e-4, 7, 4.0, "the trace of what was missed is too small"),
+    ],
+)
+def test_a_verdict_tells_the_attack_from_the_model(
+    residual: float | None, floor: float, recovered: int, ratio: float, words: str
+) -> None:
+    assert words in verdict(residual, floor, recovered, 8, ratio)
+
+
+def test_a_verdict_names_the_point_where_the_trace_is_clearer() -> None:
+    by_point = {"initial": 0.3, "final": 0.4, "midpoint": 5e-3, "both": 1e-5}
+    assert "'both' they leave 1.0e-05" in verdict(1e-3, 0.3, 0, 8, 4.0, by_point)
+    assert "at the point" not in verdict(1e-3, 0.3, 0, 8, 4.0, {"initial": 0.3})
+    assert "at the point" not in verdict(1e-3, 5e-3, 0, 8, 0.5, by_point)
+
+
+def test_the_thresholds_of_a_verdict_are_where_they_are_said_to_be() -> None:
+    floor = 0.1 * verdicts.NO_TRACE
+    for factor, words in ((0.99, "fits"), (1.01, "failed although")):
+        assert words in verdict(factor * verdicts.ABOVE * floor, floor, 0, 8, 4.0)
+    for factor, words in ((0.99, "failed although"), (1.01, "no such trace")):
+        assert words in verdict(1.0, factor * verdicts.NO_TRACE, 0, 8, 4.0)
+
+
+# The samples' span
+
+
+def rotated(angles: Tensor, extra: int, dim: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Bases of two subspaces at given angles (radians), the first with further directions."""
+    k = len(angles)
+    q = torch.linalg.qr(gaussian(dim, 2 * k + extra, seed=seed)).Q
+    second = q[:, :k] * angles.cos() + q[:, k : 2 * k] * angles.sin()
+    return torch.cat([q[:, :k], q[:, 2 * k :]], 1), second
+
+
+@pytest.mark.parametrize("extra", [0, 2])
+@pytest.mark.parametrize("swap", [False, True])
+def test_principal_angles_are_those_the_spaces_were_made_with(extra: int, swap: bool) -> None:
+    angles = torch.tensor([1.5, 0.9, 1e-3, 1e-6, 1e-9], dtype=torch.float64)
+    basis, other = rotated(angles, extra, 30, seed=extra)
+    if swap:
+        basis, other = other, basis
+    mixed = gaussian(2 * other.shape[1], other.shape[1], seed=5) @ other.T  # samples in that span
+    found = principal_angles(basis, mixed)
+    torch.testing.assert_close(found, angles.rad2deg(), rtol=1e-5, atol=0)
+
+
+def test_principal_angles_against_the_dense_oracle() -> None:
+    basis, truth = torch.linalg.qr(gaussian(12, 5)).Q, gaussian(3, 12, seed=1)
+    span = torch.linalg.qr(truth.T).Q
+    sines = torch.linalg.svdvals((torch.eye(12).double() - basis @ basis.T) @ span)
+    torch.testing.assert_close(principal_angles(basis, truth), sines.asin().rad2deg())
+    projected = truth @ basis @ basis.T
+    expected = (truth - projected).norm(dim=1) / truth.norm(dim=1)
+    torch.testing.assert_close(outside(basis, truth), expected)
+
+
+def test_samples_that_repeat_each_other_add_no_direction() -> None:
+    basis = torch.eye(6, 2, dtype=torch.float64)
+    truth = gaussian(2, 2, seed=2) @ basis.T
+    again = torch.cat([truth, truth.sum(0, keepdim=True) + 1e-12 * gaussian(1, 6)])
+    assert len(principal_angles(basis, again)) == 2
+    assert float(principal_angles(basis, again).max()) < 1e-9
+    assert float(outside(basis, again).max()) < 1e-11
+
+
+# Whole runs
+
+
+def make_run(path: Path, model: Path, samples: Tensor, **entries: Any) -> Path:
+    """A run directory as an audit leaves it, as far as a score looks."""
+    path.mkdir()
+    settings = {k: entries[k] for k in ("parameters", "point", "rank") if k in entries}
+    (path / "config.yaml").write_text(yaml.safe_dump({"model": str(model), **settings}))
+    write_json(path / "result.json", {"seed": 0, "residual": 1e-9} | entries)
+    write_tensors(path / "candidates.safetensors", {"samples": samples.double()})
+    return path
+
+
+def test_a_score_of_a_network_holds_floors_span_and_verdict(tmp_path: Path) -> None:
+    made = victim()
+    made.save(tmp_path / "model")
+    run = make_run(tmp_path / "run", tmp_path / "model", made.truth.inputs)
+    record = score_run(run)
+    assert record == json.loads((run / SCORE).read_text())
+    assert set(record["floors"]) == set(POINTS)
+    assert record["floors"]["midpoint"] == record["residual_at_truth"]
+    assert record["verdict"].startswith("All 4 samples recovered")
+    assert record["subspace"]["rank"] == 4 and record["subspace"]["kept"] == 1
+    assert record["subspace"]["largest_angle"] < 1e-4 and record["subspace"]["outside"] < 1e-6
+
+    whole = make_run(tmp_path / "all", tmp_path / "model", sphere(4, 16), parameters="all", rank=3)
+    record = score_run(whole)
+    assert record["residual_at_truth"] == pytest.approx(
+        dense_floor(made, "all", "midpoint"), rel=1e-4
+    )
+    assert record["subspace"]["rank"] == 3 and record["subspace"]["outside"] > 0.1
+    assert record["subspace"]["largest_angle"] < 1e-4  # all three directions are in the span
+    assert "None of 4 samples recovered. The attack fits below" in record["verdict"]
+
+
+@pytest.mark.parametrize(("rank", "words"), [(None, "1.00 equations"), (4, "there are 4.00")])
+def test_unknowns_are_counted_in_the_subspace_of_the_run(
+    tmp_path: Path, rank: int | None, words: str
+) -> None:
+    made = two_layer(datasets.sphere(16, 4), width=64, until=1e-4)
+    made.save(tmp_path / "model")
+    run = make_run(tmp_path / "run", tmp_path / "model", sphere(4, 16), rank=rank)
+    assert words in score_run(run)["verdict"]
+
+
+def test_where_the_optimiser_hides_the_span_the_score_says_so(tmp_path: Path) -> None:
+    made = victim(optimizer="adam")
+    made.save(tmp_path / "model")
+    record = score_run(make_run(tmp_path / "run", tmp_path / "model", made.truth.inputs))
+    assert "Adam" in record["subspace"] and set(record["floors"]) == set(POINTS)
+
+
+def test_a_module_that_was_in_memory_cannot_be_scored_from_its_folder(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", tmp_path, sphere(4, 16))
+    (run / "config.yaml").write_text("model: null\n")
+    with pytest.raises(InputError, match="cannot be opened again"):
+        score_run(run, tmp_path / "truth.safetensors")
+    (run / "config.yaml").write_text("model: package.module:factory\ntrained: a.pt\n")
+    with pytest.raises(InputError, match="--truth"):
+        score_run(run)
+
+
+def test_a_score_of_random_features_has_one_floor(tmp_path: Path) -> None:
+    made = random_features(datasets.sphere(16, 4), 128)
+    made.save(tmp_path / "model")
+    run = make_run(tmp_path / "run", tmp_path / "model", sphere(4, 16), residual=1e-3)
+    record = score_run(run)
+    assert record["residual_at_truth"] < 1e-12 and record["floors"] == {}
+    assert "subspace" not in record and "although the trace is there" in record["verdict"]

@@ -24,6 +24,7 @@ from exhume.data import Data, Transform
 from exhume.errors import InputError
 from exhume.evaluate import chance, score
 from exhume.report import figures
+from exhume.solvers import Outcome
 
 Array = NDArray[np.float64]
 
@@ -344,6 +345,8 @@ def test_hostile_strings_are_shown_not_run(tmp_path: Path) -> None:
     words["problem"] = result["problem"] | dict.fromkeys(("name", "domain"), HOSTILE)
     words |= {"claims": [HOSTILE], "limits": [HOSTILE], "versions": {HOSTILE: HOSTILE}}
     words["threat_model"] = {"knows": [HOSTILE], "assumes": [HOSTILE]}
+    words |= {"parameters": HOSTILE, "point": HOSTILE, "rank": HOSTILE}
+    words["prepared"] = {"changes": [HOSTILE], "warnings": HOSTILE, "derivative_error": HOSTILE}
     edit(run, "result.json", **words)
     (run / "config.yaml").write_text(f"</pre>{HOSTILE}")
     line = json.dumps({"seconds": 1, "residual": 0.1, "candidates": HOSTILE, "phase": HOSTILE})
@@ -403,6 +406,125 @@ def test_display_by_channel(tmp_path: Path) -> None:
     assert "shift and scale were undone" in text and text.count("data:image/png") == 2
     edit(run, "result.json", display=None)
     assert "shift and scale were undone" not in page(run)
+
+
+# Networks
+
+
+FLOORS = {"initial": 2.6e-5, "final": 1.8e-4, "midpoint": 1.7e-5, "both": 1e-8}
+NETWORK: dict[str, Any] = {
+    "parameters": "last",
+    "point": "midpoint",
+    "prepared": {
+        "changes": ["0.relu: the in-place ReLU was replaced by one that is not."],
+        "warnings": ["1.norm: a normalisation before the first layer."],
+        "derivative_error": 3e-9,
+    },
+}
+SPAN = {"rank": 8, "largest_angle": 2.1e-7, "outside": 3.4e-9, "kept": 0.97}
+
+
+def network_run(path: Path, scored: bool = True, **changes: Any) -> Path:
+    """A run on a two-layer net whose model folder is at hand."""
+    run = make_run(path / "run", vectors(), scored=scored, **(NETWORK | changes))
+    card = {
+        "kind": "network",
+        "architecture": {"name": "two_layer", "arguments": {"width": 640, "shape": [100]}},
+        "training": {"laziness": {"first": 4.1e-3, "1.weight": 4.1e-3}},
+    }
+    (path / "model").mkdir()
+    (path / "model/card.json").write_text(json.dumps(card))
+    (run / "config.yaml").write_text(f"model: {path / 'model'}\nmethod: exhume\n")
+    if scored:
+        edit(run, "score.json", floors=FLOORS, verdict="All 8 samples recovered.", subspace=SPAN)
+    return run
+
+
+def test_a_run_without_the_new_entries_has_no_part_on_a_network(tmp_path: Path) -> None:
+    for name, scored in (("scored", True), ("open", False)):
+        text = page(make_run(tmp_path / name, vectors(), scored=scored))
+        assert {"model", "floor"} & set(parse(text).ids) == set()
+        assert "Attacked:" not in text and "by point" not in text and "Reading:" not in text
+        assert "p·m / (d·n), the limit is 1" in text and "p·m/(d·n) = 4." in text
+    plain = {"parameters": "last", "point": None, "rank": None}
+    nothing = {"changes": [], "warnings": [], "derivative_error": None}
+    run = make_run(tmp_path / "random", vectors(), **plain, prepared=nothing)
+    assert "model" not in parse(page(run)).ids
+
+
+@pytest.mark.parametrize("redact", [False, True])
+def test_a_run_on_a_network_says_what_was_attacked(tmp_path: Path, redact: bool) -> None:
+    text = page(network_run(tmp_path), redact)
+    assert {"model", "floor"} <= set(parse(text).ids)
+    assert "<dd>two_layer, width 640</dd>" in text and "<dd>random features</dd>" in text
+    assert "<dd>the last layer</dd>" in text and "<dd>the midpoint of training</dd>" in text
+    assert "moved by 0.0041 of its norm" in text and "3.0\u00a0×\u00a010⁻⁹ from finite" in text
+    assert "<li>0.relu: the in-place" in text and "<li>1.norm: a normalisation" in text
+    assert "<td>midpoint (this run)</td><td>1.7\u00a0×\u00a010⁻⁵</td>" in text
+    assert "<td>initial</td><td>2.6\u00a0×\u00a010⁻⁵</td>" in text
+    assert "<p>All 8 samples recovered.</p>" in text
+    assert "spans 8 directions" in text and "2.1\u00a0×\u00a010⁻⁷°" in text
+    assert "Weight decay left 0.97" in text
+    card = text[text.index('<pre class="paste">') :]
+    assert "- Attacked: architecture: two_layer, width 640; parameters: the last layer;" in card
+    assert "laziness: the first layer moved by 0.0041" in card
+    assert "- Changed before the audit: 0.relu" in card and "- Warning: 1.norm" in card
+    assert "by point: initial 2.6 × 10⁻⁵, final 1.8 × 10⁻⁴, midpoint 1.7 × 10⁻⁵" in card
+    assert "- Reading: All 8 samples recovered." in card and "- Subspace: The change" in card
+
+
+def test_a_network_whose_folder_is_gone_or_damaged(tmp_path: Path) -> None:
+    run = network_run(tmp_path, scored=False)
+    card = tmp_path / "model/card.json"
+    for content in (
+        "{",
+        "[]",
+        '{"kind": "network", "architecture": [], "training": {"laziness": 1}}',
+    ):
+        card.write_text(content)
+        text = page(run)
+        assert "the midpoint of training" in text and "two_layer" not in text
+        assert "Laziness" not in text and 'id="floor"' not in text
+    card.unlink()
+    assert "the midpoint of training" in page(run)
+    for config in ("model: 3\n", "model: [", "- a\n", "", "model: 'package.module:factory'\n"):
+        (run / "config.yaml").write_text(config)
+        assert "the midpoint of training" in page(run)
+
+
+def test_a_score_of_a_network_with_parts_missing(tmp_path: Path) -> None:
+    run = network_run(tmp_path, prepared=None, parameters="1.*", point=None)
+    sentence = "the change of the first layer spans all directions"
+    edit(run, "score.json", subspace=sentence, floors={"final": 1e-4, "both": None})
+    text = page(run)
+    assert f"<p>{sentence}</p>" in text and "<td>final</td>" in text and "<td>both</td>" not in text
+    assert "<dd>1.*</dd>" in text and "Derivatives" not in text and "Warnings" not in text
+    edit(run, "score.json", subspace={"rank": 8, "kept": 1.0}, floors=None, verdict=None)
+    text = page(run)
+    assert "Weight decay" not in text and "n/a°" in text and "Residual at the truth" not in text
+
+
+def test_in_a_subspace_the_ratio_is_that_of_the_subspace(tmp_path: Path) -> None:
+    run = network_run(tmp_path, rank=8)
+    problem = json.loads((run / "result.json").read_text())["problem"]
+    edit(run, "result.json", problem=problem | {"ratio": 0.5, "width": 400})
+    text = page(run)
+    assert "<dd>6.25</dd><small>p·m / (r·n) with r = 8, the limit is 1</small>" in text
+    assert "p·m/(r·n) = 6.25." in text and "The ratio of this run is 6.25" in text
+    assert "sought in a subspace of dimension 8, hide r·n = 64" in text
+    assert "8 of 100 dimensions" in text and "below the counting limit" not in text
+    edit(run, "result.json", rank=None)
+    assert "below the counting limit" in page(run)
+
+
+def test_settled_is_neither_converged_nor_failed(tmp_path: Path) -> None:
+    sentence = Outcome.SETTLED.sentence
+    run = make_run(tmp_path / "run", vectors(), scored=False, outcome="settled", sentence=sentence)
+    text = page(run)
+    assert "Settled: 8 candidates, found again by independent trials at a residual of" in text
+    assert "A residual is left. Trials that dropped" in text
+    assert "did not converge" not in text and "Not converged" not in text
+    assert "nobody may say “recovered”" in text
 
 
 @pytest.mark.parametrize("name", ["result.json", "config.yaml", "candidates.safetensors"])

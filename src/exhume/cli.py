@@ -2,7 +2,9 @@
 
 import inspect
 import itertools
+import math
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +16,23 @@ from exhume.errors import InputError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from exhume.audit import Event
+    from exhume.data import Data
+    from exhume.data_card import DataCard
+    from exhume.run_folder import Event, Opened
+    from exhume.victims import Victim
+
+TRAINING = ("optimizer", "rate", "momentum", "batch", "decay", "until", "steps", "lazy", "dtype")
+OPTIONS = {
+    "random_features": ("width", "ratio", "activation", "ridge", "store"),
+    "two_layer": ("width", "ratio", "activation", "bias", *TRAINING),
+    "mlp": ("widths", "activation", "bias", *TRAINING),
+    "resnet": ("width", "blocks", *TRAINING),
+    "vit": ("width", "blocks", "patch", "heads", *TRAINING),
+}
+"""Options of `exhume victim` that an architecture takes, beside those of all."""
+
+LISTS = ("--input_shape", "--range", "--mean", "--std", "--widths")
+"""Options that may be written as numbers with commas between them."""
 
 
 def victim(
@@ -22,18 +40,38 @@ def victim(
     out: Path = Path("victim"),
     samples: int = 10,
     dim: int = 100,
+    architecture: Literal["random_features", "two_layer", "mlp", "resnet", "vit"] = (
+        "random_features"
+    ),
     width: int | None = None,
-    ratio: float = 5.0,
-    activation: str = "relu",
-    loss: Literal["squared", "logistic"] = "squared",
-    ridge: float = 0.0,
+    widths: int | list[int] | None = None,
+    ratio: float | None = None,
+    activation: str | None = None,
+    bias: bool = False,
+    blocks: int | None = None,
+    patch: int | None = None,
+    heads: int | None = None,
+    loss: Literal["squared", "logistic", "cross_entropy"] = "squared",
+    ridge: float | None = None,
+    optimizer: Literal["gd", "sgd", "adam"] | None = None,
+    rate: float | None = None,
+    momentum: float | None = None,
+    batch: int | None = None,
+    decay: float | None = None,
+    until: float | None = None,
+    steps: int | None = None,
+    lazy: float | None = None,
+    dtype: Literal["float32", "float64"] | None = None,
     classes: Literal["all", "parity", "random"] | list[int] | None = None,
     normalise: bool = True,
     data_seed: int = 0,
     seed: int = 0,
     store: bool = False,
+    device: str = "cpu",
 ) -> None:
-    """Train a random-features model to attack; its training data is kept in a file apart.
+    """Train a model to attack; its training data is kept in a file apart.
+
+    The training of a network can be interrupted: the same command goes on with it.
 
     Args:
         data: sphere, digits, faces, photos, or (from the folder EXHUME_DATA) cifar10, mnist,
@@ -41,43 +79,156 @@ def victim(
         out: folder to write the model to; must be new.
         samples: number of training samples.
         dim: dimension of the inputs, for sphere.
-        width: number of random features; chosen by the ratio if left out.
-        ratio: width × outputs ÷ (dimension × samples), where no width is given.
-        activation: relu, relu+tanh, tanh, gelu, erf, softplus, or polynomial:c0,c1,…
-        loss: what θ minimises.
-        ridge: penalty on θ, relative to the features' size.
+        architecture: random features with a trained last layer, or a network trained as a whole.
+        width: random features, hidden units (two_layer), channels (resnet), or numbers in a token
+            (vit, 64). Random features and two_layer have it chosen by the ratio if left out.
+        widths: of the hidden layers of an mlp, such as 200,100.
+        ratio: width × outputs ÷ (dimension × samples), where no width is given; 5.
+        activation: relu (the default), relu+tanh, tanh, gelu, erf, softplus, or
+            polynomial:c0,c1,…; for random features, two_layer and mlp.
+        bias: give the layers of two_layer and mlp biases.
+        blocks: of a resnet (4) or vit (2).
+        patch: side of a patch of a vit; 4.
+        heads: of the attention of a vit; 4.
+        loss: what training minimises; cross_entropy is for networks.
+        ridge: penalty on the last layer of random features, relative to the features' size; 0.
+        optimizer: of a network: gd (full batches, the default), sgd or adam.
+        rate: of its steps; chosen from the curvature if left out.
+        momentum: of gd (0) and sgd (0.9).
+        batch: samples in a minibatch of sgd and adam; all if left out.
+        decay: of the weights; 0.
+        until: loss at which training ends; 1e-8.
+        steps: the most steps; 100000.
+        lazy: α of α(f − f₀), trained in the place of f: the larger, the less weights move.
+        dtype: precision of the training; float64.
         classes: all, parity, random, or a list of labels; each data set has its default.
         normalise: rescale each sample to norm √d.
         data_seed: which samples.
-        seed: of the random first layer.
-        store: write the first layer itself, where its seed would do.
+        seed: of the random first layer, or of all initial weights.
+        store: write the first layer of random features itself, where its seed would do.
+        device: where to train.
     """
     from rich.markup import escape
 
     from exhume import data as datasets
-    from exhume.victims import random_features
+    from exhume.device import usable_device
+    from exhume.files import check_new
 
-    console = _console()
+    every: dict[str, Any] = {
+        **{"width": width, "widths": [widths] if isinstance(widths, int) else widths},
+        **{"ratio": ratio, "activation": activation, "bias": bias or None, "blocks": blocks},
+        **{"patch": patch, "heads": heads, "ridge": ridge, "store": store or None},
+        **{"optimizer": optimizer, "rate": rate, "momentum": momentum, "batch": batch},
+        **{"decay": decay, "until": until, "steps": steps, "lazy": lazy, "dtype": dtype},
+    }
+    given = {word: value for word, value in every.items() if value is not None}
+    for word in given:
+        if word not in OPTIONS[architecture]:
+            raise InputError(
+                f"{word}: is not for {architecture}, which takes "
+                f"{', '.join(OPTIONS[architecture])}."
+            )
+    check_new(out)
     if data == "sphere":
         chosen = datasets.sphere(dim, samples, data_seed)
     else:
         chosen = datasets.load(data, samples, data_seed, normalise, classes)
-    if width is None and not ratio > 0:
-        raise InputError(f"ratio: expected a number above 0, got {ratio}.")
-    if width is None:
-        width = round(ratio * chosen.dim * chosen.samples / chosen.outputs)
-    with console.status(f"training {width:,} random features on {samples} samples of {data}"):
-        made = random_features(chosen, width, activation, seed, loss, ridge)
-        made.save(out, store)
+    if "ratio" in OPTIONS[architecture] and width is None:
+        given["width"] = _width(given.pop("ratio", 5.0), chosen)
+    given.pop("ratio", None)
+    console = _console()
+    where = usable_device(device)
+    if architecture == "random_features":
+        made = _random_features(console, chosen, given, loss, seed, where, out)
+    else:
+        made = _network(console, chosen, architecture, given, loss, seed, where, out)
     console.print(
-        f"[bold]{escape(str(out))}[/]: {width:,} features, d = {chosen.dim}, ratio "
-        f"{made.problem.ratio(samples):.2f}, training error {made.training['fit']:.1e}"
+        f"[bold]{escape(str(out))}[/]: {made.problem.features.width:,} features, d = {chosen.dim}, "
+        f"ratio {made.problem.ratio(samples):.2f}, {_trained(made.training)}"
     )
-    console.print(f"next: exhume audit {out} --samples {samples} --out RUN", markup=False)
+    next_step = f"exhume audit {shlex.quote(str(out))} --samples {samples} --out RUN"
+    console.print(f"next: {next_step}", markup=False)
+
+
+def _width(ratio: float, data: "Data") -> int:
+    if not ratio > 0:
+        raise InputError(f"ratio: expected a number above 0, got {ratio}.")
+    return round(ratio * data.dim * data.samples / data.outputs)
+
+
+def _random_features(
+    console: "Console",
+    data: "Data",
+    given: dict[str, Any],
+    loss: str,
+    seed: int,
+    device: str,
+    out: Path,
+) -> "Victim":
+    from exhume.victims import random_features
+
+    store = given.pop("store", False)
+    width = given["width"]
+    said = f"training {width:,} random features on {data.samples} samples of {data.name}"
+    with console.status(said):
+        made = random_features(data, loss=loss, seed=seed, device=device, **given)
+        made.save(out, store)
+    return made
+
+
+def _network(
+    console: "Console",
+    data: "Data",
+    architecture: str,
+    given: dict[str, Any],
+    loss: str,
+    seed: int,
+    device: str,
+    out: Path,
+) -> "Victim":
+    """Train a network; what there is at Ctrl-C stays in a file beside `out`."""
+    import torch
+
+    from exhume import victims
+
+    for word in ("width", "widths"):
+        if word in OPTIONS[architecture] and word not in given and architecture != "vit":
+            raise InputError(f"{word}: {architecture} needs it.")
+    if architecture == "vit":
+        names = {"width": "dim", "blocks": "depth"}
+        given = {names.get(word, word): value for word, value in given.items()}
+    if "dtype" in given:
+        given["dtype"] = getattr(torch, given["dtype"])
+    kept = out.parent / f".{out.name}.training"
+    if kept.exists():
+        console.print(f"going on from {kept}", markup=False)
+    make = getattr(victims, architecture)
+    try:
+        with _training(console, given.get("until", victims.Training.until)) as show:
+            made: Victim = make(
+                data, loss=loss, seed=seed, device=device, show=show, checkpoint=kept, **given
+            )
+    except KeyboardInterrupt:
+        there = f"; the same command goes on from {kept}" if kept.exists() else ""
+        print(f"\ninterrupted{there}", file=sys.stderr)
+        raise SystemExit(130) from None
+    made.save(out)
+    return made
+
+
+def _trained(record: dict[str, Any]) -> str:
+    """How far the training came."""
+    if "fit" in record:
+        return f"training error {record['fit']:.1e}"
+    missed = "" if record["reached"] else f" (not the {record['settings']['until']:g} asked for)"
+    return (
+        f"loss {record['loss']:.1e}{missed} after {record['steps']:,} steps, first layer moved by "
+        f"{record['laziness']['first']:.1%}"
+    )
 
 
 def audit(
-    model: Path,
+    model: str | None = None,
     out: Path = Path("run"),
     samples: int | None = None,
     seed: int = 0,
@@ -85,35 +236,124 @@ def audit(
     time_limit: float | None = None,
     device: str = "auto",
     resume: bool = False,
+    parameters: str | None = None,
+    point: Literal["initial", "final", "midpoint", "both"] | None = None,
+    rank: int | Literal["gap", "energy", "count"] | None = None,
+    initial: str | None = None,
+    trained: str | None = None,
+    arguments: dict[str, Any] | None = None,
+    head: str | None = None,
+    card: Path | dict[str, Any] | None = None,
+    input_shape: int | list[int] | None = None,
+    range: list[float] | None = None,
+    mean: float | list[float] | None = None,
+    std: float | list[float] | None = None,
+    norm: float | Literal["sqrt_d"] | None = None,
+    classes: int | None = None,
 ) -> None:
-    """Recover training samples from a model folder; the truth is never read.
+    """Recover training samples from a model; the truth is never read.
+
+    The model is a folder, `exhume audit FOLDER`, or your own: a factory and its weights before and
+    after training, `exhume audit --model package.module:factory --initial FILE --trained FILE
+    --input-shape 3,32,32`.
 
     Args:
-        model: folder made by `exhume victim`.
+        model: folder made by `exhume victim` (here the word --model may be left out); or
+            package.module:factory or path/file.py:factory, a function or class that makes your
+            model. Its code is run.
         out: folder for the run; must be new, unless the run is resumed.
         samples: number of training samples; found if left out.
         seed: of everything random.
-        method: exhume (our best) or iurada2025 (as published).
+        method: exhume (our best), iurada2025 (as published) or tansley2026 (in the subspace that
+            a dense first layer reveals).
         time_limit: seconds after which the best so far is taken.
         device: auto, cpu, cuda, cuda:1, …
         resume: go on with an interrupted run.
+        parameters: of a network, what is attacked: last (the default), first, all, or names and
+            patterns with commas between them.
+        point: of a network, where features are taken; the midpoint of training if left out.
+        rank: of the subspace of tansley2026: a number, gap, energy, or count (of the samples).
+        initial: weights of your model before training (.safetensors, .pt, …), or zero-head if its
+            last layer began at zero and nothing else was trained. Some of the weights may do.
+        trained: weights of your model after training.
+        arguments: of the factory, as JSON.
+        head: name of the last linear layer of your model; found if left out.
+        card: YAML file with what is known of the inputs: shape, range, mean, std, norm, classes.
+        input_shape: of one input, such as 3,32,32. This and what follows may stand for a card.
+        range: of the pixels, such as 0,1.
+        mean: subtracted from the pixels; a number, or one for each channel.
+        std: what is left is divided by it; likewise.
+        norm: of an input, where all have the same; or sqrt_d.
+        classes: how many there are.
     """
     from exhume import report as reports
-    from exhume.audit import Settings
-    from exhume.audit import audit as run_audit
+    from exhume.auditing import absolute, problem_of
     from exhume.device import usable_device
+    from exhume.run_folder import Settings, run
 
-    where = usable_device(device)
-    settings = Settings(str(model.resolve()), samples, seed, method, time_limit, where)
+    if model is None:
+        raise InputError(
+            "model: name a model folder, exhume audit FOLDER, or a factory of your own, --model "
+            "package.module:factory, with --initial and --trained."
+        )
+    told = {"range": range, "mean": mean, "std": std, "norm": norm, "classes": classes}
+    settings = absolute(
+        Settings(
+            model=model,
+            samples=samples,
+            seed=seed,
+            method=method,
+            time_limit=time_limit,
+            device=usable_device(device),
+            parameters=parameters,
+            point=point,
+            rank=rank,
+            initial=initial,
+            trained=trained,
+            arguments=arguments,
+            head=head,
+            card=_data_card(card, input_shape, told),
+        )
+    )
     console = _console()
+    opened = problem_of(settings)
+    _say_prepared(console, opened)
     with _interrupted(out), _progress(console, time_limit) as show:
-        result = run_audit(settings, out, resume, show)
+        _, result = run(settings, opened, out, resume, show)
     console.print(
         f"[bold]{result['outcome']}[/]: {result['candidates']} candidates, residual "
         f"{result['residual']:.1e}, {result['seconds']:.1f} s. {result['sentence']}"
     )
     page = reports.write(out)
     console.print(f"report: {page}", markup=False)
+
+
+def _data_card(
+    card: Path | dict[str, Any] | None, shape: int | list[int] | None, told: dict[str, Any]
+) -> "DataCard | None":
+    """What is told of the inputs, by a file or by options."""
+    from exhume.data_card import DataCard, read_card
+
+    told = {word: value for word, value in told.items() if value is not None}
+    sizes = None if shape is None else (shape,) if isinstance(shape, int) else tuple(shape)
+    if card is not None and told:
+        raise InputError(f"{next(iter(told))}: write it in the card, or leave the card out.")
+    if isinstance(card, Path):
+        return read_card(card, sizes)
+    if card is not None:
+        return DataCard.of(card, shape=sizes)
+    if sizes is None and told:
+        raise InputError(f"{next(iter(told))}: say the shape of one input too: --input-shape.")
+    return None if sizes is None else DataCard.of(told, "data card", sizes)
+
+
+def _say_prepared(console: "Console", opened: "Opened") -> None:
+    """What was changed in a model, in brief, and what weakens the attack."""
+    if opened.changes:
+        brief = "; ".join(change.partition(": ")[0].rstrip(".") for change in opened.changes)
+        console.print(f"prepared a copy of the model: {brief}", markup=False)
+    for warning in opened.warnings:
+        console.print(f"warning: {warning}", markup=False)
 
 
 def score(run: Path, truth: Path | None = None) -> None:
@@ -142,6 +382,7 @@ def score(run: Path, truth: Path | None = None) -> None:
         f"residual at the truth {record['residual_at_truth']:.1e}, span residual "
         f"{record['span_residual']:.1e}"
     )
+    console.print(record["verdict"], markup=False)
 
 
 def report(run: Path, redact: bool = False) -> None:
@@ -181,7 +422,7 @@ def demo(out: Path = Path("runs/demo"), seed: int = 0) -> None:
     console.rule("1. a model is trained on ten faces")
     victim("faces", model, samples=10, ratio=4.0, data_seed=seed, seed=seed)
     console.rule("2. the attack sees the weights, not the faces")
-    audit(model, run, samples=10, seed=seed)
+    audit(str(model), run, samples=10, seed=seed)
     console.rule("3. only now the faces are looked at again")
     score(run, model / "truth.safetensors")
     picture = reports.gallery_png(run, out / "faces.png")
@@ -198,6 +439,28 @@ def _interrupted(out: Path) -> Iterator[None]:
     except KeyboardInterrupt:
         print(f"\ninterrupted; go on with the same command and --resume ({out})", file=sys.stderr)
         raise SystemExit(130) from None
+
+
+@contextmanager
+def _training(console: "Console", until: float) -> Iterator[Callable[[int, float], None]]:
+    """A bar that grows with the logarithm of the loss."""
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    columns = (TextColumn("training"), BarColumn(), TextColumn("{task.description}"))
+    quiet = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=quiet) as bar:
+        task = bar.add_task("starting …", total=1.0)
+        first = 0.0
+
+        def show(step: int, loss: float) -> None:
+            nonlocal first
+            first = first or loss
+            done = 0.0
+            if until < loss < first and until > 0:
+                done = math.log(first / loss) / math.log(first / until)
+            bar.update(task, completed=done, description=f"step {step:,}, loss {loss:.1e}")
+
+        yield show
 
 
 @contextmanager
@@ -256,11 +519,13 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def plain(words: list[str]) -> list[str]:
-    """Let options be written as people write them: `--time-limit 3`, and `--resume` alone.
+    """Let options be written as people write them.
+
+    `--time-limit 3`, `--resume` alone, `--range 0,1`, and the folder of an audit without a word.
 
     Example:
-        >>> plain(["audit", "a-b", "--resume", "--time-limit=3-4"])
-        ['audit', 'a-b', '--resume=true', '--time_limit=3-4']
+        >>> plain(["audit", "a-b", "--resume", "--time-limit=3-4", "--range", "-1,1"])
+        ['audit', '--model', 'a-b', '--resume=true', '--time_limit=3-4', '--range', '[-1,1]']
     """
     functions = (victim, audit, score, report, demo)
     flags = {
@@ -269,12 +534,27 @@ def plain(words: list[str]) -> list[str]:
         for name, parameter in inspect.signature(function).parameters.items()
         if parameter.annotation is bool
     }
-    result = []
+    result: list[str] = []
     for word, following in itertools.pairwise([*words, ""]):
+        before = result[-1] if result else ""
+        if before.startswith("--") and "=" not in before:  # the value of an option
+            result.append(_bracketed(word) if before in LISTS else word)
+            continue
         word = re.sub(r"^--[\w-]+", lambda m: "--" + m[0][2:].replace("-", "_"), word)
-        alone = word in flags and following not in ("true", "false")
-        result.append(word + "=true" if alone else word)
+        name, equals, value = word.partition("=")
+        if word in flags and following not in ("true", "false"):
+            word += "=true"
+        elif equals and name in LISTS:
+            word = f"{name}={_bracketed(value)}"
+        elif result[:1] == ["audit"] and "--model" not in result and not word.startswith("-"):
+            result.append("--model")
+        result.append(word)
     return result
+
+
+def _bracketed(numbers: str) -> str:
+    """Numbers with commas between them as a list."""
+    return f"[{numbers}]" if "," in numbers and not numbers.startswith("[") else numbers
 
 
 if __name__ == "__main__":

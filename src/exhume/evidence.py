@@ -8,15 +8,20 @@ ENOUGH = 1.2
 """Equations over unknowns from which a residual of zero is taken to mean something."""
 
 
+def ratio(problem: Problem, found: Reconstruction) -> float:
+    """Equations for each unknown: p·m/(d·n), or p·m/(r·n) for candidates in a subspace."""
+    return problem.target.numel() / ((found.rank or problem.dim) * len(found.samples))
+
+
 def claims(problem: Problem, found: Reconstruction) -> list[str]:
     """Sentences that hold whatever the training data was."""
-    count = len(found.samples)
-    ratio = problem.ratio(count)
+    count, enough = len(found.samples), ratio(problem, found)
+    within = "" if found.rank is None else f" in a subspace of dimension {found.rank}"
     counted = (
-        f"{count} candidates of dimension {problem.dim} were fitted to "
-        f"{problem.target.numel():,} numbers: {ratio:.2f} equations for each unknown."
+        f"{count} candidates of dimension {problem.dim}{within} were fitted to "
+        f"{problem.target.numel():,} numbers: {enough:.2f} equations for each unknown."
     )
-    if ratio < ENOUGH:
+    if enough < ENOUGH:
         return [
             counted,
             "That is too few: candidates that are not training samples could explain the "
@@ -28,6 +33,16 @@ def claims(problem: Problem, found: Reconstruction) -> list[str]:
             f"They explain the weights to a relative residual of {found.residual:.1e}. So many "
             "equations are not met by chance: either these are the training samples, up to what "
             "the limits below leave open, or the weights came about in another way.",
+        ]
+    if found.outcome is Outcome.SETTLED:
+        return [
+            counted,
+            f"A relative residual of {found.residual:.1e} is left. Independent trials dropped "
+            "candidates and found them again at the same residual, which chance does not do "
+            "against so many equations: what is left is put down to the features' own movement in "
+            "training, not to a sample that is missing.",
+            "This is evidence and no proof: without the truth, candidates that are training "
+            "samples and others cannot be told apart.",
         ]
     left = [
         counted,
@@ -44,12 +59,26 @@ def claims(problem: Problem, found: Reconstruction) -> list[str]:
 
 def limits(problem: Problem, found: Reconstruction) -> list[str]:
     """What the result does not show."""
-    smallest = found.coefficients.norm(dim=1).min() / found.coefficients.norm(dim=1).max()
-    return [
+    sizes = found.coefficients.reshape(len(found.samples), -1).norm(dim=1)  # k rows a candidate
+    sentences = [
         *problem.features.undetermined,
         "Samples with a tiny coefficient leave a tiny trace and are the first to be missed; here "
-        f"the smallest coefficient is {smallest:.2g} of the largest.",
+        f"the smallest coefficient is {sizes.min() / sizes.max():.2g} of the largest.",
         "If more samples were asked for than there are, the rest are duplicates or have a "
         "negligible coefficient.",
+    ]
+    if problem.drift > 0:
+        sentences.append(
+            "Features moved in training, so the samples themselves leave a residual, and how much "
+            "is not known without the truth: a residual above zero does not show that a sample is "
+            "missing, nor a smaller one that none is."
+        )
+    if found.rank is not None:
+        sentences.append(
+            f"Candidates were sought in the {found.rank} directions in which the first layer "
+            "changed; what a sample has outside of them may not be seen."
+        )
+    return [
+        *sentences,
         "A failed attack does not show that the model is safe: a better one may succeed.",
     ]

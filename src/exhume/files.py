@@ -122,6 +122,12 @@ def private_folder(path: Path) -> Path:
     return path
 
 
+def check_new(path: Path) -> None:
+    """Refuse a folder that holds something."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise InputError(f"{path}: is there already and not empty; remove it or choose another.")
+
+
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
     """A private folder that appears under its name only when it is complete.
@@ -129,8 +135,7 @@ def new_folder(path: Path) -> Iterator[Path]:
     Yields:
         A temporary folder beside it, renamed at the end and removed after an error.
     """
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise InputError(f"{path}: is there already and not empty; remove it or choose another.")
+    check_new(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))  # mode 0700

@@ -23,6 +23,12 @@ from exhume.problem import FirstLayer, Pixels, Problem, ThreatModel
 POINTS = ("initial", "final", "midpoint", "both")
 """Where features may be taken; `both` is initial and final, with coefficients of their own."""
 
+LAZY = (
+    "features of the samples moved little in training (the lazy regime), and training followed "
+    "the gradient of the loss"
+)
+"""What is assumed where all weights were trained."""
+
 DRIFT = 1e-2
 """The most of the target that may be left at the truth for an attack to be worth its time."""
 
@@ -41,7 +47,7 @@ def network_problem(
 
     Args:
         network: the module as a function.
-        initial: its parameters and buffers before training.
+        initial: its parameters and buffers before training, at least those of `needed`.
         trained: the same after training.
         parameters: `last` for the inputs of the last linear layer (its bias is left out), or a
             block of parameters whose gradients are taken (`all`, `first`, names, patterns).
@@ -67,10 +73,7 @@ def network_problem(
             "the architecture",
             *knows,
         ),
-        assumes=(
-            "features of the samples moved little in training (the lazy regime), and training "
-            "followed the gradient of the loss",
-        ),
+        assumes=(LAZY,),
     )
     return Problem(
         target,
@@ -85,20 +88,23 @@ def network_problem(
     )
 
 
+def needed(network: Network, trained: Weights, parameters: str, point: str) -> tuple[str, ...]:
+    """The names of the initial weights without which there is no such problem."""
+    return _block(network, trained, parameters) if point == "final" else tuple(trained)
+
+
 def features_at(
     network: Network, initial: Weights, trained: Weights, parameters: str, point: str
 ) -> Features:
     """The features of a block at a point; one dense hidden layer has a fast path."""
-    points: tuple[Weights, ...] = {
-        "initial": (initial,),
-        "final": (trained,),
-        "midpoint": (midpoint(initial, trained),),
-        "both": (initial, trained),
-    }[point]
+    if point == "midpoint":
+        points: tuple[Weights, ...] = (midpoint(initial, trained),)
+    else:
+        points = {"initial": (initial,), "final": (trained,), "both": (initial, trained)}[point]
     where = {"both": "the initial and the final weights", "midpoint": "the midpoint of training"}
     title = where.get(point, f"the {point} weights")
     if parameters == "last":
-        dense = _one_dense_layer(network.module) if len(points) == 1 else None
+        dense = _one_dense_layer(network) if len(points) == 1 else None
         if dense is not None:
             name, sigma = dense
             return _dense(points[0], name, sigma, f"last layer, features at {title}")
@@ -133,21 +139,24 @@ def _block(network: Network, weights: Weights, parameters: str) -> tuple[str, ..
 def first_layer(network: Network, initial: Weights, trained: Weights) -> FirstLayer | None:
     """The first layer, where it is dense, sees the input itself, and was trained."""
     name = network.first_dense(trained)
-    if name is None or torch.equal(initial[name], trained[name]):
+    if name is None or name not in initial or torch.equal(initial[name], trained[name]):
         return None
     return FirstLayer(initial[name], trained[name])
 
 
-def _one_dense_layer(module: nn.Module) -> tuple[str, Activation] | None:
+def _one_dense_layer(network: Network) -> tuple[str, Activation] | None:
     """Name and activation of the hidden layer of Sequential(Flatten, Linear, σ, Linear)."""
+    module = network.module
     if type(module) is not nn.Sequential:
         return None
     passive = (nn.Flatten, nn.Dropout, nn.Identity)
     layers = [(name, m) for name, m in module.named_children() if not isinstance(m, passive)]
     if len(layers) != 3:
         return None
-    (name, dense), (_, middle), (_, head) = layers
+    (name, dense), (_, middle), (last, head) = layers
     sigma = _known_activation(middle)
+    if last != network.head:
+        return None
     if not (type(dense) is nn.Linear and type(head) is nn.Linear and sigma is not None):
         return None
     return name, sigma

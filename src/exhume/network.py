@@ -72,7 +72,8 @@ class Network:
     def first_dense(self, weights: Weights) -> str | None:
         """The name of the first layer's weight (h, d), if that is dense and sees the input itself.
 
-        None where the input goes into something else first: a convolution, patches, a norm.
+        None where the input goes into something else first (a convolution, patches, a norm), or
+        where the layer is used again further on.
         """
         generator = torch.Generator().manual_seed(0)
         like = next(w for w in weights.values() if w.is_floating_point())
@@ -101,7 +102,7 @@ class Network:
         finally:
             for handle in handles:
                 handle.remove()
-        if not order or not order[0][1]:
+        if not order or not order[0][1] or sum(name == order[0][0] for name, _ in order) > 1:
             return None
         return f"{order[0][0]}.weight" if order[0][0] else "weight"
 

@@ -1,4 +1,4 @@
-"""Audit: model folder → problem → reconstruction → run folder, resumable and private.
+"""Run folders: problem → reconstruction → files, resumable and private.
 
 A run folder holds config.yaml, events.jsonl (one line a moment), checkpoint.safetensors (while it
 runs), candidates.safetensors and result.json (at the end).
@@ -7,8 +7,8 @@ runs), candidates.safetensors and result.json (at the end).
 import json
 import platform
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
@@ -19,7 +19,7 @@ import yaml
 from torch import Tensor
 
 from exhume import evidence
-from exhume.checkpoint import read_model
+from exhume.data_card import DataCard
 from exhume.device import device_name
 from exhume.errors import InputError
 from exhume.files import (
@@ -40,6 +40,7 @@ from exhume.methods import (
     threads_for,
 )
 from exhume.methods.progress import Method, Progress
+from exhume.methods.tansley2026 import Tansley2026
 from exhume.objective import evaluate
 from exhume.problem import Problem, ThreatModel
 from exhume.solvers import Outcome, State
@@ -58,14 +59,73 @@ SETTLED = 0.01
 
 @dataclass(frozen=True)
 class Settings:
-    """What an audit was asked for."""
+    """What an audit was asked for; what config.yaml holds.
 
-    model: str
+    Attributes:
+        model: a model folder; or, with `trained`, a factory (see `exhume.factory`); or None for a
+            module in memory, which cannot be opened again.
+        samples: how many there are; found if None.
+        seed: of everything random.
+        method: its name.
+        time_limit: seconds.
+        device: where to compute.
+        parameters: block of parameters that is attacked; the last layer if None.
+        point: where features are taken; None for the default.
+        rank: of the subspace: a number, gap, energy or count; for tansley2026.
+        initial: file with the weights before training, or zero-head.
+        trained: file with the weights after it.
+        arguments: of the factory.
+        head: name of the last linear layer; found if None.
+        card: what is told of the inputs.
+    """
+
+    model: str | None
     samples: int | None = None
     seed: int = 0
     method: str = "exhume"
     time_limit: float | None = None
     device: str = "cpu"
+    parameters: str | None = None
+    point: str | None = None
+    rank: int | str | None = None
+    initial: str | None = None
+    trained: str | None = None
+    arguments: dict[str, Any] | None = None
+    head: str | None = None
+    card: DataCard | None = None
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> "Settings":
+        """From what `read_config` gave; what older runs did not have is left at its default."""
+        if unknown := config.keys() - {field.name for field in fields(cls)}:
+            raise InputError(
+                f"{CONFIG}: unknown setting {min(unknown)!r}; was the run written by a later "
+                "version?"
+            )
+        card = config.get("card")
+        told = DataCard.of(card, f"card in {CONFIG}") if card is not None else None
+        return cls(**{**config, "card": told})
+
+
+@dataclass(frozen=True, eq=False)
+class Opened:
+    """A model as a problem, and what was done to it on the way.
+
+    Attributes:
+        problem: what the auditor may see.
+        parameters: the block of parameters whose change is its target.
+        point: where its features are taken; None for random features, which do not move.
+        changes: see `exhume.prepare.Prepared`; none for models of exhume's own.
+        warnings: likewise, and what the weights lack.
+        derivative_error: likewise.
+    """
+
+    problem: Problem
+    parameters: str = "last"
+    point: str | None = None
+    changes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    derivative_error: float | None = None
 
 
 @dataclass(frozen=True)
@@ -80,30 +140,55 @@ class Event:
     phase: str
 
 
-def audit(
+def method_of(settings: Settings, problem: Problem) -> Method:
+    """The method that was asked for, with its rank."""
+    method = method_named(settings.method)
+    rank = settings.rank
+    if rank is None:
+        return method
+    if not isinstance(method, Tansley2026):
+        raise InputError(
+            f"rank: {settings.method} works in the full space, and takes none; leave it out, or "
+            "use the method tansley2026."
+        )
+    if problem.first_layer is None:
+        raise InputError(
+            "rank: there is no dense first layer whose change is known, hence no subspace that "
+            "could have one; leave it out."
+        )
+    if rank == "count":
+        if settings.samples is None:
+            raise InputError("rank: count is the number of samples; give that too.")
+        rank = settings.samples
+    return replace(method, rank=rank)
+
+
+def run(
     settings: Settings,
+    opened: Opened,
     out: Path,
     resume: bool = False,
     show: Callable[[Event], None] | None = None,
-) -> dict[str, Any]:
-    """Attack a model folder and leave a run folder; the truth is not looked at.
+) -> tuple[Reconstruction, dict[str, Any]]:
+    """Attack a model and leave a run folder; the truth is not looked at.
 
     Args:
-        settings: what to attack, and how.
+        settings: what was asked for.
+        opened: the model that they name.
         out: the run folder.
         resume: go on with an interrupted run; its settings must be the same.
         show: called with each event.
 
     Returns:
-        The result, as in result.json.
+        What was found, and the result as in result.json.
     """
-    method = method_named(settings.method)
-    problem = read_model(Path(settings.model)).to(settings.device)
     check_numbers(settings.samples, settings.seed, settings.time_limit)
+    method = method_of(settings, opened.problem)
+    opened = replace(opened, problem=opened.problem.to(settings.device))
     created = not out.exists()
     _open(settings, out, resume)
     try:
-        found = _attack(method, problem, settings, out, resume, show)
+        found = _attack(method, opened.problem, settings, out, resume, show)
     except InputError:
         if not resume:  # leave nothing half written
             for name in (CONFIG, EVENTS, CHECKPOINT):
@@ -111,12 +196,12 @@ def audit(
             if created:
                 out.rmdir()
         raise
-    result = _result(settings, problem, found)
+    result = _result(settings, opened, found)
     tensors = {"samples": found.samples, "coefficients": found.coefficients}
     write_tensors(out / CANDIDATES, tensors)
     write_json(out / RESULT, result)
     (out / CHECKPOINT).unlink(missing_ok=True)
-    return result
+    return found, result
 
 
 def _attack(
@@ -132,7 +217,7 @@ def _attack(
         begun = _load(problem, out / CHECKPOINT) if resume else None
         _trim(out / EVENTS, begun[1] if begun else 0.0)
         with (out / EVENTS).open("a") as events:
-            recorder = _Recorder(out, events, show)
+            recorder = Recorder(show, out, events)
             try:
                 return reconstruct(
                     problem,
@@ -156,9 +241,10 @@ def _open(settings: Settings, out: Path, resume: bool) -> None:
             raise InputError(f"{out}: holds no run to resume; start one without --resume.")
         if (out / RESULT).exists():
             raise InputError(f"{out}: this run is complete; see {out / RESULT}.")
-        before = read_config(out)
-        if before != asdict(settings):
-            changed = [k for k, v in asdict(settings).items() if before.get(k) != v]
+        before = Settings.of(read_config(out))
+        if before != settings:
+            names = [field.name for field in fields(settings)]
+            changed = [name for name in names if getattr(before, name) != getattr(settings, name)]
             raise InputError(
                 f"{config}: the run was started with other settings ({', '.join(changed)}); "
                 "resume it with the same."
@@ -175,7 +261,7 @@ def _open(settings: Settings, out: Path, resume: bool) -> None:
 
 
 def read_config(run: Path) -> dict[str, Any]:
-    """The settings of a run."""
+    """The settings of a run, for `Settings.of`."""
     path = run / CONFIG
     try:
         config = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -188,10 +274,16 @@ def read_config(run: Path) -> dict[str, Any]:
     return config
 
 
-class _Recorder:
-    """Writes events as they come and a checkpoint every second."""
+class Recorder:
+    """Shows events as they come; with a run folder, writes them, and a checkpoint every second."""
 
-    def __init__(self, out: Path, events: TextIO, show: Callable[[Event], None] | None) -> None:
+    def __init__(
+        self,
+        show: Callable[[Event], None] | None,
+        out: Path | None = None,
+        events: TextIO | None = None,
+    ) -> None:
+        """Begin with nothing noted."""
         self.out, self.events, self.show = out, events, show
         self.before: Tensor | None = None
         self.phase = ""
@@ -212,8 +304,9 @@ class _Recorder:
                 settled=_settled(self.before, candidates),
                 phase=progress.phase,
             )
-            self.events.write(json.dumps(finite(asdict(event)), allow_nan=False) + "\n")
-            self.events.flush()
+            if self.events is not None:
+                self.events.write(json.dumps(finite(asdict(event)), allow_nan=False) + "\n")
+                self.events.flush()
             if self.show is not None:
                 self.show(event)
             self.last_event, self.phase = now, progress.phase
@@ -224,7 +317,7 @@ class _Recorder:
 
     def save(self) -> None:
         """Write the checkpoint."""
-        if self.latest is not None:
+        if self.out is not None and self.latest is not None:
             _dump(self.out / CHECKPOINT, *self.latest)
 
 
@@ -311,10 +404,10 @@ def _told(threat_model: ThreatModel, samples: int | None) -> ThreatModel:
     return replace(threat_model, knows=(*threat_model.knows, "the number of samples"))
 
 
-def _result(settings: Settings, problem: Problem, found: Reconstruction) -> dict[str, Any]:
+def _result(settings: Settings, opened: Opened, found: Reconstruction) -> dict[str, Any]:
     from exhume import __version__
 
-    count = len(found.samples)
+    problem, count = opened.problem, len(found.samples)
     return {
         "schema": 1,
         "exhume": __version__,
@@ -336,6 +429,9 @@ def _result(settings: Settings, problem: Problem, found: Reconstruction) -> dict
         "residual": found.residual,
         "candidates": count,
         "samples_given": settings.samples,
+        "parameters": opened.parameters,
+        "point": opened.point,
+        "rank": found.rank,
         "steps": found.steps,
         "products": found.products,
         "problem": {
@@ -343,6 +439,11 @@ def _result(settings: Settings, problem: Problem, found: Reconstruction) -> dict
             "ratio": problem.ratio(count),
         },
         "threat_model": asdict(_told(problem.threat_model, settings.samples)),
+        "prepared": {
+            "changes": opened.changes,
+            "warnings": opened.warnings,
+            "derivative_error": opened.derivative_error,
+        },
         "display": asdict(problem.display) if problem.display else None,
         "claims": evidence.claims(problem, found),
         "limits": evidence.limits(problem, found),

@@ -141,7 +141,9 @@ def _checked(state: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
     return {name: tensor.detach() for name, tensor in state.items()}
 
 
-def fit_state(state: Mapping[str, Tensor], module: nn.Module, source: str) -> dict[str, Tensor]:
+def fit_state(
+    state: Mapping[str, Tensor], module: nn.Module, source: str, partial: bool = False
+) -> dict[str, Tensor]:
     """Parameters and buffers of a module, under its own names, from a state dict.
 
     Half precision becomes float32, float64 and integers stay. Prefixes that wrappers add to every
@@ -151,6 +153,7 @@ def fit_state(state: Mapping[str, Tensor], module: nn.Module, source: str) -> di
         state: what was read, by name.
         module: the architecture; its own weights are not used, save for counters of batches.
         source: where the state comes from, for errors.
+        partial: take some of the tensors for an answer, instead of all.
 
     Example:
         >>> layer = nn.Linear(2, 1)
@@ -168,7 +171,8 @@ def fit_state(state: Mapping[str, Tensor], module: nn.Module, source: str) -> di
     missing = [name for name in own if name in needed - given.keys()]
     unexpected = [name for name in given if name not in own]
     other = [name for name in own if name in given and given[name].shape != own[name].shape]
-    if missing or unexpected or other:
+    some = partial and len(missing) < len(needed)
+    if unexpected or other or (missing and not some):
         faults = {
             "missing": [f"{name} {_shape(own[name])}" for name in missing],
             "unexpected": [f"{name} {_shape(given[name])}" for name in unexpected],
@@ -182,7 +186,11 @@ def fit_state(state: Mapping[str, Tensor], module: nn.Module, source: str) -> di
             f"{source}: the checkpoint is of another architecture than the factory's model; "
             f"{listed}. Name the factory, and its arguments, of the model that was trained."
         )
-    return {name: _usable(given.get(name, x).detach(), x, name, source) for name, x in own.items()}
+    return {
+        name: _usable(given.get(name, x).detach(), x, name, source)
+        for name, x in own.items()
+        if name not in missing
+    }
 
 
 def _renamed(state: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:

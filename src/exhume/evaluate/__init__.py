@@ -1,4 +1,4 @@
-"""The only part of exhume that sees the truth: matching, metrics, controls.
+"""The only part of exhume that sees the truth: matching, metrics, controls, floors.
 
 No attack imports it. An audit is finished before this package is asked how good it was.
 
@@ -8,9 +8,11 @@ No attack imports it. An audit is finished before this package is asked how good
 """
 
 from exhume.evaluate.controls import Chance, chance
-from exhume.evaluate.feature_space import residual_at_truth, span_residual
+from exhume.evaluate.feature_space import floors, residual_at_truth, span_residual
 from exhume.evaluate.matching import assign, distances
 from exhume.evaluate.scoring import EXACT, RECOVERED, Score, score
+from exhume.evaluate.subspace import outside, principal_angles
+from exhume.evaluate.verdicts import verdict
 
 __all__ = [
     "EXACT",
@@ -20,7 +22,11 @@ __all__ = [
     "assign",
     "chance",
     "distances",
+    "floors",
+    "outside",
+    "principal_angles",
     "residual_at_truth",
     "score",
     "span_residual",
+    "verdict",
 ]

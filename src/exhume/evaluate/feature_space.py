@@ -1,13 +1,17 @@
 """What the features say of the truth: the floor of the objective, and the span that was found."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from exhume import objective
 from exhume.data import Data
+from exhume.errors import InputError
 from exhume.evaluate.matching import check_vectors
 from exhume.evaluate.scoring import true_inputs
 from exhume.features import Features
+from exhume.formulation import POINTS
 from exhume.problem import Problem
 
 
@@ -27,6 +31,27 @@ def residual_at_truth(problem: Problem, truth: Data | Tensor) -> float:
     """
     inputs, _ = true_inputs(truth)
     return float(objective.evaluate(problem, inputs).value)
+
+
+def floors(problem_at: Callable[[str], Problem], truth: Data | Tensor) -> dict[str, float]:
+    """The residual at the truth for features at each point of the way from initial to trained.
+
+    Args:
+        problem_at: the problem with features at a point: initial, final, midpoint or both. It may
+            refuse one, as where initial weights are missing that it needs; that one is left out.
+        truth: the training data, or its (n, d) inputs.
+
+    Returns:
+        The floor by point.
+    """
+    found = {}
+    for point in POINTS:
+        try:
+            problem = problem_at(point)
+        except InputError:
+            continue
+        found[point] = residual_at_truth(problem, truth)
+    return found
 
 
 def span_residual(features: Features, candidates: Tensor, truth: Data | Tensor) -> float:

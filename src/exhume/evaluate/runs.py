@@ -1,16 +1,29 @@
 """Scoring a run folder against the truth: the only step that reads both."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from exhume import data
-from exhume.audit import CANDIDATES, RESULT, read_config
-from exhume.checkpoint import TRUTH, read_model
+from exhume.auditing import problem_of
+from exhume.checkpoint import TRUTH
 from exhume.errors import InputError
-from exhume.evaluate import chance, residual_at_truth, score, span_residual
+from exhume.evaluate import (
+    chance,
+    floors,
+    outside,
+    principal_angles,
+    residual_at_truth,
+    score,
+    span_residual,
+    verdict,
+)
 from exhume.files import read_json, read_tensors, write_json, write_tensors
+from exhume.problem import FirstLayer, Problem
+from exhume.run_folder import CANDIDATES, RESULT, Settings, read_config
+from exhume.search.subspace import estimate
 
 SCORE, MATCHED = "score.json", "matched.safetensors"
 
@@ -29,8 +42,15 @@ def score_run(run: Path, truth: Path | None = None) -> dict[str, Any]:
         raise InputError(f"{run}: holds no finished audit; go on with exhume audit … --resume.")
     result = read_json(run / RESULT)
     samples = read_tensors(run / CANDIDATES, ("samples",))["samples"]
-    folder = Path(read_config(run)["model"])
-    truth = truth or folder / TRUTH
+    config = read_config(run)
+    if config["model"] is None:
+        raise InputError(
+            f"{run}: is an audit of a module in memory, which cannot be opened again; score its "
+            "candidates in Python, with exhume.evaluate.score(result.samples, truth)."
+        )
+    if truth is None and config.get("trained") is not None:
+        raise InputError(f"{run}: is an audit of your own model; name its training data: --truth.")
+    truth = truth or Path(config["model"]) / TRUTH
     known = data.read(truth)
     if known.dim != samples.shape[1]:
         raise InputError(
@@ -38,19 +58,55 @@ def score_run(run: Path, truth: Path | None = None) -> dict[str, Any]:
             f"{samples.shape[1]}; is it the truth of another model?"
         )
     found = score(samples, known)
-    model = read_model(folder)
-    record = {
+    problem = _problem(config)
+    floor = residual_at_truth(problem, known)
+    moved = problem.drift > 0
+    by_point = floors(lambda point: _problem(config, point), known) if moved else {}
+    unknowns = len(samples) * (result.get("rank") or problem.dim)
+    record: dict[str, Any] = {
         "data": known.name,
         "score": found.to_dict(),
         "chance": chance(known, len(samples), seed=result["seed"]).to_dict(),
-        "span_residual": span_residual(model.features, samples, known.inputs),
-        "residual_at_truth": residual_at_truth(model, known),
+        "span_residual": span_residual(problem.features, samples, known.inputs),
+        "residual_at_truth": floor,
+        "floors": by_point,
+        "verdict": verdict(
+            result["residual"],
+            floor,
+            round(found.recovered * found.samples),
+            found.samples,
+            problem.target.numel() / max(1, unknowns),
+            by_point,
+        ),
     }
+    if problem.first_layer is not None:
+        rank = result.get("rank") or config.get("rank") or "gap"
+        record["subspace"] = _subspace(problem.first_layer, rank, known)
     if len(known.shape) > 1:
         pairs = _pairs(samples, known, found)
         write_tensors(run / MATCHED, pairs)
     write_json(run / SCORE, record)
     return record
+
+
+def _problem(config: dict[str, Any], point: str | None = None) -> Problem:
+    """The problem that a run was given, or with its features at another point."""
+    settings = Settings.of(config)
+    return problem_of(replace(settings, point=point or settings.point), check=False).problem
+
+
+def _subspace(layer: FirstLayer, rank: int | str, known: data.Data) -> dict[str, Any] | str:
+    """How well the samples' span can be read off the first layer, or why it cannot."""
+    try:
+        subspace = estimate(layer, rank)
+    except InputError as error:
+        return str(error)
+    return {
+        "rank": subspace.rank,
+        "largest_angle": float(principal_angles(subspace.basis, known).max()),
+        "outside": float(outside(subspace.basis, known).max()),
+        "kept": subspace.kept,
+    }
 
 
 def _pairs(samples: torch.Tensor, known: data.Data, found: Any) -> dict[str, torch.Tensor]:

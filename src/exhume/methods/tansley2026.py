@@ -66,7 +66,7 @@ class Tansley2026:
         if isinstance(problem, Reduced):
             return problem
         if problem.first_layer is None:
-            if problem.drift > 0 and not _has_moment(problem):
+            if not _has_moment(problem):
                 raise InputError(
                     "tansley2026 needs a dense first layer that sees the input itself and was "
                     "trained: its change spans the samples. In this model the input goes into "

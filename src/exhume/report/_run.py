@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
@@ -38,6 +39,7 @@ class Run:
         config: The text of `config.yaml`.
         events: The lines of `events.jsonl` that are whole.
         scored: `score.json`, None where the truth was never given.
+        card: `card.json` of the model that was attacked, empty where that is not at hand.
     """
 
     path: Path
@@ -45,6 +47,7 @@ class Run:
     config: str
     events: list[dict[str, Any]]
     scored: dict[str, Any] | None
+    card: dict[str, Any]
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -88,12 +91,14 @@ def read(path: Path) -> Run:
             "run exhume audit again with this version"
         )
     _check_keys(result["problem"], PROBLEM, f"the problem in {path / 'result.json'}")
+    config = _text(path / "config.yaml", "exhume audit")
     return Run(
         path=path,
         result=result,
-        config=_text(path / "config.yaml", "exhume audit"),
+        config=config,
         events=_events(path / "events.jsonl"),
         scored=_scored(path / "score.json"),
+        card=_card(config),
     )
 
 
@@ -132,6 +137,16 @@ def _scored(file: Path) -> dict[str, Any] | None:
     for row in score["rows"]:
         _check_keys(row, ROW, f"a row in {file}")
     return scored
+
+
+def _card(config: str) -> dict[str, Any]:
+    """The card in the model's folder: the report is whole without it, so no fault of it counts."""
+    try:
+        folder = Path(yaml.safe_load(config)["model"])
+        card = json.loads((folder / "card.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError, LookupError, yaml.YAMLError):
+        return {}
+    return card if isinstance(card, dict) else {}
 
 
 def _events(file: Path) -> list[dict[str, Any]]:

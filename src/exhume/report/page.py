@@ -14,9 +14,12 @@ from exhume.files import write_private
 from exhume.report import _format, figures
 from exhume.report._format import duration, finite, number, percent, plural, wilson
 from exhume.report._gallery import gallery, grade
+from exhume.report._model import card_lines, equations, floors, model, rank, span
 from exhume.report._run import Run, read
+from exhume.solvers import Outcome
 
 ROWS = 1000
+SETTLED = Outcome.SETTLED.value
 
 
 class Verdict(NamedTuple):
@@ -66,7 +69,7 @@ def write(run: Path, redact: bool = False) -> Path:
 
 def render(run: Run, redact: bool = False) -> str:
     """The page as text."""
-    scored, ratio = run.scored, finite(run.result["problem"]["ratio"])
+    scored, ratio = run.scored, equations(run.result)
     floor = finite(scored.get("residual_at_truth")) if scored else None
     return _template().render(
         result=run.result,
@@ -80,8 +83,12 @@ def render(run: Run, redact: bool = False) -> str:
         shares=shares(run),
         gallery=None if redact else gallery(run),
         progress=figures.progress(run.events, floor),
+        ratio=ratio,
         law=figures.law(ratio) if ratio and ratio > 0 else None,
-        counting=counting(run.result["problem"]),
+        counting=counting(run.result["problem"], rank(run.result)),
+        model=model(run),
+        floors=floors(run),
+        span=span(run),
         rows=ROWS,
         grade=grade,
         privacy_card=privacy_card(run),
@@ -129,6 +136,10 @@ def _unproven(result: dict[str, Any]) -> Verdict:
     if result["outcome"] == "converged":
         verb = "explains" if result["candidates"] == 1 else "explain"
         sentence = f"{count} {verb} the weights to a residual of {residual}."
+    elif result["outcome"] == SETTLED:
+        sentence = (
+            f"Settled: {count}, found again by independent trials at a residual of {residual}."
+        )
     else:
         sentence = f"Not converged: {count}, and a residual of {residual}."
     meaning = (
@@ -142,9 +153,11 @@ def _unproven(result: dict[str, Any]) -> Verdict:
 def cautions(run: Run) -> list[str]:
     """What a reader must not overlook."""
     found = []
-    if run.result["outcome"] != "converged":
+    if run.result["outcome"] == SETTLED:
+        found.append(f"A residual is left. {run.result['sentence']}")
+    elif run.result["outcome"] != "converged":
         found.append(f"The search did not converge. {run.result['sentence']}")
-    ratio = finite(run.result["problem"]["ratio"])
+    ratio = equations(run.result)
     if ratio is not None and ratio < ENOUGH:
         found.append(
             f"The ratio of {number(ratio)} is under {ENOUGH}, near or below the counting limit of "
@@ -161,8 +174,11 @@ def cautions(run: Run) -> list[str]:
 
 def cards(run: Run) -> list[Card]:
     """Six key numbers."""
-    result, problem = run.result, run.result["problem"]
+    result, r = run.result, rank(run.result)
     residual_note = "share of the weights left unexplained"
+    ratio_note = "p·m / (d·n), the limit is 1"
+    if r is not None:
+        ratio_note = f"p·m / (r·n) with r = {number(r)}, the limit is 1"
     if run.scored is None:
         given = result["samples_given"]
         found = "their number was found" if given is None else f"of {number(given)} asked for"
@@ -185,7 +201,7 @@ def cards(run: Run) -> list[Card]:
     return [
         *head,
         Card("Residual", number(result["residual"]), residual_note),
-        Card("Ratio", number(problem["ratio"]), "p·m / (d·n), the limit is 1"),
+        Card("Ratio", number(equations(result)), ratio_note),
         Card("Time", duration(result["seconds"]), str(result["device_name"])),
     ]
 
@@ -203,7 +219,7 @@ def shares(run: Run) -> list[Share]:
     return [part for part in parts if part.samples]
 
 
-def counting(problem: dict[str, Any]) -> str:
+def counting(problem: dict[str, Any], r: float | None = None) -> str:
     """Equations and unknowns in a sentence, with the n that the ratio stands for."""
     width, outputs, dim, ratio = (
         finite(problem[key]) for key in ("width", "outputs", "dim", "ratio")
@@ -212,6 +228,12 @@ def counting(problem: dict[str, Any]) -> str:
         return "How many numbers the weights show for each unknown is not known."
     shown = width * outputs
     samples = max(1, round(shown / (dim * ratio)))
+    if r is not None:
+        return (
+            f"The weights show p·m = {number(shown)} numbers. {plural(samples, 'sample')} of "
+            f"{number(dim)} entries, sought in a subspace of dimension {number(r)}, hide "
+            f"r·n = {number(r * samples)}."
+        )
     return (
         f"The weights show p·m = {number(shown)} numbers. {plural(samples, 'sample')} of "
         f"{number(dim)} entries hide d·n = {number(dim * samples)}."
@@ -220,7 +242,7 @@ def counting(problem: dict[str, Any]) -> str:
 
 def privacy_card(run: Run) -> str:
     """Plain text to paste into a model card."""
-    result, problem, model = run.result, run.result["problem"], run.result["threat_model"]
+    result, problem, told = run.result, run.result["problem"], run.result["threat_model"]
     lines = [
         "## Training-data reconstruction audit",
         "",
@@ -228,8 +250,9 @@ def privacy_card(run: Run) -> str:
         f"{_format.moment(result['started'])}.",
         f"- Model: {problem['name']}; d = {number(problem['dim'])}, p = "
         f"{number(problem['width'])}, m = {number(problem['outputs'])}.",
-        f"- The attacker knows: {'; '.join(map(str, model['knows'])) or 'nothing declared'}.",
-        f"- The attacker assumes: {'; '.join(map(str, model['assumes'])) or 'nothing declared'}.",
+        *card_lines(model(run)),
+        f"- The attacker knows: {'; '.join(map(str, told['knows'])) or 'nothing declared'}.",
+        f"- The attacker assumes: {'; '.join(map(str, told['assumes'])) or 'nothing declared'}.",
         f"- Result: {verdict(run).sentence}",
     ]
     if run.scored is not None:
@@ -241,11 +264,17 @@ def privacy_card(run: Run) -> str:
             f"recovered is a relative error under {limit}.",
             f"- Null baseline: {_baseline(run.scored['chance'])}",
         ]
+        if at := [f"{point} {number(value)}" for point, value, _ in floors(run)]:
+            lines.append(f"- Residual of the samples themselves, by point: {', '.join(at)}.")
+        if run.scored.get("verdict"):
+            lines.append(f"- Reading: {run.scored['verdict']}")
+        if sentence := span(run):
+            lines.append(f"- Subspace: {sentence}")
     else:
         lines.append("- The training data were not given: this is no statement of recovery.")
     lines.append(
         f"- Evidence from the weights alone: residual {number(result['residual'])}, "
-        f"p·m/(d·n) = {number(problem['ratio'])}."
+        f"p·m/({'d' if rank(result) is None else 'r'}·n) = {number(equations(result))}."
     )
     lines += [f"- Limit: {limit}" for limit in result["limits"]]
     return "\n".join(lines).replace(_format.NO_BREAK, " ")
