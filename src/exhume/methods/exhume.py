@@ -99,7 +99,7 @@ class Exhume:
     def begin(self, problem: Problem, samples: int | None, seed: int, start: Tensor) -> Progress:
         """The first trial from candidates (count, d) of the caller's."""
         self = self._fitted_to(problem)
-        return Progress(seed, samples, self._explorer(samples).init(problem, start))
+        return Progress(seed, samples, self._explorer(problem, samples).init(problem, start))
 
     def advance(self, problem: Problem, progress: Progress) -> Progress:
         """One solver step, or the next move when the trial has ended."""
@@ -107,7 +107,7 @@ class Exhume:
         state = progress.state
         if state.outcome is None and state.steps < self.trial:
             exploring = progress.phase == "explore"
-            solver = self._explorer(progress.samples) if exploring else self._polisher
+            solver = self._explorer(problem, progress.samples) if exploring else self._polisher
             return replace(progress, state=solver.step(problem, state))
         if progress.phase == "explore":
             return self._after_explore(problem, progress)
@@ -139,8 +139,12 @@ class Exhume:
             return point
         return evaluate(problem, without(problem, point, surplus))
 
-    def _explorer(self, samples: int | None) -> LevenbergMarquardt:
-        return LevenbergMarquardt(tolerance=self.tolerance if samples is None else self.close)
+    def _explorer(self, problem: Problem, samples: int | None) -> LevenbergMarquardt:
+        """Where there is a floor, creeping towards it is no progress."""
+        return LevenbergMarquardt(
+            tolerance=self.tolerance if samples is None else self.close,
+            progress=2e-2 if problem.drift > 0 else 3e-3,
+        )
 
     @property
     def _polisher(self) -> LevenbergMarquardt:
@@ -168,17 +172,27 @@ class Exhume:
             progress = replace(_keep(progress), misses=0)
         else:
             progress = replace(progress, misses=progress.misses + 1)
-        enough = (progress.samples or len(_best(progress))) / 2
+        enough = max(1.0, self._wanted(problem, progress) / 2)
         if progress.best_value <= problem.drift and progress.returned >= enough:
             progress = replace(progress, floor=progress.best_value, returned=0, attempt=0)
             return self._tidy(problem, progress)
         return self._explore(problem, progress)
 
+    def _wanted(self, problem: Problem, progress: Progress) -> int:
+        """The number of samples, or of candidates that do more than blur a floor; or all."""
+        if progress.samples is not None:
+            return progress.samples
+        if problem.drift == 0:
+            return len(_best(progress))
+        best = evaluate(problem, _best(progress))
+        _, cost = dropping(problem, best)
+        return max(1, int((cost > self.above * best.value).sum()))
+
     def _found_again(self, problem: Problem, progress: Progress) -> int:
         """How many of the candidates that this trial began by dropping are there again."""
         best = evaluate(problem, _best(progress))
         order, _ = dropping(problem, best)
-        surplus = len(order) - (progress.samples or len(order))
+        surplus = len(order) - self._wanted(problem, progress)
         gone = order[surplus : surplus + progress.dropped].to(best.candidates.device)
         old, new = best.candidates[gone], progress.state.point.candidates
         cosine = torch.nn.functional.cosine_similarity(old[:, None], new[None], dim=2)
@@ -191,19 +205,25 @@ class Exhume:
         generator = stream(progress.seed, progress.rounds + 1)
         best = evaluate(problem, _best(progress))
         before, samples = len(best.candidates), progress.samples
-        if samples is None and before < self._most(problem):
+        if samples is None and before < self._most(problem) and not self._grown(problem, progress):
             drop, count = 0, min(math.ceil(1.5 * before), self._most(problem))
-            progress = replace(progress, best_value=math.inf, dropped=0)
+            grown = progress.best_value
+            progress = replace(progress, grown=grown, best_value=math.inf, dropped=0)
         else:
             count = before if samples is None else self._many(problem, samples)
-            keep = before if samples is None else samples
+            keep = self._wanted(problem, progress)
             most = 3 * keep // 4
             more = int((most + 1) ** torch.rand(1, generator=generator).item()) - 1
             drop = max(before - keep + more, 1 if before == count else 0)
             progress = replace(progress, dropped=more if 4 * more >= keep else 0)
         start = reseed(problem, best, drop, count, generator)
-        state = self._explorer(samples).init(problem, start)
+        state = self._explorer(problem, samples).init(problem, start)
         return progress.next_round(state, phase="explore")
+
+    def _grown(self, problem: Problem, progress: Progress) -> bool:
+        """Whether more candidates no longer help, at a residual that may be the floor."""
+        value = progress.best_value
+        return value <= 1e-2 * problem.drift and value > progress.grown / 3
 
     def _restart(self, problem: Problem, progress: Progress) -> Progress:
         """Begin anew from random candidates, or give up with the best of all starts."""
@@ -215,7 +235,7 @@ class Exhume:
         count = len(_best(progress))
         start = problem.domain.start(count, problem.dim, stream(progress.seed, progress.rounds + 1))
         return progress.next_round(
-            self._explorer(progress.samples).init(problem, start),
+            self._explorer(problem, progress.samples).init(problem, start),
             phase="explore",
             best=None,
             best_value=math.inf,

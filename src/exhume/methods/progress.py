@@ -28,6 +28,7 @@ class Progress:
         restarts: fresh starts so far.
         dropped: candidates beyond the surplus that this trial began by dropping.
         returned: dropped candidates that trials found again, at the same residual, in all.
+        grown: the residual before the number of candidates last grew.
         floor: the residual that was taken for the floor, 0 while there is none.
         champion: the best before the last fresh start, or None.
         champion_value: its residual.
@@ -50,6 +51,7 @@ class Progress:
     dropped: int = 0
     returned: int = 0
     floor: float = 0.0
+    grown: float = float("inf")
     champion: Tensor | None = None
     champion_value: float = float("inf")
     attempt: int = 0

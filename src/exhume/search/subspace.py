@@ -177,15 +177,16 @@ def _rank(spectrum: Tensor, rank: int | str) -> int:
 def _gaps(spectrum: Tensor) -> Tensor:
     """Ratios of neighbouring singular values, 0 where they do not show the end of a span.
 
-    Too much may lie beyond, or too little to be told from chance: the last L singular values of
-    a change in all directions are a factor g below the others with a chance that falls like a
-    power of g, the faster the larger L is.
+    Rounding beyond a span is small and of much the same size in all directions. A change in all
+    directions has gaps by chance, mostly before the last few singular values; so the fewer lie
+    beyond, the more is asked for, and no less than they differ among themselves.
     """
     energy = spectrum.square()
     beyond = 1 - energy.cumsum(0) / energy.sum()
-    ratios = spectrum[:-1].clamp_min(NOISE) / spectrum[1:].clamp_min(NOISE)
-    count = torch.arange(len(ratios), 0, -1)
-    enough = (ALONE ** count.double().pow(-1.5)).clamp_min(GAP)
+    above, below = spectrum[:-1].clamp_min(NOISE), spectrum[1:].clamp_min(NOISE)
+    ratios, last = above / below, spectrum[spectrum > NOISE].min()
+    count = torch.arange(len(ratios), 0, -1).double()
+    enough = (ALONE ** count.pow(-1.5)).maximum(below / last).clamp_min(GAP)
     return ratios.where((beyond[:-1] <= REST) & (ratios >= enough), 0.0)
 
 
