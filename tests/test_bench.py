@@ -181,3 +181,18 @@ def test_momentum_ends_when_enough_is_recovered(monkeypatch: pytest.MonkeyPatch)
     used, _ = momentum_until(victim, 0.0, limit=30.0, seed=0, every=4)
     assert (used, clock.steps, clock.looks) == (4.0, 4, 1)
     assert momentum_until(victim, 1.0, limit=0.0, seed=0)[0] == 0
+
+
+def test_networks(capsys: pytest.CaptureFixture[str]) -> None:
+    said = bench(capsys, "networks", "--cases", "[blocks]", "--seeds", 1, "--limit", 0.5)
+    assert "last parameters: recovered 0%" in said
+    cells = row(said, "width 60, gelu")
+    assert cells[1:4] == ["0", "5", "0.60"] and cells[6] == "last"
+    assert float(cells[12]) < 1e-6  # 60 numbers are explained by any five samples
+
+
+def test_networks_refuses_an_unknown_case(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["bench", "networks", "--cases", "[digit]"])
+    assert stopped.value.code == 2
+    assert "case 'digit': expected some of digits" in capsys.readouterr().err
