@@ -32,7 +32,8 @@ if __name__ == "__main__":
     card = exhume.DataCard(shape=(8, 8), range=(0, 1), mean=0.305, std=0.376)
     found = exhume.audit(model, before, model.state_dict(), card=card, samples=10)
     print(f"{found.found.outcome.value}, residual {found.found.residual:.1e}")
-    print(*found.claims, *found.limits, *found.changes, *found.warnings, sep="\n- ")
+    for sentence in (*found.claims, *found.limits, *found.changes, *found.warnings):
+        print("-", sentence)
     pictures = found.images()  # (10, 8, 8), pixels from 0 to 1
 
     # Only with the truth at hand: how much of it came back?
@@ -46,5 +47,7 @@ if __name__ == "__main__":
     folder.mkdir(parents=True, exist_ok=True)
     torch.save(before, folder / "before.pt")
     torch.save(model.state_dict(), folder / "after.pt")
-    truth = exhume.data.Data(x.flatten(1).double(), nn.functional.one_hot(y).double(), (8, 8))
+    inputs, targets = x.flatten(1).double(), nn.functional.one_hot(y).double()
+    normalised = exhume.data.Transform(shift=0.305, scale=0.376)
+    truth = exhume.data.Data(inputs, targets, (8, 8), "my digits", normalised)
     exhume.data.save(truth, folder / "truth.safetensors")

@@ -98,7 +98,87 @@ def test_reductions_are_float64_and_the_rest_is_not() -> None:
     assert here.combine(a).dtype == here.pull(t, a).dtype == torch.float32
 
 
+# Biases, and coordinates in a subspace
+
+
+@pytest.mark.parametrize("block", [None, 2])
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_products_with_a_bias_against_the_dense_oracle(name: str, block: int | None) -> None:
+    n, d, p, m = 3, 4, 11, 2
+    plain = make_features(d, p, name, block=block)
+    bias = gaussian(p, seed=7)
+    x, direction = on_sphere(n, d), gaussian(n, d, seed=1)
+    a, t = gaussian(n, m, seed=2), gaussian(p, m, seed=3)
+    here = replace(plain, bias=bias).linearize(x)
+
+    def phi(x: Tensor) -> Tensor:
+        return plain.activation.value(x @ dense_v(plain).T + bias)
+
+    jacobian = torch.autograd.functional.jacobian(lambda x: (phi(x).T @ a).flatten(), x).flatten(1)
+    close(here.gram(), phi(x) @ phi(x).T)
+    close(here.apply(t), phi(x) @ t)
+    close(here.combine(a), phi(x).T @ a)
+    close(here.push(direction, a).flatten(), jacobian @ direction.flatten())
+    close(here.pull(t, a).flatten(), jacobian.T @ t.flatten())
+    by_sample = jacobian.reshape(p * m, n, d)
+    close(here.curvature(a), torch.einsum("qid,qjd->ij", by_sample, by_sample) / d)
+
+
+def test_a_bias_moves_with_the_features_and_conforms() -> None:
+    features = replace(make_features(4, 20, "tanh"), bias=gaussian(20))
+    check_features(features)
+    single = features.to(torch.device("cpu"), torch.float32)
+    assert single.bias is not None
+    assert single.bias.dtype == torch.float32
+    x = on_sphere(2, 4)
+    close(single.linearize(x).gram(), features.linearize(x).gram(), 1e-6)
+
+
+def test_a_bias_shows_norm_and_sign() -> None:
+    features = make_features(4, 20, "relu")
+    assert any("norm" in sentence for sentence in features.undetermined)
+    assert replace(features, bias=gaussian(20)).undetermined == ()
+    assert replace(features, bias=torch.zeros(20)).undetermined == features.undetermined
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    st.integers(1, 5), st.integers(0, 2), st.booleans(), st.sampled_from([None, 3]), st.integers(0)
+)
+def test_features_of_coordinates_are_those_of_the_point(
+    r: int, source: int, bias: bool, block: int | None, seed: int
+) -> None:
+    seed %= 2**31
+    v = Seeded(17, 5, seed=3)
+    weights = (v, Stored(v.rows(0, 17)), materialise(v))[source].to(
+        torch.device("cpu"), torch.float64
+    )
+    features = RandomFeatures(
+        weights, activation("gelu"), block, bias=gaussian(17) if bias else None
+    )
+    basis = torch.linalg.qr(gaussian(5, r, seed=seed)).Q
+    inside = features.restrict(basis)
+    assert (inside.dim, inside.width) == (r, 17)
+    z, a, t = gaussian(3, r, seed=seed), gaussian(3, 1), gaussian(17, 1)
+    here, there = inside.linearize(z), features.linearize(z @ basis.T)
+    close(here.gram(), there.gram())
+    close(here.combine(a), there.combine(a))
+    close(here.pull(t, a), there.pull(t, a) @ basis)
+    direction = gaussian(3, r, seed=1)
+    close(here.push(direction, a), there.push(direction @ basis.T, a))
+    spread = (dense_v(features) @ basis).square().mean().sqrt().item()
+    assert inside.spread == pytest.approx(spread, rel=1e-9)
+
+
 # The second moment
+
+
+def test_moment_of_features_with_another_spread() -> None:
+    features = make_features(5, 23)
+    v, w, q = dense_v(features), gaussian(23), gaussian(5, 2, seed=1)
+    eye = torch.eye(5, dtype=torch.float64)
+    dense = sum(w[k] * (torch.outer(v[k], v[k]) / 0.3**2 - eye) for k in range(23)) / 23
+    close(replace(features, spread=0.3).moment(w, q), dense @ q)
 
 
 @pytest.mark.parametrize("block", [None, 1, 7, 100])
@@ -452,6 +532,23 @@ def test_check_features_notices_a_wrong_slope_moment_and_dimension() -> None:
 
     with pytest.raises(AssertionError, match="moment is not a symmetric matrix"):
         check_features(Skewed(features.weights, features.activation))
+
+
+def test_check_features_notices_a_wrong_restriction() -> None:
+    class Unrotated(RandomFeatures):
+        def restrict(self, basis: Tensor) -> RandomFeatures:
+            kept = self.weights.rows(0, self.width)[:, : basis.shape[1]]
+            return replace(self, weights=Stored(kept))
+
+    class Forgetful(RandomFeatures):
+        def restrict(self, basis: Tensor) -> RandomFeatures:
+            return replace(super().restrict(basis), bias=None)
+
+    features = make_features(4, 20, "tanh")
+    for kind in (Unrotated, Forgetful):
+        wrong = kind(features.weights, features.activation, bias=gaussian(20))
+        with pytest.raises(AssertionError, match="restrict: has other features"):
+            check_features(wrong)
 
 
 def test_check_features_notices_features_that_depend_on_the_order() -> None:

@@ -14,6 +14,7 @@ from exhume.search.prune import dropping, greedy_order, without
 from exhume.search.reseed import reseed
 from exhume.search.signs import unflipped
 from exhume.search.spectral import spectral_starts
+from nets import make
 from problems import (
     case,
     cosines,
@@ -61,6 +62,63 @@ def test_greedy_order_against_trying_all(n: int, m: int, seed: int) -> None:
     expected_order, expected_costs = dropped_by_trying_all(phi, target)
     assert order.tolist() == expected_order
     torch.testing.assert_close(costs, torch.tensor(expected_costs).double(), rtol=1e-5, atol=1e-7)
+
+
+def dropped_in_groups_by_trying_all(
+    phi: Tensor, target: Tensor, rows: int
+) -> tuple[list[int], list[float]]:
+    """The same with so many rows a candidate, all of which go at once."""
+
+    def left_without(kept: list[int]) -> float:
+        picked = [i * rows + j for i in kept for j in range(rows)]
+        return unexplained(phi[picked], target)
+
+    left, order, costs = list(range(len(phi) // rows)), [], []
+    start = left_without(left)
+    while left:
+        tries = {i: left_without([j for j in left if j != i]) for i in left}
+        best = min(tries, key=tries.__getitem__)
+        left.remove(best)
+        order.append(best)
+        costs.append(tries[best] - start)
+    return order, costs
+
+
+@fast
+@given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 3), st.integers(0, 2**31))
+def test_greedy_order_with_several_rows_against_trying_all(
+    n: int, rows: int, m: int, seed: int
+) -> None:
+    phi, target = gaussian(n * rows, 25, seed=seed), gaussian(25, m, seed=seed + 1)
+    order, costs = greedy_order(phi @ phi.T, phi @ target, rows)
+    expected_order, expected_costs = dropped_in_groups_by_trying_all(phi, target, rows)
+    assert order.tolist() == expected_order
+    torch.testing.assert_close(costs, torch.tensor(expected_costs).double(), rtol=1e-5, atol=1e-7)
+
+
+def test_a_candidate_goes_with_all_its_rows_or_not_at_all() -> None:
+    """The cheapest row belongs to the dearest candidate."""
+    phi, size = torch.eye(4, 6, dtype=torch.float64), torch.tensor([0.1, 9.0, 1.0, 2.0]).double()
+    target = (phi.T @ size)[:, None]
+    order, costs = greedy_order(phi @ phi.T, phi @ target, rows=2)
+    assert order.tolist() == [1, 0]
+    torch.testing.assert_close(costs, torch.tensor([5.0, 86.01]).double())
+    by_row, _ = greedy_order(phi @ phi.T, phi @ target)
+    assert by_row[0] == 0
+
+
+@pytest.mark.parametrize(("parameters", "point"), [("last", "both"), ("all", "midpoint")])
+def test_dropping_in_a_network_costs_what_is_left_without(parameters: str, point: str) -> None:
+    problem = make("two_layer", width=40).problem(parameters, point)
+    x = on_sphere(4, 4)
+    here = evaluate(problem, x)
+    assert here.rows == 2
+    order, share = dropping(problem, here)
+    assert sorted(order.tolist()) == [0, 1, 2, 3]
+    for count in range(1, 4):
+        left = evaluate(problem, without(problem, here, count))
+        assert len(left.candidates) == 4 - count
+        assert left.value - here.value == pytest.approx(share[count - 1].item(), rel=1e-5)
 
 
 def test_of_duplicates_all_but_one_are_dropped_first() -> None:
@@ -114,6 +172,21 @@ def test_merged_groups_against_walking_the_links(n: int, cosine: float, seed: in
         [weights[g] @ x[g] / weights[g].sum() for g in groups_by_walking(x, cosine)]
     )
     torch.testing.assert_close(merged(x, a, cosine), expected, rtol=1e-9, atol=1e-9)
+
+
+@fast
+@given(st.integers(2, 8), st.integers(1, 4), st.integers(1, 3), st.integers(0, 2**31))
+def test_a_mean_is_weighted_by_all_rows_of_a_candidate(
+    n: int, rows: int, m: int, seed: int
+) -> None:
+    """Coefficients of k rows and m outputs count as one long row each: `Point.shares`."""
+    x, a = on_sphere(n, 3, seed), gaussian(n * rows, m, seed=seed + 1)
+    weights = torch.stack([a[i * rows : (i + 1) * rows].square().sum().sqrt() for i in range(n)])
+    expected = torch.stack(
+        [weights[g] @ x[g] / weights[g].sum() for g in groups_by_walking(x, 0.6)]
+    )
+    found = merged(x, a.reshape(n, rows * m), 0.6)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
 
 
 def test_a_long_chain_is_one_group_and_opposites_are_two() -> None:
@@ -195,6 +268,15 @@ def test_reseeding_the_only_candidate_starts_afresh() -> None:
     truth = case(15, 1, 200)
     found = reseed(truth.problem, evaluate(truth.problem, on_sphere(1, 15)), 1, 1, generator())
     assert cosines(found, truth.inputs).abs().item() > 0.9
+
+
+def test_features_without_a_moment_start_afresh_from_no_candidate_at_all() -> None:
+    for parameters in ("last", "all"):
+        problem = make("mlp").problem(parameters)
+        point = evaluate(problem, on_sphere(2, 4))
+        found = reseed(problem, point, 2, 3, generator())
+        assert found.shape == (3, 4)
+        assert torch.equal(found, problem.domain.start(3, 4, generator()))
 
 
 # Signs

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -81,6 +82,7 @@ def audit(
     seed: int = 0,
     head: str | None = None,
     card: DataCard | Path | str | None = None,
+    arguments: dict[str, Any] | None = None,
     rank: int | str | None = None,
     time_limit: float | None = None,
     device: str = "auto",
@@ -103,6 +105,7 @@ def audit(
         seed: of everything random.
         head: name of the last linear layer; found if None.
         card: what is known of the inputs, or a YAML file with it.
+        arguments: of the factory.
         rank: of the subspace of tansley2026: a number, gap, energy, or count (as many as samples).
         time_limit: seconds after which the best so far is taken.
         device: auto, cpu, cuda, …
@@ -135,8 +138,9 @@ def audit(
         rank=rank,
         head=head,
         card=told,
+        arguments=arguments if isinstance(model, str) else None,
     )
-    module = load_factory(model) if isinstance(model, str) else model
+    module = load_factory(model, arguments) if isinstance(model, str) else model
     opened = open_network(module, initial, trained, told, parameters, point, head)
     if out is None:
         found = reconstruct(
@@ -270,16 +274,17 @@ def open_network(
     missing = [name for name in after.tensors if name not in before.tensors]
     frozen = not missing and _frozen(network, before, after)
     parameters = parameters or "last"
-    point = point or ("final" if missing or frozen else "midpoint")
+    lacking = [n for n in needed(network, after.tensors, parameters, "midpoint") if n in missing]
+    point = point or ("final" if lacking or frozen else "midpoint")
     if initial == ZERO_HEAD and (parameters, point) != ("last", "final"):
         raise InputError(
             f"{ZERO_HEAD}: says that only the last layer was trained, and features did not move; "
             "leave out the parameters and the point."
         )
     wanted = needed(network, after.tensors, parameters, point)
-    if lacking := [name for name in wanted if name in missing]:
+    if absent := [name for name in wanted if name in missing]:
         raise InputError(
-            f"{before.source}: lacks {_listed(lacking)}, which parameters {parameters!r} at the "
+            f"{before.source}: lacks {_listed(absent)}, which parameters {parameters!r} at the "
             f"point {point!r} need. {_unlocks(network, after.tensors)}"
         )
     stored = before.dtypes | after.dtypes
@@ -301,9 +306,9 @@ def open_network(
         threat_model=_threat_model(card, frozen, initial == ZERO_HEAD, missing),
     )
     warnings = [*prepared.warnings, *_rounding(problem, coarsest)]
-    if missing:
+    if lacking and point == "final":
         warnings.append(
-            f"Initial weights of {_listed(missing)} are missing: features are taken at the trained "
+            f"Initial weights of {_listed(lacking)} are missing: features are taken at the trained "
             "weights, from which they may have moved."
         )
     return Opened(

@@ -89,18 +89,27 @@ def network_problem(
 
 
 def needed(network: Network, trained: Weights, parameters: str, point: str) -> tuple[str, ...]:
-    """The names of the initial weights without which there is no such problem."""
-    return _block(network, trained, parameters) if point == "final" else tuple(trained)
+    """The names of the initial weights without which there is no such problem.
+
+    The head's bias has no part in what the head is given.
+    """
+    if point == "final":
+        return _block(network, trained, parameters)
+    bias = network.head_weight.removesuffix("weight") + "bias"
+    return tuple(name for name in trained if not (parameters == "last" and name == bias))
 
 
 def features_at(
     network: Network, initial: Weights, trained: Weights, parameters: str, point: str
 ) -> Features:
     """The features of a block at a point; one dense hidden layer has a fast path."""
-    if point == "midpoint":
-        points: tuple[Weights, ...] = (midpoint(initial, trained),)
-    else:
-        points = {"initial": (initial,), "final": (trained,), "both": (initial, trained)}[point]
+    before = {name: initial.get(name, w) for name, w in trained.items()}
+    points: tuple[Weights, ...] = {
+        "initial": (before,),
+        "final": (trained,),
+        "midpoint": (midpoint(before, trained),),
+        "both": (before, trained),
+    }[point]
     where = {"both": "the initial and the final weights", "midpoint": "the midpoint of training"}
     title = where.get(point, f"the {point} weights")
     if parameters == "last":

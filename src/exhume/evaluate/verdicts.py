@@ -50,7 +50,7 @@ def _reason(residual: float, floor: float, ratio: float, floors: Mapping[str, fl
         return (
             "The model holds no such trace at this width or laziness: the samples themselves leave "
             f"a residual of {floor:.1e}, where less than {NO_TRACE:g} is asked for, so no search "
-            f"of this kind can be relied on.{_elsewhere(floors)}"
+            f"of this kind can be relied on.{_elsewhere(floors) if ratio >= ENOUGH else ''}"
         )
     if residual > ABOVE * max(floor, ROUNDING):
         return (
@@ -59,6 +59,8 @@ def _reason(residual: float, floor: float, ratio: float, floors: Mapping[str, fl
             "succeed."
         )
     below = "below the floor" if residual < floor else "as well as the samples do"
+    if residual > max(floor, ROUNDING):
+        below = "nearly as well as the samples do"
     fits = f"The attack fits {below} with wrong candidates ({residual:.1e}, floor {floor:.1e}): "
     if ratio < ENOUGH:
         return fits + (

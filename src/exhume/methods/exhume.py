@@ -212,7 +212,7 @@ class Exhume:
         else:
             count = before if samples is None else self._many(problem, samples)
             keep = self._wanted(problem, progress)
-            most = 3 * keep // 4
+            most = max(2, 3 * keep // 4)
             more = int((most + 1) ** torch.rand(1, generator=generator).item()) - 1
             drop = max(before - keep + more, 1 if before == count else 0)
             progress = replace(progress, dropped=more if 4 * more >= keep else 0)

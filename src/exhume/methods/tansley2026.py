@@ -66,12 +66,13 @@ class Tansley2026:
         if isinstance(problem, Reduced):
             return problem
         if problem.first_layer is None:
-            if not _has_moment(problem):
+            if problem.drift > 0 or not _has_moment(problem):
                 raise InputError(
-                    "tansley2026 needs a dense first layer that sees the input itself and was "
-                    "trained: its change spans the samples. In this model the input goes into "
-                    "something else first (a convolution, patches or a normalisation, whose "
-                    "change does not), or the first layer is frozen. Use the method 'exhume'."
+                    "tansley2026 needs a dense first layer that sees the input itself, before and "
+                    "after training: its change spans the samples. Here its initial weights are "
+                    "not given, or it did not change, or the input goes into something else first "
+                    "(a convolution, patches or a normalisation, whose change does not span "
+                    "them). Use the method 'exhume'."
                 )
             return problem
         return reduced(problem, estimate(problem.first_layer, self.rank))

@@ -24,6 +24,9 @@ def reseed(
     Returns:
         Candidates (count, d), the kept ones first.
     """
-    kept = evaluate(problem, without(problem, point, drop)) if drop > 0 else point
-    new = spectral_starts(problem, kept.residual, count - len(kept.candidates), generator)
-    return torch.cat([kept.candidates, new.to(kept.candidates)])
+    kept, residual = point.candidates, point.residual
+    if drop > 0:
+        kept = without(problem, point, drop)
+        residual = evaluate(problem, kept).residual if len(kept) else problem.target
+    new = spectral_starts(problem, residual, count - len(kept), generator)
+    return torch.cat([kept, new.to(kept)])

@@ -24,6 +24,9 @@ REST = 1e-2
 ALONE = 1e4
 """Least ratio where one singular value lies beyond it: by chance the last are often far apart."""
 
+FEW = 10
+"""So many singular values, or more, are not small together by chance."""
+
 NOISE = 1e-7
 """Relative singular values below this are rounding: they come from squares in float64."""
 
@@ -61,14 +64,14 @@ def estimate(layer: FirstLayer, rank: int | str = "gap") -> Subspace:
 
     Args:
         layer: the layer before and after training.
-        rank: r, or a rule: `gap` (the largest ratio of neighbouring singular values; refused
+        rank: r, or a rule: `gap` (the last large ratio of neighbouring singular values; refused
             where none stands out) or `energy` (all but 1e-6 of the squared change).
     """
     grams = _grams(layer)
     kept = 1.0
     units = len(layer.initial)  # a narrow layer has no more singular values than these
     spectrum, vectors = _spectrum(grams, kept, units)
-    if _largest_gap(spectrum) < GAP:
+    if not _end(spectrum):
         kept = shrinkage(*grams[:2], tall=units > layer.initial.shape[1])
         spectrum, vectors = _spectrum(grams, kept, units)
     kept, spectrum, vectors = _refined(grams, kept, spectrum, vectors)
@@ -111,14 +114,14 @@ def _refined(
 ) -> tuple[float, Tensor, Tensor]:
     """C once more, from the directions V that no sample has a part in: W₁V = c·W₀V there."""
     own, mixed, _ = grams
-    while GAP <= (gap := _largest_gap(spectrum)) < 1 / NOISE:
-        beyond = vectors[:, int(_gaps(spectrum).argmax()) + 1 :].to(own)
+    while (r := _end(spectrum)) and spectrum[r] > NOISE:
+        beyond, gap = vectors[:, r:].to(own), _gaps(spectrum)[r - 1]
         before = float((beyond * (own @ beyond)).sum())
         if before <= 0:
             break
         c = 1 + float((beyond * (mixed @ beyond)).sum()) / before
         other, axes = _spectrum(grams, c, len(spectrum))
-        if _largest_gap(other) < 1.1 * gap:
+        if not (s := _end(other)) or _gaps(other)[s - 1] < 1.1 * gap:
             break
         kept, spectrum, vectors = c, other, axes
     return kept, spectrum, vectors
@@ -163,7 +166,8 @@ def _rank(spectrum: Tensor, rank: int | str) -> int:
         return int((energy < 1 - ENERGY).sum()) + 1
     if rank != "gap":
         raise InputError(f"rank: expected a number, gap or energy, got {rank!r}.")
-    if _largest_gap(spectrum) < GAP:
+    r = _end(spectrum)
+    if r == 0:
         raise InputError(
             "the change of the first layer spans all directions: no gap in its singular values "
             f"(a ratio of {GAP:g} is asked for, with under {REST:.0%} of the change beyond "
@@ -171,24 +175,29 @@ def _rank(spectrum: Tensor, rank: int | str) -> int:
             "as Adam does, or there are as many samples as input entries or units; both break the "
             "subspace argument. Use the method 'exhume', or force a rank."
         )
-    return int(_gaps(spectrum).argmax()) + 1
+    return r
 
 
 def _gaps(spectrum: Tensor) -> Tensor:
     """Ratios of neighbouring singular values, 0 where they do not show the end of a span.
 
-    Rounding beyond a span is small and of much the same size in all directions. A change in all
-    directions has gaps by chance, mostly before the last few singular values; so the fewer lie
-    beyond, the more is asked for, and no less than they differ among themselves.
+    A change in all directions has gaps by chance, mostly before the last few singular values. So
+    the fewer lie beyond, the more is asked for, and of a few no less than they differ themselves.
     """
     energy = spectrum.square()
     beyond = 1 - energy.cumsum(0) / energy.sum()
     above, below = spectrum[:-1].clamp_min(NOISE), spectrum[1:].clamp_min(NOISE)
     ratios, last = above / below, spectrum[spectrum > NOISE].min()
     count = torch.arange(len(ratios), 0, -1).double()
-    enough = (ALONE ** count.pow(-1.5)).maximum(below / last).clamp_min(GAP)
+    enough = (ALONE ** count.pow(-1.5)).maximum((below / last).where(count < FEW, 0)).clamp_min(GAP)
     return ratios.where((beyond[:-1] <= REST) & (ratios >= enough), 0.0)
 
 
-def _largest_gap(spectrum: Tensor) -> float:
-    return _gaps(spectrum).max().item() if len(spectrum) > 1 else 0.0
+def _end(spectrum: Tensor) -> int:
+    """The rank at the last gap that is at least half as wide as the widest, in logarithms; or 0.
+
+    A direction too many does little harm; one too few puts a sample out of reach.
+    """
+    gaps = _gaps(spectrum)
+    wide = (gaps > 0) & (gaps.square() >= max(gaps.tolist(), default=0.0))
+    return int(wide.nonzero().max()) + 1 if wide.any() else 0
