@@ -519,7 +519,7 @@ def test_a_point_that_cannot_be_formed_has_no_floor() -> None:
         (1e-3, 9e-3, 0, 0.8, "fits below the floor with wrong candidates"),
         (1e-3, 9e-3, 0, 0.8, "0.80 equations for each unknown are too few"),
         (1e-12, 1e-30, 2, 0.8, "fits as well as the samples do with wrong candidates"),
-        (5e-4, 1e-4, 7, 4.0, "7 of 8 samples recovered. The attack fits as well"),
+        (5e-4, 1e-4, 7, 4.0, "7 of 8 samples recovered. The attack fits nearly as well"),
         (5e-4, 1e-4, 7, 4.0, "the trace of what was missed is too small"),
     ],
 )
