@@ -32,7 +32,8 @@ def test_products_agree_with_the_cpu(name: str, parameters: str, point: str) -> 
             here.linearization.curvature(here.coefficients),
         ),
     ):
-        assert torch.allclose(ours.cpu(), reference, rtol=1e-6, atol=1e-6 * reference.abs().max())
+        scale = 1e-6 * reference.abs().max() + 1e-12  # where few features leave a residual of zero
+        assert torch.allclose(ours.cpu(), reference, rtol=1e-6, atol=scale)
 
 
 @pytest.mark.parametrize("method", ["exhume", "tansley2026"])
