@@ -62,8 +62,9 @@ if __name__ == "__main__":
             folder = Path(name)
             train(rate, data, folder)
             exhume.data.save(data, folder / "truth.safetensors")
+            factory = f"{__file__}:network"  # named, not handed over, so that score can call it
             exhume.audit(
-                f"{__file__}:network",  # named, not handed over, so that the run can be scored
+                factory,
                 folder / "before.pt",
                 folder / "after.pt",
                 input_shape=(8, 8),
@@ -71,7 +72,7 @@ if __name__ == "__main__":
                 time_limit=4,
                 out=folder / "run",
             )
-            score_run(folder / "run", folder / "truth.safetensors")
+            score_run(folder / "run", folder / "truth.safetensors", factory)
             page = report.write(folder / "run")
             print(f"learning rate {rate}, as {page.name} tells it:")
             read(folder / "run")

@@ -676,8 +676,9 @@ def test_too_few_equations_prove_nothing(outcome: Outcome) -> None:
 def test_only_a_run_that_converged_explains_the_weights() -> None:
     problem = case(10, 2, 3.0).problem
     for outcome in Outcome:
-        claims = " ".join(evidence.claims(problem, reconstruction(2, outcome, 2.5e-3)))
-        assert "2.5e-03" in claims
+        residual = 2.5e-13 if outcome is Outcome.CONVERGED else 2.5e-3
+        claims = " ".join(evidence.claims(problem, reconstruction(2, outcome, residual)))
+        assert f"{residual:.1e}" in claims
         assert ("explain the weights" in claims) == (outcome is Outcome.CONVERGED)
         assert ("cannot be told apart" in claims) == (outcome is not Outcome.CONVERGED)
         assert "recovered" not in claims

@@ -363,8 +363,13 @@ def test_a_module_in_memory_leaves_a_run_that_can_be_read_but_not_opened(
     assert report.write(out).exists()
     with pytest.raises(InputError, match="in memory"):
         problem_of(Settings.of(read_config(out)))
-    with pytest.raises(InputError, match="in memory"):
+    with pytest.raises(InputError, match="--truth"):
         score_run(out)
+    data.save(known.truth, tmp_path / "truth.safetensors")
+    with pytest.raises(InputError, match="no factory"):
+        score_run(out, tmp_path / "truth.safetensors", "a:b")
+    record = score_run(out, tmp_path / "truth.safetensors")
+    assert record["score"]["recovered"] == 1 and "floors" not in record
 
 
 NET = (
@@ -386,7 +391,7 @@ def test_a_named_model_leaves_a_run_that_can_be_scored_from_anywhere(
         "./net.py:model", "before.pt", Path("after.pt"), (16,), samples=3, out="run", device="cpu"
     )
     monkeypatch.chdir(tmp_path / "elsewhere")
-    record = score_run(Path("../run"), Path("../truth.safetensors"))
+    record = score_run(Path("../run"), Path("../truth.safetensors"), "../net.py:model")
     assert record["score"]["recovered"] == 1
     assert set(record["floors"]) == {"initial", "final", "midpoint", "both"}
 
@@ -465,3 +470,18 @@ def test_a_rank_is_for_a_first_layer_that_moved() -> None:
     with pytest.raises(InputError, match="first layer"):
         method_of(Settings("m", 2, method="tansley2026", rank=2), problem)
     assert method_of(Settings("m", method="tansley2026"), problem).name == "tansley2026"
+
+
+def test_scoring_calls_no_factory_because_a_run_names_it(known: Known, tmp_path: Path) -> None:
+    out, mark = tmp_path / "run", tmp_path / "mark"
+    given = (known.model, known.initial, known.trained)
+    exhume.audit(*given, card=CARD, samples=3, out=out, device="cpu", time_limit=1.0)
+    hostile = f"from pathlib import Path\ndef make():\n    Path({str(mark)!r}).touch()"
+    (tmp_path / "hostile.py").write_text(hostile)
+    config = yaml.safe_load((out / CONFIG).read_text())
+    config |= {"model": f"{tmp_path}/hostile.py:make", "trained": "t.pt", "initial": "i.pt"}
+    (out / CONFIG).write_text(yaml.safe_dump(config))
+    data.save(known.truth, tmp_path / "truth.safetensors")
+    assert "verdict" not in score_run(out, tmp_path / "truth.safetensors")
+    report.write(out)
+    assert not mark.exists()

@@ -516,9 +516,11 @@ def test_a_point_that_cannot_be_formed_has_no_floor() -> None:
         (1e-7, 1e-30, 0, 4.0, "The attack failed although"),
         (1e-3, 1e-2, 0, 4.0, "no such trace at this width or laziness"),
         (1e-3, math.nan, 0, 4.0, "no such trace at this width or laziness"),
-        (1e-3, 9e-3, 0, 0.8, "fits below the floor with wrong candidates"),
+        (1e-3, 9e-3, 0, 4.0, "fits below the floor with wrong candidates"),
+        (1e-3, 1e-8, 0, 0.8, "0.80 equations for each unknown are too few"),
+        (1e-2, 2e-2, 7, 4.0, "7 of 8 samples recovered. The attack fits below the floor"),
         (1e-3, 9e-3, 0, 0.8, "0.80 equations for each unknown are too few"),
-        (1e-12, 1e-30, 2, 0.8, "fits as well as the samples do with wrong candidates"),
+        (1e-12, 1e-30, 2, 4.0, "fits as well as the samples do with wrong candidates"),
         (5e-4, 1e-4, 7, 4.0, "7 of 8 samples recovered. The attack fits nearly as well"),
         (5e-4, 1e-4, 7, 4.0, "the trace of what was missed is too small"),
     ],
@@ -638,11 +640,11 @@ def test_where_the_optimiser_hides_the_span_the_score_says_so(tmp_path: Path) ->
     assert "Adam" in record["subspace"] and set(record["floors"]) == set(POINTS)
 
 
-def test_a_module_that_was_in_memory_cannot_be_scored_from_its_folder(tmp_path: Path) -> None:
+def test_a_model_of_ones_own_needs_its_truth_named(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", tmp_path, sphere(4, 16))
     (run / "config.yaml").write_text("model: null\n")
-    with pytest.raises(InputError, match="cannot be opened again"):
-        score_run(run, tmp_path / "truth.safetensors")
+    with pytest.raises(InputError, match="--truth"):
+        score_run(run)
     (run / "config.yaml").write_text("model: package.module:factory\ntrained: a.pt\n")
     with pytest.raises(InputError, match="--truth"):
         score_run(run)

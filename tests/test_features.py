@@ -551,6 +551,22 @@ def test_check_features_notices_a_wrong_restriction() -> None:
             check_features(wrong)
 
 
+def test_check_features_notices_rows_weighed_by_their_place_alone() -> None:
+    """Φ with its i-th row times i: all products fit together, only the order matters."""
+
+    class Weighed(RandomFeatures):
+        def linearize(self, candidates: Tensor) -> RandomLinearization:
+            here = super().linearize(candidates)
+            place = torch.arange(1, len(candidates) + 1).to(candidates)[:, None]
+            assert here._kept is not None
+            here._kept = [replace(b, phi=place * b.phi, slope=place * b.slope) for b in here._kept]
+            return here
+
+    features = make_features(4, 20, "tanh")
+    with pytest.raises(AssertionError, match="depends on the order of the candidates"):
+        check_features(Weighed(features.weights, features.activation))
+
+
 def test_check_features_notices_features_that_depend_on_the_order() -> None:
     class Ranked(RandomFeatures):
         def linearize(self, candidates: Tensor) -> RandomLinearization:

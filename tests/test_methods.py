@@ -203,7 +203,8 @@ class Interrupted(Exception):
 
 
 @pytest.mark.parametrize(
-    ("method", "samples"), [("exhume", 6), ("exhume", None), (Iurada2025(steps=30), 6)]
+    ("method", "samples"),
+    [("exhume", 6), ("exhume", None), (Iurada2025(steps=30), 6), ("tansley2026", 6)],
 )
 def test_an_interrupted_run_goes_on_to_the_same_bits(
     method: str | Iurada2025, samples: int | None

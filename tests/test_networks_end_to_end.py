@@ -96,6 +96,15 @@ def test_a_network_that_left_the_lazy_regime_has_no_floor_to_settle_at() -> None
     assert found.residual > victim.problem.drift
 
 
+def test_a_network_asked_for_too_few_samples_is_not_settled() -> None:
+    """Trials come back to the same residual here, too, but that is far too large."""
+    for seed in (100, 101):
+        victim, _ = two_layer(12, 4, 480, seed)
+        found = reconstruct(victim.problem, 2, seed, method=SHORT)
+        assert found.outcome is Outcome.STALLED
+        assert found.residual > victim.problem.drift
+
+
 @pytest.mark.parametrize("samples", [4, 3, None])
 def test_random_features_are_never_settled(samples: int | None) -> None:
     """Their features did not move, so there is no floor; a residual means a sample is missing."""
@@ -115,8 +124,8 @@ def test_one_sample_of_any_module_is_found_though_nothing_is_left_to_keep() -> N
     problem = victim.posed("last")
     assert isinstance(problem.features, LastLayer)
     assert Exhume().count(problem, 1) == 1  # so a new trial drops the only candidate
-    found = reconstruct(problem, 1, 100)
-    assert found.outcome is Outcome.SETTLED
+    found = reconstruct(problem, 1, 100, method=SHORT)
+    assert found.outcome is Outcome.STALLED  # none to spare, so nothing is said of a floor
     assert score(found.samples, known).recovered == 1
 
 
@@ -201,6 +210,7 @@ def test_a_spoiled_basis_is_made_good_for_in_the_full_space() -> None:
         found = reconstruct(wrong, 4, seed, method="tansley2026")
         floor = residual_at_truth(victim.problem, known)
         assert outside(rough.samples, basis) < 1e-9 < 1e-2 < outside(found.samples, basis)
+        assert (rough.rank, found.rank) == (4, None)  # what was refined is no longer confined
         assert found.residual < 1.1 * floor < 10 * floor < rough.residual
         assert score(found.samples, known).exact == 1 > score(rough.samples, known).exact
 
@@ -218,8 +228,8 @@ def test_an_exact_basis_is_kept_to() -> None:
 
 
 def test_too_few_equations_for_the_full_space_leave_the_spoiled_basis() -> None:
-    victim, _ = two_layer(40, 4, 160, 100, lazy=10.0)
-    assert victim.problem.ratio(4) == 1
+    victim, _ = two_layer(40, 4, 224, 100, lazy=10.0)
+    assert victim.problem.ratio(4) == 1.4
     wrong, basis = spoiled(victim.problem, 0.03)
     found = reconstruct(wrong, 4, 100, method=Tansley2026(search=SHORT))
     assert outside(found.samples, basis) < 1e-9

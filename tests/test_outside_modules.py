@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -170,7 +171,8 @@ def test_a_transformer_is_audited_as_it_is(at: Desk) -> None:
     assert "LayerNorm" in said and "Attention" in said and "Dropout" in said
     result = at.result
     prepared = result["prepared"]
-    assert prepared["derivative_error"] < 1e-6 and not prepared["warnings"]
+    assert prepared["derivative_error"] < 1e-6
+    assert ["Dropout" in warning for warning in prepared["warnings"]] == [True]
     assert (result["parameters"], result["point"], result["rank"]) == ("last", "midpoint", None)
     assert result["problem"]["width"] == 16 and result["problem"]["outputs"] == 3
     assert any("norm √d" in phrase for phrase in result["threat_model"]["assumes"])
@@ -211,7 +213,12 @@ def test_a_convolution_has_no_subspace_to_offer(at: Desk) -> None:
 def test_a_dense_network_gives_its_samples_back(at: Desk) -> None:
     at.audit("mlp", *MLP)
     assert at.distances().max() < 1e-2
-    main(["score", str(at.out), "--truth", str(at.folder / "truth.safetensors")])
+    truth = str(at.folder / "truth.safetensors")
+    main(["score", str(at.out), "--truth", truth])
+    assert "give --model" in at.capsys.readouterr().out
+    factory = yaml.safe_load((at.out / "config.yaml").read_text())["model"]
+    main(["score", str(at.out), "--truth", truth, "--model", factory])
+    assert "floor with features at: initial" in at.capsys.readouterr().out
     record = json.loads((at.out / "score.json").read_text())
     assert record["score"]["recovered"] == 1 and set(record["floors"]) >= {"final", "midpoint"}
     with pytest.raises(SystemExit):
@@ -221,7 +228,8 @@ def test_a_dense_network_gives_its_samples_back(at: Desk) -> None:
 
 def test_the_subspace_is_found_in_an_outside_model(at: Desk) -> None:
     at.audit("mlp", *MLP, "--method", "tansley2026", "--rank", "count")
-    assert at.result["rank"] == 3 and at.distances().max() < 1e-2
+    assert at.result["method"] == "tansley2026" and at.distances().max() < 1e-3
+    assert at.result["rank"] is None  # rounding spoils the span a little; refined without it
 
 
 @pytest.mark.parametrize(

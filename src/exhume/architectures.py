@@ -23,6 +23,9 @@ from torch import Tensor, nn
 from exhume.errors import InputError
 from exhume.features.activations import activation as named_activation
 
+DEEPEST = 1000
+"""Most blocks of a network: a card may not ask for more than can be built at once."""
+
 LARGE = 100_000_000
 """Entries beyond which a tensor is drawn in blocks of float32; part of what a seed means."""
 
@@ -380,6 +383,8 @@ def _size(word: str, value: object) -> int:
     """A whole number, one or more."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise InputError(f"{word}: expected a whole number of at least 1, got {value!r}.")
+    if word in ("blocks", "depth") and value > DEEPEST:
+        raise InputError(f"{word}: expected at most {DEEPEST}, got {value}.")
     return value
 
 

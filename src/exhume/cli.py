@@ -356,19 +356,20 @@ def _say_prepared(console: "Console", opened: "Opened") -> None:
         console.print(f"warning: {warning}", markup=False)
 
 
-def score(run: Path, truth: Path | None = None) -> None:
-    """Compare a run with the training data: matches, errors, chance.
+def score(run: Path, truth: Path | None = None, model: str | None = None) -> None:
+    """Compare a run with the training data: matches, errors, chance; floors and angles.
 
     Args:
         run: folder of an audit.
         truth: the training data; truth.safetensors in the model's folder if left out.
+        model: the factory of a model of your own, once more; without it there are no floors.
     """
     from rich.table import Table
 
     from exhume import report as reports
     from exhume.evaluate.runs import score_run
 
-    record = score_run(run, truth)
+    record = score_run(run, truth, model)
     reports.write(run)
     result, chance = record["score"], record["chance"]["neighbour"] or {}
     table = Table("", "this run", "nearest other sample")
@@ -378,10 +379,24 @@ def score(run: Path, truth: Path | None = None) -> None:
             table.add_row(key, f"{result[key]:.4g}", "" if other is None else f"{other:.4g}")
     console = _console()
     console.print(table)
+    if "verdict" not in record:
+        console.print("give --model, the factory, to see the floor and the verdict")
+        return
     console.print(
         f"residual at the truth {record['residual_at_truth']:.1e}, span residual "
         f"{record['span_residual']:.1e}"
     )
+    if record["floors"]:
+        floors = ", ".join(f"{point} {value:.1e}" for point, value in record["floors"].items())
+        console.print(f"floor with features at: {floors}", markup=False)
+    span = record.get("subspace")
+    if isinstance(span, dict):
+        console.print(
+            f"first layer: {span['rank']} directions, largest angle to the samples' span "
+            f"{span['largest_angle']:.1e}°"
+        )
+    elif span is not None:
+        console.print(f"first layer: {span}", markup=False)
     console.print(record["verdict"], markup=False)
 
 

@@ -11,6 +11,7 @@ Only the shape is needed.
 """
 
 import math
+import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -58,7 +59,7 @@ class DataCard:
         if not shape or not all(_whole(size) and size > 0 for size in shape):
             raise InputError(
                 "card: shape: expected the sizes of one input, such as [3, 32, 32], got "
-                f"{self.shape!r}."
+                f"{reprlib.repr(self.shape)}."
             )
         object.__setattr__(self, "shape", shape)
         if self.range is not None:
@@ -66,19 +67,21 @@ class DataCard:
             if len(ends) != 2 or not all(map(_number, ends)) or not ends[0] < ends[1]:
                 raise InputError(
                     "card: range: expected the lowest and the highest value of a pixel, such as "
-                    f"[0, 1], got {self.range!r}."
+                    f"[0, 1], got {reprlib.repr(self.range)}."
                 )
             object.__setattr__(self, "range", ends)
         for word in ("mean", "std"):
             object.__setattr__(self, word, self._by_channel(word))
         if min(_numbers(self.std)) <= 0:
-            raise InputError(f"card: std: expected numbers above 0, got {self.std!r}.")
+            raise InputError(f"card: std: expected numbers above 0, got {reprlib.repr(self.std)}.")
         if self.norm not in (None, ROOT) and not (_number(self.norm) and (self._radius or 0) > 0):
             raise InputError(
-                f"card: norm: expected a number above 0, or {ROOT}, got {self.norm!r}."
+                f"card: norm: expected a number above 0, or {ROOT}, got {reprlib.repr(self.norm)}."
             )
         if self.classes is not None and not (_whole(self.classes) and self.classes > 0):
-            raise InputError(f"card: classes: expected a whole number, got {self.classes!r}.")
+            raise InputError(
+                f"card: classes: expected a whole number, got {reprlib.repr(self.classes)}."
+            )
 
     def _by_channel(self, word: str) -> float | tuple[float, ...]:
         value = getattr(self, word)
@@ -86,7 +89,7 @@ class DataCard:
         channels = self.shape[0] if len(self.shape) == 3 else 1
         if len(numbers) not in (1, channels) or not all(map(_number, numbers)):
             each = f", or one for each of {channels} channels" if channels > 1 else ""
-            raise InputError(f"card: {word}: expected a number{each}, got {value!r}.")
+            raise InputError(f"card: {word}: expected a number{each}, got {reprlib.repr(value)}.")
         return numbers if len(numbers) > 1 else numbers[0]
 
     @classmethod
@@ -215,7 +218,7 @@ def read_card(path: Path, shape: tuple[int, ...] | None = None) -> DataCard:
         entries = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError(f"{path}: no such file.") from None
-    except (OSError, ValueError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         reason = str(error).splitlines()[0]
         raise InputError(f"{path}: cannot be read as YAML ({reason}).") from error
     return DataCard.of(entries, str(path), shape)
@@ -226,7 +229,9 @@ def _whole(value: object) -> bool:
 
 
 def _number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) < 1e300  # neither infinite, nor not a number, nor too long for a float
 
 
 def _numbers(value: float | tuple[float, ...]) -> tuple[float, ...]:

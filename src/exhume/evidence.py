@@ -4,6 +4,9 @@ from exhume.methods import Reconstruction
 from exhume.problem import Problem
 from exhume.solvers import Outcome
 
+PLAIN = 1e-9
+"""Residual up to which the weights are plainly explained; above it, chance fits may come close."""
+
 ENOUGH = 1.2
 """Equations over unknowns from which a residual of zero is taken to mean something."""
 
@@ -27,7 +30,7 @@ def claims(problem: Problem, found: Reconstruction) -> list[str]:
             "That is too few: candidates that are not training samples could explain the "
             "weights as well. Nothing can be claimed of any candidate.",
         ]
-    if found.outcome is Outcome.CONVERGED:
+    if found.outcome is Outcome.CONVERGED and found.residual <= PLAIN:
         return [
             counted,
             f"They explain the weights to a relative residual of {found.residual:.1e}. So many "
@@ -37,24 +40,30 @@ def claims(problem: Problem, found: Reconstruction) -> list[str]:
     if found.outcome is Outcome.SETTLED:
         return [
             counted,
-            f"A relative residual of {found.residual:.1e} is left. Independent trials dropped "
-            "candidates and found them again at the same residual, which chance does not do "
-            "against so many equations: what is left is put down to the features' own movement in "
-            "training, not to a sample that is missing.",
-            "This is evidence and no proof: without the truth, candidates that are training "
-            "samples and others cannot be told apart.",
+            f"A relative residual of {found.residual:.1e} is left. Trials that dropped many of the "
+            "candidates, with others to spare, found them again at the same residual: what is left "
+            "is taken for the features' own movement in training.",
+            "This is evidence and no proof: a sample that every trial misses would not show, and "
+            "without the truth, candidates that are training samples and others cannot be told "
+            "apart.",
         ]
-    left = [
+    return [
         counted,
         f"A relative residual of {found.residual:.1e} is left. Some candidates may be training "
         "samples and others not; without the truth they cannot be told apart.",
+        *_more(found),
     ]
-    if found.explained is not None and found.explained > count:
-        left.append(
-            f"On the way, {found.explained} candidates explained the weights, which {count} do "
-            "not: there may be more samples than that. Leave the number out, and it is found."
-        )
-    return left
+
+
+def _more(found: Reconstruction) -> list[str]:
+    """A hint that more samples were there than asked for."""
+    count = len(found.samples)
+    if found.explained is None or found.explained <= count:
+        return []
+    return [
+        f"On the way, {found.explained} candidates explained the weights, which {count} do not as "
+        "well: there may be more samples than that. Leave the number out, and it is found."
+    ]
 
 
 def limits(problem: Problem, found: Reconstruction) -> list[str]:

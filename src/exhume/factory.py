@@ -113,7 +113,9 @@ def _made(spec: str, factory: Any, arguments: dict[str, Any]) -> nn.Module:
         if arguments:
             raise InputError(f"factory {spec!r}: is a model already, and takes no arguments.")
         return factory
-    if not callable(factory):
+    if not (inspect.isfunction(factory) or inspect.isclass(factory)) and not hasattr(
+        factory, "__wrapped__"
+    ):
         raise InputError(
             f"factory {spec!r}: is a {type(factory).__name__}; expected a function or class that "
             "makes a torch.nn.Module."

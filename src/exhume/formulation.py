@@ -62,7 +62,7 @@ def network_problem(
     change = float(target.double().square().sum())
     resolution = 0.0
     if change > 0:
-        block = _block(network, trained, parameters)
+        block = _trained_block(network, initial, trained, parameters)
         size = sum(float(trained[name].double().square().sum()) for name in block)
         eps = max(torch.finfo(trained[name].dtype).eps for name in block)
         resolution = 0.1 * eps**2 * 2 * size / change
@@ -118,7 +118,7 @@ def features_at(
             name, sigma = dense
             return _dense(points[0], name, sigma, f"last layer, features at {title}")
         return LastLayer(network, points, f"last layer, features at {title}")
-    block = _block(network, trained, parameters)
+    block = _trained_block(network, initial, trained, parameters)
     return ParameterGradients(
         network, points, f"gradients of {parameters} parameters at {title}", block=block
     )
@@ -126,16 +126,25 @@ def features_at(
 
 def _change(network: Network, initial: Weights, trained: Weights, parameters: str) -> Tensor:
     """The target: ΔW_Lᵀ (h, c), or the change of a block as one column."""
-    block = _block(network, trained, parameters)
+    block = _trained_block(network, initial, trained, parameters)
     changes = {name: trained[name] - initial[name] for name in block}
-    if not any(change.any() for change in changes.values()):
+    if not changes:
+        names = ", ".join(_block(network, trained, parameters))
         raise InputError(
-            f"parameters {parameters!r} ({', '.join(block)}) did not change in training, so they "
+            f"parameters {parameters!r} ({names}) did not change in training, so they "
             "hold no trace of any sample; choose others."
         )
     if parameters == "last":
         return changes[block[0]].T.contiguous()
     return torch.cat([change.flatten() for change in changes.values()])[:, None]
+
+
+def _trained_block(
+    network: Network, initial: Weights, trained: Weights, parameters: str
+) -> tuple[str, ...]:
+    """The block without what was frozen: its change is zero, its gradients are not."""
+    block = _block(network, trained, parameters)
+    return tuple(name for name in block if not torch.equal(initial[name], trained[name]))
 
 
 def _block(network: Network, weights: Weights, parameters: str) -> tuple[str, ...]:
@@ -164,7 +173,7 @@ def _one_dense_layer(network: Network) -> tuple[str, Activation] | None:
         return None
     (name, dense), (_, middle), (last, head) = layers
     sigma = _known_activation(middle)
-    if last != network.head:
+    if last != network.head or network.dim != getattr(dense, "in_features", None):
         return None
     if not (type(dense) is nn.Linear and type(head) is nn.Linear and sigma is not None):
         return None

@@ -77,6 +77,7 @@ class Network:
         """
         generator = torch.Generator().manual_seed(0)
         like = next(w for w in weights.values() if w.is_floating_point())
+        weights = moved(weights, like.device, like.dtype)
         d = torch.Size(self.shape).numel()
         inputs = torch.randn(2, d, generator=generator).to(like)
         order: list[tuple[str, bool]] = []

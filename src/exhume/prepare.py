@@ -62,6 +62,9 @@ REMOVE = {
     SpectralNorm: "torch.nn.utils.remove_spectral_norm",
     BasePruningMethod: "torch.nn.utils.prune.remove",
 }
+LARGEST = 2**27
+"""Most entries of one input."""
+
 LINKS: dict[str, Callable[[Tensor], Tensor]] = {
     "softmax": lambda z: z.softmax(-1),
     "log_softmax": lambda z: z.log_softmax(-1),
@@ -242,6 +245,11 @@ def _valid_shape(shape: Iterable[int]) -> tuple[int, ...]:
         raise InputError(
             f"shape: expected the positive sizes of one input, without the batch, such as "
             f"(3, 32, 32), got {shape}."
+        )
+    if math.prod(shape) > LARGEST:
+        raise InputError(
+            f"shape: one input of {shape} has {math.prod(shape):,} entries; at most {LARGEST:,} "
+            "can be looked for."
         )
     return shape
 
@@ -448,6 +456,12 @@ def _warnings(module: nn.Module) -> list[str]:
             f"BatchNorm in {_listed(batch)} uses its running statistics. If the model was trained "
             "with batch statistics, each sample's features then held a mix of its batch, so that "
             "the attack's premise, one set of features for each sample, holds only approximately."
+        )
+    dropout = [name for name, part in parts.items() if isinstance(part, DROPOUT) and part.p > 0]
+    if dropout:
+        found.append(
+            f"Dropout in {_listed(dropout)} is inactive in the attack. If the model was trained "
+            "with it, features were random, and the attack's premise holds only on average."
         )
     instance = [name for name, part in parts.items() if isinstance(part, INSTANCE_NORM)]
     if instance:

@@ -54,6 +54,10 @@ class FirstLayer:
     initial: Tensor
     trained: Tensor
 
+    def to(self, device: torch.device) -> "FirstLayer":
+        """The same elsewhere, in the precision it was stored in."""
+        return FirstLayer(self.initial.to(device), self.trained.to(device))
+
 
 @dataclass(frozen=True, eq=False)
 class Problem:
@@ -132,4 +136,5 @@ class Problem:
             self,
             target=self.target.to(device, dtype),
             features=self.features.to(device, dtype),
+            first_layer=self.first_layer and self.first_layer.to(device),
         )

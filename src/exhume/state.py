@@ -78,6 +78,11 @@ def _load(path: Path) -> Any:
             zipped = file.read(4) == b"PK\x03\x04"  # the older format is no archive
         if zipped and _is_script(path):
             raise InputError(f"{path}: is a TorchScript archive, which holds code; {INSTEAD}.")
+        if zipped and _is_packed(path):
+            raise InputError(
+                f"{path}: holds compressed entries, which torch.save does not write, and which can "
+                f"fill the memory; {INSTEAD}."
+            )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about protocols; what cannot be read is an error
             return torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
@@ -96,6 +101,11 @@ def _load(path: Path) -> Any:
             f"{path}: cannot be read as what torch.save writes{reason}; it may be truncated, copy "
             f"it again, or {INSTEAD}."
         ) from error
+
+
+def _is_packed(path: Path) -> bool:
+    with zipfile.ZipFile(path) as archive:
+        return any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist())
 
 
 def _is_script(path: Path) -> bool:

@@ -11,6 +11,7 @@ from exhume.auditing import problem_of
 from exhume.checkpoint import TRUTH
 from exhume.errors import InputError
 from exhume.evaluate import (
+    Score,
     chance,
     floors,
     outside,
@@ -28,12 +29,16 @@ from exhume.search.subspace import estimate
 SCORE, MATCHED = "score.json", "matched.safetensors"
 
 
-def score_run(run: Path, truth: Path | None = None) -> dict[str, Any]:
+def score_run(run: Path, truth: Path | None = None, model: str | None = None) -> dict[str, Any]:
     """Match the candidates of a run to the truth; write score.json and, for images, the pairs.
+
+    A run folder may come from anyone, so no factory is called because the run names it: floors
+    and angles of a model of one's own need the factory named again.
 
     Args:
         run: folder of an audit.
         truth: file with the training data; the one in the model's folder if None.
+        model: the factory of the run's model, where it is not a model folder.
 
     Returns:
         What score.json holds.
@@ -43,13 +48,14 @@ def score_run(run: Path, truth: Path | None = None) -> dict[str, Any]:
     result = read_json(run / RESULT)
     samples = read_tensors(run / CANDIDATES, ("samples",))["samples"]
     config = read_config(run)
-    if config["model"] is None:
-        raise InputError(
-            f"{run}: is an audit of a module in memory, which cannot be opened again; score its "
-            "candidates in Python, with exhume.evaluate.score(result.samples, truth)."
-        )
-    if truth is None and config.get("trained") is not None:
+    own = config["model"] is None or config.get("trained") is not None
+    if own and truth is None:
         raise InputError(f"{run}: is an audit of your own model; name its training data: --truth.")
+    if model is not None and (config["model"] is None or not own):
+        raise InputError(
+            f"model: {run} is an audit of a module in memory or of a model folder, which have no "
+            "factory; leave it out."
+        )
     truth = truth or Path(config["model"]) / TRUTH
     known = data.read(truth)
     if known.dim != samples.shape[1]:
@@ -58,15 +64,35 @@ def score_run(run: Path, truth: Path | None = None) -> dict[str, Any]:
             f"{samples.shape[1]}; is it the truth of another model?"
         )
     found = score(samples, known)
+    record: dict[str, Any] = {
+        "data": known.name,
+        "score": found.to_dict(),
+        "chance": chance(known, len(samples), seed=result["seed"]).to_dict(),
+    }
+    if not own or model is not None:
+        config = config if model is None else {**config, "model": model}
+        record |= _against_the_model(config, result, samples, known, found)
+    if len(known.shape) > 1:
+        pairs = _pairs(samples, known, found)
+        write_tensors(run / MATCHED, pairs)
+    write_json(run / SCORE, record)
+    return record
+
+
+def _against_the_model(
+    config: dict[str, Any],
+    result: dict[str, Any],
+    samples: torch.Tensor,
+    known: data.Data,
+    found: Score,
+) -> dict[str, Any]:
+    """What the features of the model say of the truth."""
     problem = _problem(config)
     floor = residual_at_truth(problem, known)
     moved = problem.drift > 0
     by_point = floors(lambda point: _problem(config, point), known) if moved else {}
     unknowns = len(samples) * (result.get("rank") or problem.dim)
     record: dict[str, Any] = {
-        "data": known.name,
-        "score": found.to_dict(),
-        "chance": chance(known, len(samples), seed=result["seed"]).to_dict(),
         "span_residual": span_residual(problem.features, samples, known.inputs),
         "residual_at_truth": floor,
         "floors": by_point,
@@ -82,10 +108,6 @@ def score_run(run: Path, truth: Path | None = None) -> dict[str, Any]:
     if problem.first_layer is not None:
         rank = result.get("rank") or config.get("rank") or "gap"
         record["subspace"] = _subspace(problem.first_layer, rank, known)
-    if len(known.shape) > 1:
-        pairs = _pairs(samples, known, found)
-        write_tensors(run / MATCHED, pairs)
-    write_json(run / SCORE, record)
     return record
 
 

@@ -42,15 +42,24 @@ def verdict(
     if recovered >= samples:
         return f"All {samples} samples recovered; they leave a residual of {floor:.1e} themselves."
     found = f"{recovered or 'None'} of {samples} samples recovered. "
-    return found + _reason(math.inf if residual is None else residual, floor, ratio, floors or {})
+    ended = math.inf if residual is None else residual
+    return found + _reason(ended, floor, ratio, floors or {}, recovered > 0)
 
 
-def _reason(residual: float, floor: float, ratio: float, floors: Mapping[str, float]) -> str:
-    if not floor < NO_TRACE:
+def _reason(
+    residual: float, floor: float, ratio: float, floors: Mapping[str, float], recovered: bool
+) -> str:
+    if ratio < ENOUGH:
+        return (
+            f"{ratio:.2f} equations for each unknown are too few: candidates that are not samples "
+            f"explain the weights as well (residual {residual:.1e}, floor {floor:.1e}), and no "
+            "search could tell them apart."
+        )
+    if not floor < NO_TRACE and not recovered:
         return (
             "The model holds no such trace at this width or laziness: the samples themselves leave "
             f"a residual of {floor:.1e}, where less than {NO_TRACE:g} is asked for, so no search "
-            f"of this kind can be relied on.{_elsewhere(floors) if ratio >= ENOUGH else ''}"
+            f"of this kind can be relied on.{_elsewhere(floors)}"
         )
     if residual > ABOVE * max(floor, ROUNDING):
         return (
@@ -62,11 +71,6 @@ def _reason(residual: float, floor: float, ratio: float, floors: Mapping[str, fl
     if residual > max(floor, ROUNDING):
         below = "nearly as well as the samples do"
     fits = f"The attack fits {below} with wrong candidates ({residual:.1e}, floor {floor:.1e}): "
-    if ratio < ENOUGH:
-        return fits + (
-            f"{ratio:.2f} equations for each unknown are too few, and no search could tell them "
-            "from the samples."
-        )
     return fits + (
         f"there are {ratio:.2f} equations for each unknown, but the trace of what was missed is "
         "too small to be told from the floor."

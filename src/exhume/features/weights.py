@@ -207,7 +207,8 @@ def with_half(weights: Stored) -> Stored:
 def free_memory(device: torch.device) -> int:
     """Bytes that can be allocated on a device now."""
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + cached
     try:
         with open("/proc/meminfo") as lines:
             return next(int(x.split()[1]) * 1024 for x in lines if x.startswith("MemAvailable"))

@@ -12,7 +12,7 @@ from exhume.errors import InputError
 from exhume.methods.exhume import Exhume
 from exhume.methods.iurada2025 import Iurada2025
 from exhume.methods.progress import Method, Progress
-from exhume.methods.tansley2026 import Tansley2026
+from exhume.methods.tansley2026 import Tansley2026, confined
 from exhume.problem import Problem
 from exhume.solvers import Outcome
 
@@ -44,7 +44,7 @@ class Reconstruction:
         products: passes over the features' derivative.
         seconds: wall time, with that of earlier sittings if it was resumed.
         explained: how many candidates explained the weights, where more were tried than asked for.
-        rank: dimension of the subspace in which the candidates were looked for; None for all.
+        rank: dimension of the subspace to which the candidates were confined; None for all.
     """
 
     samples: Tensor
@@ -165,5 +165,5 @@ def _run(
         products=progress.total_products,
         seconds=time.perf_counter() - start,
         explained=progress.explained,
-        rank=None if point.candidates.shape[1] == problem.dim else problem.dim,
+        rank=confined(problem, point.candidates),
     )

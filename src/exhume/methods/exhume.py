@@ -164,7 +164,8 @@ class Exhume:
             return self._tidy(problem, replace(_keep(progress), attempt=0))
         before = progress.best_value
         if point.value < before / self.same:
-            return self._explore(problem, replace(_keep(progress), misses=0, returned=0))
+            better = replace(_keep(progress), misses=0, returned=0, floor=0.0)
+            return self._explore(problem, better)
         if point.value <= before * self.same and progress.dropped > 0 and problem.drift > 0:
             found = progress.returned + self._found_again(problem, progress)
             progress = replace(progress, returned=found)
@@ -173,10 +174,17 @@ class Exhume:
         else:
             progress = replace(progress, misses=progress.misses + 1)
         enough = max(1.0, self._wanted(problem, progress) / 2)
-        if progress.best_value <= problem.drift and progress.returned >= enough:
+        if self._spare(problem, progress) and progress.returned >= enough:
             progress = replace(progress, floor=progress.best_value, returned=0, attempt=0)
             return self._tidy(problem, progress)
         return self._explore(problem, progress)
+
+    def _spare(self, problem: Problem, progress: Progress) -> bool:
+        """Whether a plateau can be the floor: candidates are to spare, and more did not help."""
+        value, spare = progress.best_value, len(_best(progress)) > self._wanted(problem, progress)
+        if progress.samples is None:
+            return spare and self._grown(problem, progress)
+        return spare and value <= problem.drift
 
     def _wanted(self, problem: Problem, progress: Progress) -> int:
         """The number of samples, or of candidates that do more than blur a floor; or all."""
@@ -241,6 +249,7 @@ class Exhume:
             best_value=math.inf,
             misses=0,
             returned=0,
+            floor=0.0,
             dropped=0,
             restarts=progress.restarts + 1,
         )
@@ -295,7 +304,7 @@ class Exhume:
             return self._tidy(problem, replace(progress, attempt=1))
         # A sample is missing; where, shows in what is left without the surplus.
         misses = progress.misses + self.patience // 5
-        return self._explore(problem, replace(_keep(progress), misses=misses))
+        return self._explore(problem, replace(_keep(progress), misses=misses, floor=0.0))
 
     def _cut(self, problem: Problem, progress: Progress) -> Progress:
         """Bisect on the number; here `attempt` is the largest that is known to be too small."""

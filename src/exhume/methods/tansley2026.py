@@ -14,6 +14,7 @@ second moment of the last layer, which is too noisy for a constraint and serves 
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from exhume.domain import Domain, Sphere
 from exhume.errors import InputError
@@ -115,13 +116,23 @@ class Tansley2026:
         basis = problem.subspace.basis.to(point.candidates)
         lifted = evaluate(full, point.candidates @ basis.T)
         count = len(point.candidates)
-        if full.ratio(count) < ENOUGH:
+        explained = point.value <= max(self.search.tolerance, full.resolution)
+        if explained or full.ratio(count) < ENOUGH:
             return lifted
         solver = LevenbergMarquardt(tolerance=1e-14, damping=1e-3, patience=3)
         refined = run(solver, full, lifted.candidates, self.polish).point
         equations = full.target.numel()
         left = (equations - count * full.dim) / (equations - count * problem.dim)
         return refined if refined.value < WORTHWHILE * left * lifted.value else lifted
+
+
+def confined(problem: Problem, candidates: Tensor) -> int | None:
+    """The rank, where candidates (n, d) were looked for in a subspace and are still in it."""
+    if not isinstance(problem, Reduced):
+        return None
+    basis = problem.subspace.basis.to(candidates)
+    off = (candidates - candidates @ basis @ basis.T).norm()
+    return problem.subspace.rank if off <= 1e-4 * candidates.norm() else None
 
 
 def reduced(problem: Problem, subspace: Subspace) -> Reduced:

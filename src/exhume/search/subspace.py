@@ -30,6 +30,12 @@ FEW = 10
 NOISE = 1e-7
 """Relative singular values below this are rounding: they come from squares in float64."""
 
+ROUNDED = 1e3
+"""How many roundings of an entry may have added up in training; more is not rounding."""
+
+TAIL = 1e-4
+"""Relative singular values up to which what lies beyond the gap does no harm, rounding or not."""
+
 ENERGY = 1e-6
 """Share of the change's energy that the rule `energy` leaves out."""
 
@@ -52,7 +58,7 @@ class Subspace:
 
     @property
     def rank(self) -> int:
-        """R."""
+        """The dimension."""
         return self.basis.shape[1]
 
 
@@ -77,6 +83,13 @@ def estimate(layer: FirstLayer, rank: int | str = "gap") -> Subspace:
     kept, spectrum, vectors = _refined(grams, kept, spectrum, vectors)
     r = _rank(spectrum, rank)
     after = spectrum[r].item() if r < len(spectrum) else 0.0
+    if rank == "gap" and after > max(TAIL, _rounding(layer, grams, kept, spectrum)):
+        raise InputError(
+            f"the change of the first layer lies for the most part in {r} directions, but what is "
+            "left outside of them is too much for rounding. The optimiser rescales each entry, as "
+            "Adam does, or the weights were stored in half precision; both break the subspace "
+            "argument. Use the method 'exhume', or force a rank."
+        )
     return Subspace(
         vectors[:, :r].contiguous(), spectrum, kept, spectrum[r - 1].item() / max(after, NOISE)
     )
@@ -107,6 +120,25 @@ def _spectrum(
     values = values.flip(0).clamp_min(0).sqrt()
     tiny = torch.finfo(values.dtype).tiny
     return (values / values[0].clamp_min(tiny))[:count].cpu(), vectors.flip(1).cpu()
+
+
+def _rounding(
+    layer: FirstLayer, grams: tuple[Tensor, Tensor, Tensor], kept: float, spectrum: Tensor
+) -> float:
+    """The largest singular value that rounding can leave, relative to that of the change.
+
+    An (h, d) matrix of independent entries of size s has none above about s(√h + √d). Where decay
+    is corrected, squares that are larger than the change cancel, and `NOISE` is a part of those.
+    """
+    own, mixed, change = grams
+    h, d = layer.initial.shape
+    rest = 1 - kept
+    energy = change.trace() + 2 * rest * mixed.trace() + rest**2 * own.trace()
+    largest = (energy.clamp_min(0).cpu() / spectrum.square().sum()).sqrt()
+    entry = (own.trace().cpu() / (h * d)).sqrt() * torch.finfo(layer.trained.dtype).eps
+    cancelled = NOISE * (change.trace() + rest**2 * own.trace()).sqrt().cpu()
+    rounded = ROUNDED * entry * (h**0.5 + d**0.5)
+    return float(cancelled.maximum(rounded) / largest.clamp_min(1e-300))
 
 
 def _refined(

@@ -28,8 +28,8 @@ class Outcome(Enum):
 _SENTENCES = {
     Outcome.CONVERGED: "The candidates explain the weights to the tolerance asked for.",
     Outcome.SETTLED: (
-        "Trials that dropped candidates came back to the same residual: what is left of the "
-        "weights is not for lack of a sample, but what the features' own movement leaves."
+        "Trials that dropped many candidates came back to the same residual and found them again, "
+        "with candidates to spare: it is taken for the floor that moving features leave."
     ),
     Outcome.STALLED: "Steps hardly lower the residual any more, and it is above the tolerance.",
     Outcome.DIVERGED: "The residual became infinite or undefined.",
