@@ -35,7 +35,7 @@ class Reconstruction:
 
     Attributes:
         samples: candidates (n, d), float64 on the CPU.
-        coefficients: A, (n, m), float64 on the CPU.
+        coefficients: A, (n·k, m), float64 on the CPU.
         residual: ‖Δ − ΦᵀA‖²/‖Δ‖².
         outcome: how the run ended.
         method: its name.

@@ -184,7 +184,7 @@ class Exhume:
         value, spare = progress.best_value, len(_best(progress)) > self._wanted(problem, progress)
         if progress.samples is None:
             return spare and self._grown(problem, progress)
-        return spare and value <= problem.drift
+        return spare and value <= 0.1 * problem.drift
 
     def _wanted(self, problem: Problem, progress: Progress) -> int:
         """The number of samples, or of candidates that do more than blur a floor; or all."""
