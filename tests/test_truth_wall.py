@@ -115,6 +115,11 @@ def test_an_attack_imports_nothing_by_a_name_made_at_run_time(module: str) -> No
     assert not names & {"__import__", "import_module", "importlib"}
 
 
+def test_nor_can_the_factory_though_it_imports_what_the_user_names() -> None:
+    everything = reached("exhume.factory", KNOWN, "exhume")
+    assert not {m for m in everything if ".".join(m.split(".")[:2]) in FORBIDDEN}
+
+
 def test_every_walled_name_exists() -> None:
     assert all(inside(name) for name in WALLED)
 
