@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from exhume.features.gradient import GradientLinearization
+from exhume.features.gradient import ParameterGradients
 from exhume.features.last_layer import LastLayer, LastLayerLinearization
 from exhume.features.modules import ModuleFeatures, probes, sum_over_blocks
 from exhume.features.random import RandomFeatures
@@ -239,9 +239,9 @@ def test_random_probes_have_the_right_mean() -> None:
 def swapped_rows(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """All first rows before all second rows, in place of row after row of each candidate."""
 
-    def wrong(self: GradientLinearization) -> Tensor:
-        rows = right(self)
-        return rows.reshape(len(self.candidates), 2, -1).transpose(0, 1).flatten(0, 1)
+    def wrong(self: ParameterGradients, candidates: Tensor) -> Tensor:
+        rows = right(self, candidates)
+        return rows.transpose(0, 1).reshape(rows.shape)
 
     return wrong
 
@@ -249,8 +249,8 @@ def swapped_rows(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
 def test_check_features_notices_rows_in_the_wrong_order(monkeypatch: pytest.MonkeyPatch) -> None:
     features = make("two_layer").problem("all").features
     check_features(features)
-    wrong = swapped_rows(GradientLinearization._rows)
-    monkeypatch.setattr(GradientLinearization, "_rows", wrong)
+    wrong = swapped_rows(ParameterGradients.all_rows)
+    monkeypatch.setattr(ParameterGradients, "all_rows", wrong)
     with pytest.raises(AssertionError, match=r"push is not the derivative of combine|order"):
         check_features(features)
 

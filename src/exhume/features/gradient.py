@@ -15,6 +15,7 @@ from torch.func import grad, jacrev, jvp, vjp, vmap
 
 from exhume.features.modules import (
     ModuleFeatures,
+    applied,
     forward_derivative,
     paired,
     probes,
@@ -74,16 +75,7 @@ class GradientLinearization:
         keep = features.keep
         if keep is None:
             keep = size < free_memory(features.device) / 2
-        self.phi = self._rows() if keep else None
-
-    def _rows(self) -> Tensor:
-        features, x = self.features, self.candidates
-        with torch.no_grad(), derivatives(rounded=False):
-            parts = [
-                torch.cat([features.rows(w, x[part]) for w in features.points], 1)
-                for part in self.chunks
-            ]
-        return torch.cat(parts).flatten(0, 1)  # (n·k, p)
+        self.phi = features.all_rows(candidates).flatten(0, 1) if keep else None  # (n·k, p)
 
     def gram(self) -> Tensor:
         """ΦΦᵀ, (n·k, n·k) float64; row by row where Φ is not kept."""
@@ -98,9 +90,7 @@ class GradientLinearization:
     def apply(self, target: Tensor) -> Tensor:
         """ΦT, (n·k, m) float64: forward derivatives of the outputs in the parameters."""
         if self.phi is not None:
-            if target.dtype == torch.float64:
-                return sum_over_blocks(self.phi, target.T)
-            return (self.phi @ target).double()
+            return applied(self.phi, target)
         columns = []
         with torch.no_grad(), derivatives(rounded=False):
             for column in target.to(self.candidates.dtype).T:
@@ -191,7 +181,7 @@ class GradientLinearization:
         return along
 
     def _mixed(self, point: int, weight: Tensor) -> Callable[[Tensor], Tensor]:
-        """X ↦ Σ_ic A_ic ∇θ f_c(x_i), (p,), with A (n, c)."""
+        """The map x ↦ Σ_ic A_ic ∇θ f_c(x_i), (p,), with A (n, c)."""
         own, function = self.split[point]
 
         def combined(x: Tensor) -> Tensor:

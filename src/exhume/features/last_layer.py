@@ -13,6 +13,7 @@ from torch.func import vjp
 
 from exhume.features.modules import (
     ModuleFeatures,
+    applied,
     forward_derivative,
     paired,
     probes,
@@ -47,13 +48,7 @@ class LastLayerLinearization:
         self.features, self.candidates = features, candidates
         self.chunks = list(features.chunks(len(candidates)))
         self._kept: list[Callable[[Tensor], tuple[Tensor]]] | None = None
-        with torch.no_grad(), derivatives(rounded=False):
-            self.phi = torch.cat(
-                [
-                    torch.cat([features.rows(w, candidates[part]) for w in features.points], 1)
-                    for part in self.chunks
-                ]
-            )  # (n, k, h)
+        self.phi = features.all_rows(candidates)  # (n, k, h)
 
     def gram(self) -> Tensor:
         """ΦΦᵀ, (n·k, n·k) float64."""
@@ -62,10 +57,7 @@ class LastLayerLinearization:
 
     def apply(self, target: Tensor) -> Tensor:
         """ΦT, (n·k, m) float64; the products are taken in the dtype of T."""
-        phi = self.phi.flatten(0, 1)
-        if target.dtype == torch.float64:
-            return sum_over_blocks(phi, target.T)
-        return (phi @ target).double()
+        return applied(self.phi.flatten(0, 1), target)
 
     def combine(self, coefficients: Tensor) -> Tensor:
         """ΦᵀA, (h, m)."""

@@ -89,6 +89,16 @@ class ModuleFeatures:
         """Features at one point, (n, d) → (n, k, p)."""
         raise NotImplementedError
 
+    def all_rows(self, candidates: Tensor) -> Tensor:
+        """Features at every point in full precision, (n, d) → (n, k, p)."""
+        with torch.no_grad(), derivatives(rounded=False):
+            return torch.cat(
+                [
+                    torch.cat([self.rows(weights, candidates[part]) for weights in self.points], 1)
+                    for part in self.chunks(len(candidates))
+                ]
+            )
+
     @property
     def undetermined(self) -> tuple[str, ...]:
         """Norm and sign, where the features of two random inputs do not show them."""
@@ -176,6 +186,13 @@ def forward_derivative(function: Function, inputs: Tensor, direction: Tensor) ->
     """∂f(x)[d]."""
     derivative: Tensor = jvp(function, (inputs,), (direction,))[1]
     return derivative
+
+
+def applied(rows: Tensor, target: Tensor) -> Tensor:
+    """ΦT in float64, (r, p) and (p, m) → (r, m), the products taken in the dtype of T."""
+    if target.dtype == torch.float64:
+        return sum_over_blocks(rows, target.T)
+    return (rows @ target).double()
 
 
 def sum_over_blocks(left: Tensor, right: Tensor, block: int = 65536) -> Tensor:
