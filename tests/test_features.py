@@ -1,5 +1,6 @@
 """Features: every product against dense float64 oracles; streamed, mapped and stored alike."""
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -14,10 +15,17 @@ from scipy import stats
 from torch import Tensor
 
 from exhume.errors import InputError
-from exhume.features.activations import activation, polynomial
+from exhume.features.activations import (
+    Activation,
+    activation,
+    polynomial,
+    smoothed_relu,
+    softplus,
+)
 from exhume.features.random import RandomFeatures, RandomLinearization
 from exhume.features.weights import TILE, Mapped, Seeded, Stored, blocks, materialise
 from exhume.objective import evaluate, gauss_newton, gradient
+from exhume.prepare import exact_attention
 from exhume.testing import check_features
 from problems import (
     ACTIVATIONS,
@@ -68,6 +76,35 @@ def test_products_against_the_dense_oracle(
     close(here.pull(t, a).flatten(), jacobian.T @ t.flatten())
     by_sample = jacobian.reshape(p * m, n, d)
     close(here.curvature(a), torch.einsum("qid,qjd->ij", by_sample, by_sample) / d)
+    for other in (direction, gaussian(n, d, seed=4)):  # the second time with what was kept
+        close(here.bend(other, t, a), dense_bend(features, x, other, t, a))
+
+
+def dense_bend(features: RandomFeatures, x: Tensor, d: Tensor, t: Tensor, a: Tensor) -> Tensor:
+    """The Hessian of ⟨ΦᵀA, T⟩ in all candidates at once, times D."""
+
+    def product(x: Tensor) -> Tensor:
+        z = x @ dense_v(features).T + (0 if features.bias is None else features.bias)
+        return (features.activation.value(z).T @ a * t).sum()
+
+    return torch.autograd.functional.hvp(product, x, d)[1]
+
+
+@pytest.mark.parametrize("bias", [None, gaussian(40, seed=1)])
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_bend_of_a_seed_read_again_for_each_product(
+    name: str, bias: Tensor | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("exhume.features.random.KEPT_BYTES", 0)
+    weights = Seeded(40, 5, seed=0).to(torch.device("cpu"), torch.float64)
+    features = RandomFeatures(weights, activation(name), block=7, bias=bias)
+    x, direction, t, a = on_sphere(3, 5), gaussian(3, 5, seed=1), gaussian(40, 2), gaussian(3, 2)
+    here = features.linearize(x)
+    assert here._kept is None
+    close(here.bend(direction, t, a), dense_bend(features, x, direction, t, a))
+    assert here._seconds == []
+    for check in (features, replace(features, bias=None)):
+        check_features(check)
 
 
 @settings(max_examples=30, deadline=None)
@@ -212,6 +249,88 @@ def test_slope_against_finite_differences(name: str) -> None:
     h = 1e-6
     difference = (sigma.value(z + h) - sigma.value(z - h)) / (2 * h)
     torch.testing.assert_close(sigma.slope(z), difference, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", [*ACTIVATIONS, "polynomial:0,0,0,1", "polynomial:0,2"])
+def test_second_and_third_derivatives_against_finite_differences(name: str) -> None:
+    sigma = activation(name)
+    z = torch.linspace(-4.05, 4.05, 82, dtype=torch.float64)
+    h = 1e-6
+    second = (sigma.slope(z + h) - sigma.slope(z - h)) / (2 * h)
+    third = (sigma.second(z + h) - sigma.second(z - h)) / (2 * h)
+    torch.testing.assert_close(sigma.second(z), second, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(sigma.third(z), third, rtol=1e-8, atol=1e-8)
+    assert sigma.piecewise_linear == (not second.any())
+    with torch.no_grad():
+        assert torch.equal(sigma.second(z), sigma.second(z.clone()))
+
+
+@pytest.mark.parametrize("sharpness", [1.0, 7.5, 300.0])
+@pytest.mark.parametrize("make", [smoothed_relu, softplus])
+def test_surrogates_are_differentiated_to_their_slope_however_torch_does_it(
+    make: Callable[[float], Activation], sharpness: float
+) -> None:
+    sigma = make(sharpness)
+    z = torch.linspace(-4, 4, 81, dtype=torch.float64) * 8 / sharpness
+    s = torch.sigmoid(sharpness * z)
+    expected = [s, sharpness * s * (1 - s), sharpness**2 * s * (1 - s) * (1 - 2 * s)]
+    close(sigma.slope(z), expected[0])
+    close(sigma.second(z), expected[1])
+    close(sigma.third(z), expected[2])
+
+    def reverse(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        return torch.func.grad(lambda at: function(at).sum())
+
+    def forward(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        return lambda at: torch.func.jvp(function, (at,), (torch.ones_like(at),))[1]
+
+    with exact_attention():  # loads forward mode without its warning
+        for order in (1, 2, 3):
+            for kinds in itertools.product((reverse, forward), repeat=order):
+                function = sigma.value
+                for kind in kinds:
+                    function = kind(function)
+                close(function(z), expected[order - 1])
+                close(torch.func.vmap(function)(z), expected[order - 1])
+
+
+@pytest.mark.parametrize("sharpness", [0.5, 20.0])
+def test_surrogates_have_their_value_and_say_what_they_are(sharpness: float) -> None:
+    z = torch.linspace(-90, 90, 181)
+    smoothed, smooth = smoothed_relu(sharpness), softplus(sharpness)
+    assert torch.allclose(smoothed.value(z), torch.relu(z), rtol=0, atol=1e-6)
+    expected = torch.logaddexp(sharpness * z.double(), torch.zeros(181).double()) / sharpness
+    close(smooth.value(z.double()), expected, 1e-15)
+    assert smooth.value(z).isfinite().all()
+    for sigma, exact in ((smoothed, True), (smooth, False)):
+        scales = torch.allclose(sigma.value(3 * z / 30), 3 * sigma.value(z / 30), atol=1e-5)
+        assert sigma.homogeneous == scales == exact
+        assert not sigma.piecewise_linear
+    assert smoothed_relu(2.0).name == "smoothed_relu:2"
+    assert softplus(0.5).name == "softplus:0.5"
+
+
+@pytest.mark.parametrize("make", [smoothed_relu, softplus])
+@pytest.mark.parametrize("sharpness", [0.0, -1.0, math.inf, math.nan])
+def test_surrogates_refuse_what_has_no_slope(
+    make: Callable[[float], Activation], sharpness: float
+) -> None:
+    with pytest.raises(InputError, match="expected a finite number above 0"):
+        make(sharpness)
+
+
+def test_substituted_random_features() -> None:
+    features, sigma = make_features(4, 20, "relu"), smoothed_relu(3.0)
+    x, t, a = on_sphere(3, 4), gaussian(20, 1), gaussian(3, 1)
+    there = features.substituted(sigma)
+    close(there.linearize(x).gram(), features.linearize(x).gram())
+    slope = torch.sigmoid(3 * x @ dense_v(features).T)
+    close(there.linearize(x).pull(t, a), (a @ t.T * slope) @ dense_v(features))
+    direction = gaussian(3, 4, seed=3)
+    close(there.linearize(x).bend(direction, t, a), dense_bend(there, x, direction, t, a))
+    check_features(features.substituted(softplus(4.0)))
+    other = make_features(4, 20, "tanh")
+    assert other.substituted(sigma) is other
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
@@ -458,6 +577,9 @@ class TwoRows:
     def restrict(self, basis: Tensor) -> "TwoRows":
         return TwoRows(self.v @ basis, self.w @ basis)
 
+    def substituted(self, activation: Activation) -> "TwoRows":
+        return self
+
     def resident(self) -> "TwoRows":
         return self
 
@@ -489,6 +611,15 @@ class TwoRowsLinearization:
     def pull(self, target: Tensor, coefficients: Tensor) -> Tensor:
         return torch.einsum("pmnd,pm->nd", self.jacobian(coefficients), target)
 
+    def bend(self, direction: Tensor, target: Tensor, coefficients: Tensor) -> Tensor:
+        def product(x: Tensor) -> Tensor:
+            return (self.phi(x).T @ coefficients * target).sum()
+
+        def along(x: Tensor) -> Tensor:
+            return (torch.func.grad(product)(x) * direction).sum()
+
+        return torch.func.grad(along)(self.candidates)  # the Hessian is symmetric
+
     def curvature(self, coefficients: Tensor) -> Tensor:
         j = self.jacobian(coefficients)
         return torch.einsum("pmid,pmjd->ij", j, j) / self.features.dim
@@ -504,6 +635,7 @@ BREAKAGES: dict[str, Callable[[Callable[..., Tensor]], Callable[..., Tensor]]] =
     "combine": lambda right: lambda self, a: 1.001 * right(self, a),
     "push": lambda right: lambda self, d, a: 1.001 * right(self, d, a),
     "pull": lambda right: lambda self, t, a: 1.001 * right(self, t, a),
+    "bend": lambda right: lambda self, d, t, a: 1.001 * right(self, d, t, a),
     "curvature": lambda right: lambda self, a: torch.diag(right(self, a).diagonal()),
 }
 

@@ -1,5 +1,6 @@
 """Features of any module: products, objective and conformance against dense float64 oracles."""
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,6 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from exhume.architectures import Elementwise
+from exhume.features import Features
+from exhume.features.activations import smoothed_relu, softplus
 from exhume.features.gradient import ParameterGradients
 from exhume.features.last_layer import LastLayer, LastLayerLinearization
 from exhume.features.modules import ModuleFeatures, probes, sum_over_blocks
@@ -20,7 +24,7 @@ from exhume.network import known_network
 from exhume.objective import evaluate, gauss_newton, gradient
 from exhume.problem import Problem
 from exhume.testing import check_features
-from nets import SIZES, Net, dense_rows, dense_slopes, make, with_options
+from nets import SIZES, Net, dense_rows, dense_slopes, make, one_row, with_options
 from problems import ACTIVATIONS, dense_complement, gaussian, on_sphere
 
 fast = settings(max_examples=10, deadline=None)
@@ -35,6 +39,14 @@ def close(got: Tensor, expected: Tensor, relative: float = 1e-10) -> None:
     size = max(expected.abs().max().item(), 1e-30)
     torch.testing.assert_close(
         got.double(), expected.double(), rtol=0, atol=relative * size, check_stride=False
+    )
+
+
+def by_torch(features: Features) -> ParameterGradients:
+    """The same gradients by derivatives of torch, without the fast path of dense layers."""
+    assert isinstance(features, ParameterGradients)
+    return ParameterGradients(
+        features.network, features.points, features.title, block=features.block
     )
 
 
@@ -74,7 +86,16 @@ def test_last_layer_products_against_the_dense_oracle(
     check_products(features, phi, dense_slopes(net, points, None, x), x, m)
 
 
-@pytest.mark.parametrize(("chunk", "keep"), [(None, None), (1, True), (None, False), (2, False)])
+@pytest.mark.parametrize(
+    ("fast", "chunk", "keep"),
+    [
+        (True, None, None),
+        (False, None, None),
+        (False, 1, True),
+        (False, None, False),
+        (False, 2, False),
+    ],
+)
 @pytest.mark.parametrize("point", ["midpoint", "both"])
 @pytest.mark.parametrize(
     ("name", "block", "chosen"),
@@ -87,11 +108,19 @@ def test_last_layer_products_against_the_dense_oracle(
     ],
 )
 def test_gradient_products_against_the_dense_oracle(
-    name: str, block: str, chosen: slice, point: str, chunk: int | None, keep: bool | None
+    name: str,
+    block: str,
+    chosen: slice,
+    point: str,
+    fast: bool,
+    chunk: int | None,
+    keep: bool | None,
 ) -> None:
     net, x = make(name), on_sphere(3, 4)
     names, points = DENSE[name][chosen], net.points(point)
-    features = with_options(net.problem(block, point).features, chunk=chunk, keep=keep)
+    features = net.problem(block, point).features
+    if not fast:
+        features = with_options(by_torch(features), chunk=chunk, keep=keep)
     phi = dense_rows(net, points, names, x)
     check_products(features, phi, dense_slopes(net, points, names, x), x, 2)
 
@@ -111,6 +140,107 @@ def test_products_of_images_against_finite_differences(
     check_products(net.problem(parameters, point).features, phi, slopes, x, 2, relative=1e-6)
 
 
+@pytest.mark.parametrize("chunk", [None, 1])
+@pytest.mark.parametrize("point", ["midpoint", "both"])
+@pytest.mark.parametrize("parameters", ["last", "all"])
+@pytest.mark.parametrize("name", ["two_layer", "mlp", "resnet"])  # torch's norm would be wrong
+def test_bend_against_double_backward(
+    name: str, parameters: str, point: str, chunk: int | None
+) -> None:
+    """The Hessian of ⟨ΦᵀA, T⟩ in each candidate, times D."""
+    net, points = make(name), make(name).points(point)
+    fast = net.problem(parameters, point).features
+    slow = by_torch(fast) if parameters == "all" else LastLayer(net.network, tuple(points), "")
+    names = None if parameters == "last" else list(slow.block)  # type: ignore[union-attr]
+    x, direction = on_sphere(2, fast.dim), gaussian(2, fast.dim, seed=3)
+    k = len(points) * (1 if names is None else 2)
+    a, t = gaussian(2 * k, 2, seed=1), gaussian(slow.width, 2, seed=2)
+
+    weights = (a @ t.T).reshape(2, len(points), -1, slow.width)
+    expected = torch.zeros_like(x)
+    for i, at in itertools.product(range(2), range(len(points))):
+
+        def product(row: Tensor, i: int = i, at: int = at) -> Tensor:
+            return (one_row(net, points[at], names, row) * weights[i, at]).sum()
+
+        expected[i] += torch.autograd.functional.hvp(product, x[i], direction[i])[1]
+    for features in (fast, with_options(slow, chunk=chunk)):
+        close(features.linearize(x).bend(direction, t, a), expected, 1e-9)
+
+
+# Surrogates
+
+
+def with_layers(*between: nn.Module) -> tuple[nn.Sequential, dict[str, Tensor]]:
+    """A net of dense layers of 5 units, with those layers between, on inputs of shape (2, 2)."""
+    torch.manual_seed(0)
+    layers: list[nn.Module] = [nn.Flatten(), nn.Linear(4, 5)]
+    for middle in between:
+        layers += [middle, nn.Linear(5, 5)]
+    module = nn.Sequential(*layers[:-1], nn.Linear(5, 2)).double().eval()
+    return module, {key: w.detach() for key, w in module.state_dict().items()}
+
+
+@pytest.mark.parametrize("kind", [LastLayer, ParameterGradients])
+def test_substituted_features_are_those_of_another_network(kind: type) -> None:
+    """ReLU layers of any make are swapped, also one that is used twice; others stay."""
+    relu = nn.ReLU()
+    module, weights = with_layers(relu, nn.Tanh(), relu, Elementwise("relu"))
+    smooth = nn.Softplus(beta=3.0, threshold=1000.0)
+    other, _ = with_layers(smooth, nn.Tanh(), smooth, smooth)
+    block = {} if kind is LastLayer else {"block": tuple(weights)}
+    here = kind(known_network(module, (2, 2), 2), (weights,), "title", **block)
+    there = kind(known_network(other, (2, 2), 2), (weights,), "title", **block)
+    swapped = here.substituted(softplus(3.0))
+    x = on_sphere(3, 4)
+    one, two = swapped.linearize(x), there.linearize(x)
+    a, t = gaussian(len(one.gram()), 1), gaussian(here.width, 1)
+    direction = gaussian(3, 4, seed=1)
+    close(one.gram(), two.gram())
+    close(one.combine(a), two.combine(a))
+    close(one.push(direction, a), two.push(direction, a))
+    close(one.pull(t, a), two.pull(t, a))
+    close(one.bend(direction, t, a), two.bend(direction, t, a))
+    names = [name for name, _ in module.named_parameters()]
+    own = swapped.network.module
+    assert [name for name, _ in own.named_parameters()] == names
+    pairs = zip(own.parameters(), module.parameters(), strict=True)
+    assert all(swap is kept for swap, kept in pairs)  # no copy of the weights
+    assert isinstance(module[2], nn.ReLU)
+    assert module[2] is relu
+    assert swapped.substituted(softplus(9.0)) is swapped  # no ReLU is left
+    check_features(swapped, samples=2)
+
+
+def test_substituted_features_where_there_is_no_relu() -> None:
+    for name in ("mlp", "vit"):
+        for parameters in ("last", "all"):
+            features = make(name).problem(parameters, "both").features
+            assert features.substituted(smoothed_relu(10.0)) is features
+
+
+@pytest.mark.parametrize("parameters", ["last", "all"])
+def test_a_surrogate_in_a_residual_network(parameters: str) -> None:
+    """The values of the head's input stay; its derivative is that of the surrogate."""
+    net = make("resnet")
+    features = net.problem(parameters, "midpoint").features
+    swapped = features.substituted(smoothed_relu(2.0))
+    x = on_sphere(2, 16)
+    one, two = features.linearize(x), swapped.linearize(x)
+    a, t = gaussian(len(one.gram()), 1), gaussian(features.width, 1)
+    if parameters == "last":
+        close(two.gram(), one.gram())
+    direction, other = gaussian(2, 16, seed=1), gaussian(2, 16, seed=2)
+    assert not torch.allclose(two.pull(t, a), one.pull(t, a))
+    forth = (two.push(direction, a) * t).sum()
+    assert forth.item() == pytest.approx((two.pull(t, a) * direction).sum().item(), rel=1e-9)
+    bent = two.bend(direction, t, a)
+    assert bent.abs().max() > 1e-3
+    symmetric = (two.bend(other, t, a) * direction).sum(1)
+    close((bent * other).sum(1), symmetric)
+    assert not one.bend(direction, t, a).any()
+
+
 def test_gradients_of_a_two_layer_net_by_hand() -> None:
     """f = W₂ tanh(W₁x + b₁) + b₂, so ∇W₂ f_c = e_c tanhᵀ and ∇W₁ f_c = (W₂ᵀe_c ⊙ tanh′) xᵀ."""
     net, x = make("two_layer"), on_sphere(3, 4)
@@ -125,8 +255,8 @@ def test_gradients_of_a_two_layer_net_by_hand() -> None:
             parts = [np.outer(back, sample), back, np.outer(unit, hidden), unit]
             rows.append(np.concatenate([part.ravel() for part in parts]))
     identity = torch.eye(6, dtype=torch.float64)
-    for keep in (True, False):
-        features = with_options(net.problem("all").features, keep=keep)
+    fast = net.problem("all").features
+    for features in (fast, *(with_options(by_torch(fast), keep=keep) for keep in (True, False))):
         close(features.linearize(x).combine(identity).T, torch.from_numpy(np.array(rows)))
 
 
@@ -216,8 +346,10 @@ def test_every_network_conforms(name: str, parameters: str, point: str) -> None:
 def test_streamed_features_and_relu_conform(parameters: str) -> None:
     net = make("mlp", activation="relu")
     features = net.problem(parameters, "both").features
-    changes = {"chunk": 1} if parameters == "last" else {"chunk": 1, "keep": False}
-    check_features(with_options(features, **changes))
+    if parameters == "last":
+        check_features(with_options(features, chunk=1))
+    else:
+        check_features(with_options(by_torch(features), chunk=1, keep=False))
 
 
 def test_more_axes_than_probes_leave_an_estimate() -> None:
@@ -247,7 +379,7 @@ def swapped_rows(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def test_check_features_notices_rows_in_the_wrong_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    features = make("two_layer").problem("all").features
+    features = by_torch(make("two_layer").problem("all").features)
     check_features(features)
     wrong = swapped_rows(ParameterGradients.all_rows)
     monkeypatch.setattr(ParameterGradients, "all_rows", wrong)
@@ -357,7 +489,8 @@ def test_single_precision_is_close_to_double(name: str, parameters: str, seed: i
 @pytest.mark.parametrize("keep", [True, False])
 def test_single_precision_gradients_may_be_streamed(keep: bool) -> None:
     double = make("mlp").problem("all", "both")
-    features = with_options(double.to("cpu", torch.float32).features, keep=keep, chunk=1)
+    single = by_torch(double.to("cpu", torch.float32).features)
+    features = with_options(single, keep=keep, chunk=1)
     x = on_sphere(2, 4)
     one, other = double.features.linearize(x), features.linearize(x)
     a, t = gaussian(8, 2), gaussian(features.width, 2)

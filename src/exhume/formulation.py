@@ -6,13 +6,13 @@ the last linear layer this is ΔW_L ≈ Φ(X)ᵀA with Φ its inputs (see `featu
 """
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from exhume.architectures import Elementwise
 from exhume.domain import Domain, Sphere
 from exhume.errors import InputError
 from exhume.features import Features
-from exhume.features.activations import Activation, activation
+from exhume.features.activations import Activation
+from exhume.features.dense import DenseGradients, dense_chain
 from exhume.features.gradient import ParameterGradients
 from exhume.features.last_layer import LastLayer
 from exhume.features.random import RandomFeatures
@@ -102,7 +102,7 @@ def needed(network: Network, trained: Weights, parameters: str, point: str) -> t
 def features_at(
     network: Network, initial: Weights, trained: Weights, parameters: str, point: str
 ) -> Features:
-    """The features of a block at a point; one dense hidden layer has a fast path."""
+    """The features of a block at a point; dense layers have a fast path."""
     before = {name: initial.get(name, w) for name, w in trained.items()}
     points: tuple[Weights, ...] = {
         "initial": (before,),
@@ -112,16 +112,15 @@ def features_at(
     }[point]
     where = {"both": "the initial and the final weights", "midpoint": "the midpoint of training"}
     title = where.get(point, f"the {point} weights")
+    chain = dense_chain(network)
     if parameters == "last":
-        dense = _one_dense_layer(network) if len(points) == 1 else None
-        if dense is not None:
-            name, sigma = dense
+        if chain is not None and chain.names[1:] == (network.head,) and len(points) == 1:
+            name, sigma = chain.names[0], chain.activations[0]
             return _dense(points[0], name, sigma, f"last layer, features at {title}")
         return LastLayer(network, points, f"last layer, features at {title}")
     block = _trained_block(network, initial, trained, parameters)
-    return ParameterGradients(
-        network, points, f"gradients of {parameters} parameters at {title}", block=block
-    )
+    kind = ParameterGradients if chain is None else DenseGradients
+    return kind(network, points, f"gradients of {parameters} parameters at {title}", block=block)
 
 
 def _change(network: Network, initial: Weights, trained: Weights, parameters: str) -> Tensor:
@@ -160,35 +159,6 @@ def first_layer(network: Network, initial: Weights, trained: Weights) -> FirstLa
     if name is None or name not in initial or torch.equal(initial[name], trained[name]):
         return None
     return FirstLayer(initial[name], trained[name])
-
-
-def _one_dense_layer(network: Network) -> tuple[str, Activation] | None:
-    """Name and activation of the hidden layer of Sequential(Flatten, Linear, σ, Linear)."""
-    module = network.module
-    if type(module) is not nn.Sequential:
-        return None
-    passive = (nn.Flatten, nn.Dropout, nn.Identity)
-    layers = [(name, m) for name, m in module.named_children() if not isinstance(m, passive)]
-    if len(layers) != 3:
-        return None
-    (name, dense), (_, middle), (last, head) = layers
-    sigma = _known_activation(middle)
-    if last != network.head or network.dim != getattr(dense, "in_features", None):
-        return None
-    if not (type(dense) is nn.Linear and type(head) is nn.Linear and sigma is not None):
-        return None
-    return name, sigma
-
-
-def _known_activation(module: nn.Module) -> Activation | None:
-    if isinstance(module, Elementwise):
-        return module.activation
-    if isinstance(module, nn.GELU) and module.approximate == "none":
-        return activation("gelu")
-    if isinstance(module, nn.Softplus) and module.beta == 1:
-        return activation("softplus")
-    names = {nn.ReLU: "relu", nn.Tanh: "tanh"}
-    return activation(names[type(module)]) if type(module) in names else None
 
 
 def _dense(weights: Weights, name: str, sigma: Activation, title: str) -> RandomFeatures:

@@ -62,6 +62,7 @@ def check_features(
     _check_transpose(here, random(n, d), a, t)
     _check_curvature(here, a, n, d)
     _check_order(features, here, x, a, t, rows)
+    _check_bend(features, here, x, a, t, random)
     _check_moment(features, random)
     _check_restricted(features, x, a, random)
     resident = features.resident().linearize(x)
@@ -188,6 +189,46 @@ def _check_order(
     _close(f"pull {what}", there.pull(t, a[by_row]), here.pull(t, a)[order])
 
 
+def _check_bend(
+    features: Features,
+    here: Linearization,
+    x: Tensor,
+    a: Tensor,
+    t: Tensor,
+    random: Callable[..., Tensor],
+) -> None:
+    """Bend must be the derivative of pull, and a symmetric matrix for each candidate alone."""
+    size = here.pull(t, a).abs().max()  # what is left of it by rounding in a difference of zero
+    worst = []
+    for _ in range(TRIES):
+        direction = random(*x.shape)
+        bent = here.bend(direction, t, a)
+        _shape("bend", bent, tuple(x.shape))
+        ahead = features.linearize(x + STEP * direction).pull(t, a)
+        behind = features.linearize(x - STEP * direction).pull(t, a)
+        difference = (ahead - behind) / (2 * STEP)
+        scale = torch.maximum(size, difference.abs().max()).item()
+        worst.append((bent - difference).abs().max().nan_to_num(torch.inf).item() / scale)
+    _require(
+        min(worst) < 1e-5,
+        f"bend is not the derivative of pull: off by {min(worst):.1e} of its size from a central "
+        f"difference, at best of {TRIES} directions.",
+    )
+    one, other = random(*x.shape), random(*x.shape)
+    left, right = here.bend(one, t, a), here.bend(other, t, a)
+    forth, back = (other * left).sum(1), (one * right).sum(1)
+    off = (forth - back).abs() / (other.norm(dim=1) * left.norm(dim=1)).clamp_min(1e-9 * size)
+    _require(
+        bool((off < 1e-9).all()),
+        f"bend is not a symmetric matrix for each candidate: off by {off.max().item():.1e}.",
+    )
+    alone = torch.zeros_like(one)
+    alone[0] = one[0]
+    expected = torch.zeros_like(left)
+    expected[0] = left[0]
+    _close("bend of one candidate moves another", here.bend(alone, t, a), expected)
+
+
 def _check_moment(features: Features, random: Callable[..., Tensor]) -> None:
     """A symmetric matrix that is linear in the weights, or None."""
     w, u, q = random(features.width), random(features.width), random(features.dim, 2)
@@ -226,6 +267,12 @@ def _check_restricted(
     _close("restrict: has other features", inner.combine(a), outer.combine(a))
     t = random(features.width, a.shape[1])
     _close("restrict: has another pull", inner.pull(t, a), outer.pull(t, a) @ basis)
+    direction = random(*z.shape)
+    _close(
+        "restrict: has another bend",
+        inner.bend(direction, t, a),
+        outer.bend(direction @ basis.T, t, a) @ basis,
+    )
 
 
 def _close(sentence: str, given: Tensor, expected: Tensor, tolerance: float = 1e-9) -> None:

@@ -9,6 +9,8 @@ from typing import Protocol, Self
 import torch
 from torch import Tensor
 
+from exhume.features.activations import Activation
+
 
 class Linearization(Protocol):
     """Features Φ (n·k, p) of n candidates and their derivative, as products only.
@@ -35,6 +37,14 @@ class Linearization(Protocol):
 
     def pull(self, target: Tensor, coefficients: Tensor) -> Tensor:
         """Σ_c A_ic · ∂φ(x_i)ᵀ T_c, (n, d): the transpose of `push`."""
+        ...
+
+    def bend(self, direction: Tensor, target: Tensor, coefficients: Tensor) -> Tensor:
+        """Σ_c A_ic · ∂²φ(x_i)[D_i]ᵀ T_c, (n, d): the derivative of `pull` along D.
+
+        T and A are held fixed. A candidate's row depends on its own direction alone, so one call
+        gives a product with the Hessian of ⟨ΦᵀA, T⟩ for every candidate.
+        """
         ...
 
     def curvature(self, coefficients: Tensor) -> Tensor:
@@ -93,6 +103,13 @@ class Features(Protocol):
 
     def restrict(self, basis: Tensor) -> Self:
         """The features z ↦ φ(Uz), of coordinates z (r,) in the span of U (d, r)."""
+        ...
+
+    def substituted(self, activation: Activation) -> Self:
+        """The same features with that activation in the place of every ReLU, if there is any.
+
+        For surrogates such as `smoothed_relu`; other activations stay.
+        """
         ...
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Self:

@@ -1,4 +1,4 @@
-"""Activations of the bundled models, each with its exact first derivative."""
+"""Activations of the bundled models, each with its derivatives, and smooth stand-ins for ReLU."""
 
 import math
 from collections.abc import Callable
@@ -6,11 +6,16 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.func import grad
+from torch.nn.functional import softplus as torch_softplus
 
 from exhume.errors import InputError
 
 LEAK = 0.02
 """Backward slope of the published ReLU surrogate where the unit is off."""
+
+THRESHOLD = 40.0
+"""Where softplus is the identity: beyond it they differ by less than float64 can tell."""
 
 
 @dataclass(frozen=True)
@@ -20,10 +25,13 @@ class Activation:
     Attributes:
         name: what the user writes, for example ``relu`` or ``polynomial:1,0,0.5``.
         value: σ(z).
-        slope: σ'(z); exact, except in the surrogate that `leaky_backward` makes.
+        slope: σ'(z); exact, except in the surrogates that `leaky_backward` and `smoothed_relu`
+            make.
         homogeneous: whether σ(cz) = cσ(z) for c > 0, so that a sample's norm leaves no trace.
         sign: whether a sample can be told from its negative. `lost` if σ is even or odd, `weak`
             if its odd part is linear (then flips add up to a linear function), else `determined`.
+        piecewise_linear: whether the slope is constant between kinks, so that its derivatives
+            are zero.
     """
 
     name: str
@@ -31,6 +39,26 @@ class Activation:
     slope: Callable[[Tensor], Tensor]
     homogeneous: bool = False
     sign: str = "determined"
+    piecewise_linear: bool = False
+
+    def second(self, z: Tensor) -> Tensor:
+        """σ''(z), the derivative of the slope.
+
+        Example:
+            >>> polynomial(0, 0, 0, 1).second(torch.tensor([2.0])).tolist()
+            [12.0]
+        """
+        return self._differentiated(self.slope, z)
+
+    def third(self, z: Tensor) -> Tensor:
+        """σ'''(z), the derivative of `second`."""
+        return self._differentiated(self.second, z)
+
+    def _differentiated(self, function: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
+        if self.piecewise_linear:
+            return torch.zeros_like(z)
+        derivative: Tensor = grad(lambda at: function(at).sum())(z)
+        return derivative
 
     def leaky_backward(self, leak: float = LEAK) -> "Activation":
         """The same forward function with slope 1 where it is positive, else `leak` (ReLU only)."""
@@ -60,15 +88,64 @@ def _erf_slope(z: Tensor) -> Tensor:
     return 2 / math.sqrt(math.pi) * torch.exp(-z * z)
 
 
+def softplus(beta: float) -> Activation:
+    """The smooth function σ(z) = log(1 + exp(βz))/β, which is ReLU in the limit of large β.
+
+    Example:
+        >>> softplus(2.0).slope(torch.tensor(0.0)).item()
+        0.5
+    """
+    beta = _positive("softplus: beta", beta)
+    return Activation(
+        f"softplus:{beta!r}".removesuffix(".0"),
+        lambda z: torch_softplus(z, beta, THRESHOLD),
+        lambda z: torch.sigmoid(beta * z),
+        sign="weak",
+    )
+
+
+def smoothed_relu(alpha: float) -> Activation:
+    """ReLU forward with the slope sigmoid(αz) of a softplus backward: the published surrogate.
+
+    Torch differentiates `value` to that slope, and the slope to α·sigmoid'(αz), however its
+    transforms are nested.
+
+    Example:
+        >>> sigma, z = smoothed_relu(2.0), torch.tensor([-1.0, 0.0, 3.0], requires_grad=True)
+        >>> sigma.value(z).tolist()
+        [0.0, 0.0, 3.0]
+        >>> sigma.value(z).sum().backward()
+        >>> torch.allclose(z.grad, torch.sigmoid(2 * z))
+        True
+    """
+    alpha = _positive("smoothed_relu: alpha", alpha)
+    smooth = softplus(alpha)
+
+    def value(z: Tensor) -> Tensor:
+        backward = smooth.value(z)
+        return backward + (torch.relu(z) - backward).detach()
+
+    name = f"smoothed_relu:{alpha!r}".removesuffix(".0")
+    return Activation(name, value, smooth.slope, homogeneous=True, sign="weak")
+
+
+def _positive(what: str, number: float) -> float:
+    if not (math.isfinite(number) and number > 0):
+        raise InputError(f"{what}: expected a finite number above 0, got {number!r}.")
+    return float(number)
+
+
 _NAMED = {
-    "relu": Activation("relu", torch.relu, _step, homogeneous=True, sign="weak"),
+    "relu": Activation(
+        "relu", torch.relu, _step, homogeneous=True, sign="weak", piecewise_linear=True
+    ),
     "relu+tanh": Activation(
         "relu+tanh", lambda z: torch.relu(z) + torch.tanh(z), lambda z: _step(z) + _tanh_slope(z)
     ),
     "tanh": Activation("tanh", torch.tanh, _tanh_slope, sign="lost"),
     "gelu": Activation("gelu", torch.nn.functional.gelu, _gelu_slope, sign="weak"),
     "erf": Activation("erf", torch.erf, _erf_slope, sign="lost"),
-    "softplus": Activation("softplus", torch.nn.functional.softplus, torch.sigmoid, sign="weak"),
+    "softplus": replace(softplus(1.0), name="softplus"),
 }
 
 
@@ -94,6 +171,7 @@ def polynomial(*coefficients: float) -> Activation:
         lambda z: _horner(coefficients, z),
         lambda z: _horner(derivative, z),
         sign=sign,
+        piecewise_linear=not any(coefficients[2:]),
     )
 
 

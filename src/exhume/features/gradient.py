@@ -6,13 +6,14 @@ derivatives. Nothing of size n·c·p is needed, but it is kept where it fits, si
 comes from it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.func import grad, jacrev, jvp, vjp, vmap
 
+from exhume.features import Linearization
 from exhume.features.modules import (
     ModuleFeatures,
     applied,
@@ -57,7 +58,7 @@ class ParameterGradients(ModuleFeatures):
         rest = {name: w for name, w in weights.items() if name not in own}
         return own, lambda theta, x: self.network({**rest, **theta}, x)
 
-    def linearize(self, candidates: Tensor) -> "GradientLinearization":
+    def linearize(self, candidates: Tensor) -> Linearization:
         """Gradients and their derivatives at n candidates (n, d)."""
         return GradientLinearization(self, candidates.to(self.device, self.dtype))
 
@@ -133,20 +134,34 @@ class GradientLinearization:
 
     def pull(self, target: Tensor, coefficients: Tensor) -> Tensor:
         """Σ A · ∂φ(x_i)ᵀ T, (n, d): reverse derivative of a forward derivative."""
-        a = self._by_point(coefficients)
         result = torch.zeros_like(self.candidates)
         with derivatives(rounded=True):
-            for part in self.chunks:
-                for k in range(len(self.split)):
-                    for m, column in enumerate(target.T):
-
-                        def weighed(
-                            x: Tensor, k: int = k, m: int = m, column: Tensor = column
-                        ) -> Tensor:
-                            return (self._along(k, column, x) * a[part, k, :, m]).sum()  # noqa: B023
-
-                        result[part] += grad(weighed)(self.candidates[part])
+            for part, function in self._weighed(target, coefficients):
+                result[part] += grad(function)(self.candidates[part])
         return result
+
+    def bend(self, direction: Tensor, target: Tensor, coefficients: Tensor) -> Tensor:
+        """Derivative of `pull` along D, (n, d): the forward derivative of what it computes."""
+        result = torch.zeros_like(self.candidates)
+        with derivatives(rounded=True):
+            for part, function in self._weighed(target, coefficients):
+                x, along = self.candidates[part], direction[part]
+                result[part] += forward_derivative(grad(function), x, along)
+        return result
+
+    def _weighed(
+        self, target: Tensor, coefficients: Tensor
+    ) -> Iterator[tuple[slice, Callable[[Tensor], Tensor]]]:
+        """⟨ΦᵀA, T⟩ as functions of x to be summed: one for each chunk, point and column."""
+        a = self._by_point(coefficients)
+
+        def at(point: int, column: Tensor, weight: Tensor) -> Callable[[Tensor], Tensor]:
+            return lambda x: (self._along(point, column, x) * weight).sum()
+
+        for part in self.chunks:
+            for k in range(len(self.split)):
+                for m, column in enumerate(target.T):
+                    yield part, at(k, column, a[part, k, :, m])
 
     def curvature(self, coefficients: Tensor) -> Tensor:
         """C_ij = tr(J_iᵀJ_j)/d, (n, n) float64, by `probes`; n·p numbers and more at a time."""

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.func import vjp
 
 from exhume.features.modules import (
+    Function,
     ModuleFeatures,
     applied,
     forward_derivative,
@@ -82,6 +83,26 @@ class LastLayerLinearization:
             for part in self.chunks:
                 for k, back in enumerate(self._backward(part)):
                     result[part] += back(a[part, k] @ target.T)[0]
+        return result
+
+    def bend(self, direction: Tensor, target: Tensor, coefficients: Tensor) -> Tensor:
+        """Derivative of `pull` along D, (n, d): a forward derivative of a reverse one."""
+        a = self._by_point(coefficients)
+        result = torch.zeros_like(self.candidates)
+        with derivatives(rounded=True):
+            for part in self.chunks:
+                for k, function in enumerate(self._functions()):
+                    cotangent = a[part, k] @ target.T
+
+                    def pulled(
+                        x: Tensor, function: Function = function, cotangent: Tensor = cotangent
+                    ) -> Tensor:
+                        back: Tensor = vjp(function, x)[1](cotangent)[0]
+                        return back
+
+                    result[part] += forward_derivative(
+                        pulled, self.candidates[part], direction[part]
+                    )
         return result
 
     def _backward(self, part: slice) -> list[Callable[[Tensor], tuple[Tensor]]]:

@@ -1,14 +1,18 @@
 """What the features of any module share: sizes, chunks of candidates, random probes."""
 
+import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import jvp
 
+from exhume.architectures import Elementwise
+from exhume.features import Linearization
+from exhume.features.activations import Activation, activation
 from exhume.features.weights import blocks, free_memory
 from exhume.network import Network, Weights, derivatives, moved
 
@@ -81,12 +85,23 @@ class ModuleFeatures:
         )
         return replace(self, network=replace(self.network, basis=basis))
 
+    def substituted(self, activation: Activation) -> Self:
+        """The same features with that activation in the place of every ReLU that is a layer."""
+        module = _substituted(self.network.module, activation)
+        if module is None:
+            return self
+        return replace(self, network=replace(self.network, module=module))
+
     def moment(self, weights: Tensor, directions: Tensor) -> Tensor | None:
         """None: a general module has no moment that points at samples."""
         return None
 
     def rows(self, weights: Weights, inputs: Tensor) -> Tensor:
         """Features at one point, (n, d) → (n, k, p)."""
+        raise NotImplementedError
+
+    def linearize(self, candidates: Tensor) -> Linearization:
+        """Features and derivatives at n candidates (n, d)."""
         raise NotImplementedError
 
     def all_rows(self, candidates: Tensor) -> Tensor:
@@ -104,15 +119,16 @@ class ModuleFeatures:
         """Norm and sign, where the features of two random inputs do not show them."""
         generator = torch.Generator().manual_seed(0)
         x = torch.randn(2, self.dim, generator=generator, dtype=torch.float64)
-        x = x.to(self.device, self.dtype)
-        with torch.no_grad(), derivatives(rounded=False):
-            one, double, minus = (self.rows(self.points[0], s * x) for s in (1.0, 2.0, -1.0))
+        gram = self.linearize(torch.cat([x, 2 * x, -x])).gram()
+        rows = len(gram) // 6
+        inner = gram.view(6, rows, 6, rows).diagonal(dim1=1, dim2=3).sum(2)
+        cosines = inner / inner.diagonal().outer(inner.diagonal()).sqrt()
         sentences = []
-        if _parallel(one, double):
+        if _parallel(cosines[:2, 2:4]):
             sentences.append(
                 "A sample's norm leaves no trace in these features; it is assumed, not found."
             )
-        if _parallel(one, minus):
+        if _parallel(cosines[:2, 4:]):
             sentences.append(
                 "A sample and its negative leave the same trace; the sign cannot be found."
             )
@@ -156,11 +172,44 @@ class ModuleFeatures:
         return max(total, 1)
 
 
-def _parallel(one: Tensor, other: Tensor) -> bool:
-    cosine = torch.nn.functional.cosine_similarity(
-        one.flatten(1).double(), other.flatten(1).double()
-    )
-    return bool((cosine.abs() > 1 - 1e-6).all())
+def known_activation(module: nn.Module) -> Activation | None:
+    """The activation that a layer computes, if it is one of ours."""
+    if isinstance(module, Elementwise):
+        return module.activation
+    if isinstance(module, nn.GELU) and module.approximate == "none":
+        return activation("gelu")
+    if isinstance(module, nn.Softplus) and module.beta == 1:
+        return activation("softplus")
+    names = {nn.ReLU: "relu", nn.Tanh: "tanh"}
+    return activation(names[type(module)]) if type(module) in names else None
+
+
+def _substituted(module: nn.Module, activation: Activation) -> nn.Module | None:
+    """A copy with other layers for those that are ReLU, or None if none is; weights are shared."""
+    found = [
+        (path, name)
+        for path, parent in module.named_modules()
+        for name, part in parent._modules.items()  # named_children would name a shared layer once
+        if part is not None and _is_relu(part)
+    ]
+    if not found:
+        return None
+    tensors = [*module.parameters(), *module.buffers()]
+    shared = copy.deepcopy(module, {id(tensor): tensor for tensor in tensors})
+    for path, name in found:
+        layer = Elementwise("relu").train(module.training)
+        layer.activation = activation
+        setattr(shared.get_submodule(path), name, layer)
+    return shared
+
+
+def _is_relu(module: nn.Module) -> bool:
+    known = known_activation(module)
+    return known is not None and known.name == "relu"
+
+
+def _parallel(cosines: Tensor) -> bool:
+    return bool((cosines.diagonal().abs() > 1 - 1e-6).all())
 
 
 def probes(dim: int, like: Tensor) -> Tensor:

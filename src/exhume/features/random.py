@@ -109,6 +109,10 @@ class RandomFeatures:
         spread = float(reduced.double().square().mean().sqrt())
         return replace(self, weights=Stored(reduced), spread=spread)
 
+    def substituted(self, activation: Activation) -> "RandomFeatures":
+        """The same features with that activation, if theirs is ReLU."""
+        return replace(self, activation=activation) if self.activation.name == "relu" else self
+
     def slices(self) -> Iterator[slice]:
         """The blocks of rows in which V is read."""
         most = BLOCK_BYTES.get(self.device.type, BLOCK_BYTES["cpu"])
@@ -176,15 +180,19 @@ class RandomLinearization:
         needed = 2 * len(candidates) * features.width * candidates.dtype.itemsize
         keep = isinstance(features.weights, Stored) or needed <= KEPT_BYTES
         self._kept = [block for block, _ in self._compute()] if keep else None
+        self._seconds: list[Tensor] = []
 
     def _compute(self) -> Iterator[tuple[_Block, Tensor]]:
         sigma = self.features.activation
         for part in self.features.slices():
             v = self.features.weights.rows(part.start, part.stop)
-            z = self.candidates @ v.T
-            if self.features.bias is not None:
-                z = z + self.features.bias[part]
+            z = self._inside(v, part)
             yield _Block(part, sigma.value(z), sigma.slope(z)), v
+
+    def _inside(self, v: Tensor, part: slice) -> Tensor:
+        """Vx + b for the rows of a block, (n, b)."""
+        z = self.candidates @ v.T
+        return z if self.features.bias is None else z + self.features.bias[part]
 
     def _blocks(self) -> Iterator[_Block]:
         """The features alone: no pass over V if they are kept."""
@@ -236,6 +244,32 @@ class RandomLinearization:
             weighted = (a @ target[b.rows].T).mul_(b.slope)
             total += product(weighted, v, self._half(b.rows), self.features.full_precision)
         return total
+
+    def bend(self, direction: Tensor, target: Tensor, coefficients: Tensor) -> Tensor:
+        """[(A Tᵀ) ⊙ σ''(XVᵀ) ⊙ (D Vᵀ)] V, (n, d)."""
+        a = coefficients.to(self.candidates.dtype)
+        total = torch.zeros_like(self.candidates)
+        if self.features.activation.piecewise_linear:
+            return total
+        for part, v, second in self._bends():
+            half = self._half(part)
+            across = None if half is None else half.T
+            moved = product(direction, v.T, across, self.features.full_precision)
+            weighted = (a @ target[part].T).mul_(second).mul_(moved)
+            total += product(weighted, v, half, self.features.full_precision)
+        return total
+
+    def _bends(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """Rows, V and σ''(XVᵀ) of each block; the last is kept where the features are."""
+        for k, part in enumerate(self.features.slices()):
+            v = self.features.weights.rows(part.start, part.stop)
+            if k < len(self._seconds):
+                second = self._seconds[k]
+            else:
+                second = self.features.activation.second(self._inside(v, part))
+                if self._kept is not None:
+                    self._seconds.append(second)
+            yield part, v, second
 
     def curvature(self, coefficients: Tensor) -> Tensor:
         """C = (AAᵀ) ⊙ Σ_k σ'_ik σ'_jk |v_k|²/d, (n, n) float64."""
