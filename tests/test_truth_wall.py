@@ -28,6 +28,7 @@ WALLED = [
     "network",
     "prepare",
     "formulation",
+    "theory",
     "state",
     "files",
     "device",
@@ -158,4 +159,5 @@ def test_a_problem_has_no_field_that_could_hold_the_truth() -> None:
         "resolution",
         "drift",
         "first_layer",
+        "rule",
     }

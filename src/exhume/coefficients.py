@@ -1,10 +1,24 @@
 """Eliminating the coefficients: the linear half of the problem, solved exactly in float64."""
 
+from enum import Enum
+
 import torch
 from torch import Tensor
 
 JITTER = 1e-12
 """Added to the diagonal, relative to its mean, so that two equal candidates do no harm."""
+
+
+class Rule(Enum):
+    """Which coefficients a problem allows.
+
+    FREE: any, one for each row of a candidate and column of the target.
+    MARGIN: A_i = λ_i y_i with λ_i ≥ 0 and y_i = ±1 the network's own label of x_i; with several
+        outputs A_i = Σ_k λ_ik (e_y − e_k), λ_ik ≥ 0, y the class that the network gives x_i.
+    """
+
+    FREE = "free"
+    MARGIN = "margin"
 
 
 def factor(gram: Tensor, jitter: float = JITTER) -> Tensor:
@@ -43,3 +57,114 @@ def least_squares(gram: Tensor, products: Tensor) -> tuple[Tensor, Tensor]:
     """
     lower = factor(gram)
     return torch.cholesky_solve(products, lower), lower
+
+
+def eliminate(
+    rule: Rule, gram: Tensor, products: Tensor, rows: int, warm: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The best A that the rule allows, from K = ΦΦᵀ and ΦT.
+
+    A network that is homogeneous of degree L has Φθ = L f, so where T = θ, ΦT shows its outputs
+    and with them the label that MARGIN asks for.
+
+    Args:
+        rule: which coefficients are allowed.
+        gram: K, (n·k, n·k) float64.
+        products: ΦT, (n·k, m).
+        rows: k.
+        warm: coefficients of candidates nearby, from which to start; None for no such.
+
+    Returns:
+        A (n·k, m), and a Cholesky factor of K. With one row a candidate, those that are held at
+        zero are so stiff in it that K⁻¹ leaves them out; with several, A counts as free there.
+    """
+    if rule is Rule.FREE:
+        return least_squares(gram, products)
+    if rows == 1:
+        labels = torch.where(products[:, 0] < 0, -1.0, 1.0).to(gram)
+        start = None if warm is None else warm[:, 0] * labels > 0
+        signed = labels[:, None] * gram * labels
+        multipliers, lower = non_negative(signed, labels * products[:, 0], start)
+        return (labels * multipliers)[:, None], labels[:, None] * lower
+    first, second = margins(products[:, 0].view(-1, rows))
+    across = gram[:, first] - gram[:, second]
+    inner = across[first] - across[second]
+    multipliers, _ = non_negative(inner, products[first, 0] - products[second, 0])
+    best = torch.zeros_like(products[:, 0])
+    best.index_add_(0, first, multipliers)
+    best.index_add_(0, second, -multipliers)
+    return best[:, None], factor(gram)
+
+
+def margins(outputs: Tensor) -> tuple[Tensor, Tensor]:
+    """The margins f_y − f_k of n samples, y the largest output, as pairs of rows of Φ.
+
+    Args:
+        outputs: (n, c).
+
+    Returns:
+        Rows of y and of k, (n·(c − 1),) each, for every k ≠ y.
+
+    Example:
+        >>> first, second = margins(torch.tensor([[0.0, 5.0, 1.0], [7.0, 0.0, 0.0]]))
+        >>> first.tolist(), second.tolist()
+        ([1, 1, 3, 3], [0, 2, 4, 5])
+    """
+    n, c = outputs.shape
+    label = outputs.argmax(1)
+    others = torch.arange(c - 1, device=outputs.device).expand(n, -1)
+    others = others + (others >= label[:, None])
+    begin = c * torch.arange(n, device=outputs.device)[:, None]
+    return (begin + label[:, None].expand_as(others)).flatten(), (begin + others).flatten()
+
+
+def non_negative(
+    gram: Tensor, products: Tensor, start: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The λ ≥ 0 that minimises λᵀKλ − 2 pᵀλ, by block principal pivoting.
+
+    Some λ are free and the others zero. All that are on the wrong side (free and below zero, or
+    zero and worth raising) change sides at once; where that has not helped for three rounds, one
+    at a time, which ends (Júdice and Pires 1994).
+
+    Args:
+        gram: K, (n, n) float64.
+        products: p, (n,).
+        start: which are free at first, (n,) boolean; those with p > 0 if None.
+
+    Returns:
+        λ (n,), and a Cholesky factor of K in which zero λ are held (see `eliminate`).
+
+    Example:
+        >>> K = torch.tensor([[1.0, 0.9], [0.9, 1.0]], dtype=torch.float64)
+        >>> multipliers, _ = non_negative(K, torch.tensor([1.0, 0.5], dtype=torch.float64))
+        >>> [round(x, 6) for x in multipliers.tolist()]
+        [1.0, 0.0]
+    """
+    free = products > 0 if start is None else start
+    slack = 1e-10 * products.abs().max()
+    fewest, patience = len(gram) + 1, 3
+    for _ in range(10 * len(gram)):
+        lower = _held_factor(gram, free)
+        solution = torch.cholesky_solve((products * free)[:, None], lower)[:, 0]
+        wrong = torch.where(free, solution < 0, products - gram @ (solution * free) > slack)
+        count = int(wrong.sum())
+        if count == 0 or not solution.isfinite().all():
+            break
+        if count < fewest:
+            fewest, patience = count, 3
+        elif patience > 0:
+            patience -= 1
+        else:
+            wrong &= torch.arange(len(gram), device=gram.device) == wrong.nonzero().max()
+        free = free ^ wrong
+    return (solution * free).clamp_min(0), lower
+
+
+def _held_factor(gram: Tensor, free: Tensor) -> Tensor:
+    """A Cholesky factor of K between free rows; the others stand alone and do not give way."""
+    index = free.nonzero()[:, 0]
+    stiff = 1e15 * gram.diagonal().max().clamp_min(torch.finfo(gram.dtype).tiny).sqrt()
+    lower = torch.diag((~free).to(gram.dtype) * stiff)
+    lower[index[:, None], index] = factor(gram[index[:, None], index])
+    return lower

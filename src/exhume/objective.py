@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from exhume.coefficients import least_squares
+from exhume.coefficients import eliminate
 from exhume.features import Linearization
 from exhume.problem import Problem
 
@@ -17,8 +17,9 @@ class Point:
     Attributes:
         candidates: X, (n, d).
         linearization: features and derivatives at X.
-        coefficients: the best A, (n·k, m) float64.
-        factor: Cholesky factor of the Gram matrix, (n·k, n·k) float64.
+        coefficients: A, (n·k, m) float64: the best, or those of a method that has its own.
+        factor: Cholesky factor of the Gram matrix, (n·k, n·k) float64; empty where the
+            coefficients are a method's own.
         residual: R = Δ − ΦᵀA, (p, m).
         value: ‖R‖²/‖Δ‖² in [0, 1].
     """
@@ -31,6 +32,11 @@ class Point:
     value: float
 
     @property
+    def eliminated(self) -> bool:
+        """Whether the coefficients are the best, and not a method's own."""
+        return self.factor.numel() > 0
+
+    @property
     def rows(self) -> int:
         """k, the rows of Φ that belong to one candidate."""
         return len(self.coefficients) // len(self.candidates)
@@ -41,15 +47,35 @@ class Point:
         return self.coefficients.reshape(len(self.candidates), -1)
 
 
-def evaluate(problem: Problem, candidates: Tensor) -> Point:
-    """L(X) = min_A ‖Δ − Φ(X)ᵀA‖² / ‖Δ‖², with the residual taken directly, not by cancellation."""
+def evaluate(problem: Problem, candidates: Tensor, near: Point | None = None) -> Point:
+    """L(X) = min_A ‖Δ − Φ(X)ᵀA‖² / ‖Δ‖², with the residual taken directly, not by cancellation.
+
+    Args:
+        problem: with its rule for A.
+        candidates: X, (n, d).
+        near: a point with as many candidates, whose coefficients are a good guess.
+    """
     candidates = candidates.to(problem.features.device, problem.features.dtype)
     linearization = problem.features.linearize(candidates)
     products = linearization.apply(problem.target.double())
-    coefficients, factor = least_squares(linearization.gram(), products)
+    rows = len(products) // max(1, len(candidates))
+    warm = None if near is None else near.coefficients
+    coefficients, factor = eliminate(problem.rule, linearization.gram(), products, rows, warm)
     residual = problem.target - linearization.combine(coefficients)
     value = (residual.double().square().sum() / problem.target.double().square().sum()).item()
     return Point(candidates, linearization, coefficients, factor, residual, value)
+
+
+def at(problem: Problem, candidates: Tensor, coefficients: Tensor) -> Point:
+    """‖Δ − Φ(X)ᵀA‖² / ‖Δ‖² with coefficients A (n·k, m) of the caller's."""
+    candidates = candidates.to(problem.features.device, problem.features.dtype)
+    coefficients = coefficients.to(candidates.device).double()
+    linearization = problem.features.linearize(candidates)
+    residual = problem.target - linearization.combine(coefficients)
+    value = (residual.double().square().sum() / problem.target.double().square().sum()).item()
+    return Point(
+        candidates, linearization, coefficients, coefficients.new_empty(0, 0), residual, value
+    )
 
 
 def gradient(problem: Problem, point: Point) -> Tensor:

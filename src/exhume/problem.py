@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from exhume.coefficients import Rule
 from exhume.domain import Domain, Sphere
 from exhume.errors import InputError
 from exhume.features import Features
@@ -74,6 +75,7 @@ class Problem:
         drift: the most that may be left at the truth because features moved in training; 0
             where they did not.
         first_layer: of the network, where that is dense and its change is known.
+        rule: which coefficients are allowed.
     """
 
     target: Tensor
@@ -85,6 +87,7 @@ class Problem:
     resolution: float = 0.0
     drift: float = 0.0
     first_layer: FirstLayer | None = None
+    rule: Rule = Rule.FREE
 
     def __post_init__(self) -> None:
         """Refuse what no attack could use."""

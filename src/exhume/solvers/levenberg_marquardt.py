@@ -95,7 +95,8 @@ class LevenbergMarquardt:
         """Try one step; keep it and lower the damping (λ/3) if the residual fell, else 4λ."""
         damping = state.memory["damping"].item()
         direction, used = damped_step(problem, state.point, damping, self.accuracy, self.products)
-        point = evaluate(problem, problem.domain.project(state.point.candidates + direction))
+        moved = problem.domain.project(state.point.candidates + direction)
+        point = evaluate(problem, moved, state.point)
         before = state.point.value
         accepted = point.value < before
         gain = 1 - point.value / before if accepted else 0.0
