@@ -64,6 +64,18 @@ def test_undo_inverts_apply(
         torch.testing.assert_close(transform.undo(inputs, given_norms), pixels)
 
 
+@settings(deadline=None)
+@given(seed=st.integers(0, 1000), samples=st.integers(1, 4), normalise=st.booleans())
+def test_mean_image_takes_the_place_of_the_shift(seed: int, samples: int, normalise: bool) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    pixels, mean = torch.rand(samples, 6, generator=generator).double(), torch.arange(6.0).double()
+    norms = pixels.sum(1) + 0.1 if normalise else None
+    transform = Transform(2.5, 2.0, mean=mean)
+    inputs = transform.apply(pixels, norms)
+    torch.testing.assert_close(inputs, Transform(0.0, 2.0).apply(pixels - mean, norms))
+    torch.testing.assert_close(transform.undo(inputs, norms), pixels)
+
+
 def test_channels_are_blocks_of_a_row() -> None:
     pixels = torch.tensor([[1.0, 1.0, 5.0, 5.0]])
     assert Transform((1.0, 3.0), (1.0, 2.0)).apply(pixels).tolist() == [[0.0, 0.0, 1.0, 1.0]]
@@ -89,6 +101,14 @@ def test_card_goes_through_json_without_the_norms(transform: Transform) -> None:
     assert "3.25" not in repr(private)
 
 
+def test_card_says_that_there_is_a_mean_image_and_not_which() -> None:
+    transform = Transform(0.5, mean=torch.full((3072,), 0.625))
+    card = json.dumps(transform.card())
+    assert json.loads(card) == {"shift": 0.5, "scale": 1.0, "centre": "pixels"}
+    assert Transform.from_card(json.loads(card)).mean is None
+    assert "0.625" not in card + repr(transform)
+
+
 @pytest.mark.parametrize("card", [{}, {"shift": 0.0}, {"shift": "a", "scale": 1.0}])
 def test_bad_card(card: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="shift and scale"):
@@ -105,6 +125,8 @@ def test_bad_card(card: dict[str, Any]) -> None:
         {"shift": (0.0, 0.0), "scale": (1.0, 1.0, 1.0)},
         {"norms": torch.tensor([0.0])},
         {"norms": torch.ones(2, 2)},
+        {"mean": torch.ones(2, 2)},
+        {"mean": torch.tensor([math.nan])},
     ],
 )
 def test_bad_transform(arguments: dict[str, Any]) -> None:
@@ -117,6 +139,8 @@ def test_transform_that_does_not_fit_the_rows() -> None:
         Transform((0.0, 0.0, 0.0)).apply(torch.zeros(1, 4))
     with pytest.raises(InputError, match="1 rows but 2 norms"):
         Transform().undo(torch.zeros(1, 4), torch.ones(2))
+    with pytest.raises(InputError, match="4 numbers, but a mean image of 3"):
+        Transform(mean=torch.zeros(3)).undo(torch.zeros(1, 4))
 
 
 # Data
@@ -136,6 +160,7 @@ def test_transform_that_does_not_fit_the_rows() -> None:
         ({"shape": ()}, "does not hold 4"),
         ({"transform": Transform(norms=torch.ones(3))}, "3 norms"),
         ({"transform": Transform((0.0, 0.0, 0.0))}, "3 channels"),
+        ({"transform": Transform(mean=torch.zeros(2))}, "mean image of 2 numbers"),
     ],
 )
 def test_bad_data(changes: dict[str, Any], message: str) -> None:
@@ -230,6 +255,81 @@ def test_bundled(name: str, normalise: bool) -> None:
 
 
 @pytest.mark.parametrize("name", BUNDLED)
+def test_mean_image_is_subtracted(name: str) -> None:
+    drawn = data.load(name, samples=12, seed=3, centre="pixels")
+    plain = data.load(name, samples=12, seed=3)
+    torch.testing.assert_close(drawn.images(), plain.images())
+    pixels = plain.images().flatten(1)
+    torch.testing.assert_close(drawn.inputs, pixels - pixels.mean(0))
+    assert drawn.inputs.abs().max() <= 1
+    assert drawn.transform.norms is None
+    assert drawn.transform.shift == pytest.approx(pixels.mean().item())
+    rescaled = data.load(name, samples=12, seed=3, centre="pixels", normalise=True)
+    torch.testing.assert_close(
+        rescaled.inputs.norm(dim=1), torch.full((12,), math.sqrt(drawn.dim)).double()
+    )
+    torch.testing.assert_close(rescaled.images(), plain.images())
+
+
+@pytest.mark.parametrize("name", BUNDLED)
+@pytest.mark.parametrize("centre", ["all", "pixels"])
+def test_held_out_are_other_images_of_the_same_kind(name: str, centre: Any) -> None:
+    known = data.load(name, samples=20, centre=centre)
+    other, again, seeded = (data.held_out(known, seed=seed) for seed in (0, 0, 1))
+    assert (other.samples, other.shape, other.name) == (20, known.shape, name)
+    assert other.targets.equal(known.targets)
+    assert other.inputs.equal(again.inputs)
+    assert not other.inputs.equal(seeded.inputs)
+    images = other.images().flatten(1)
+    assert torch.cdist(images, known.images().flatten(1)).min() > 1e-3
+    assert (images.min() >= -1e-9) & (images.max() <= 1 + 1e-9)
+    torch.testing.assert_close(known.transform.apply(images, other.transform.norms), other.inputs)
+
+
+def test_held_out_have_the_labels_of_the_set() -> None:
+    digits = pytest.importorskip("sklearn.datasets").load_digits()
+    labels = {tuple(row): int(y) for row, y in zip(digits.data, digits.target, strict=True)}
+    other = data.held_out(data.load("digits", 6, classes=(8, 3)), samples=9)
+    found = [labels[tuple(row)] for row in other.images().flatten(1).mul(16).round().tolist()]
+    assert found == [8, 3] * 4 + [8]
+
+
+def test_held_out_are_at_most_what_is_left() -> None:
+    known = data.load("faces", samples=97)
+    left = data.held_out(known, samples=10).images()
+    assert len(left) == 3
+    everything = torch.cat([known.images(), left]).flatten(1)
+    assert len({tuple(row) for row in everything.mul(1e6).round().tolist()}) == 100
+    with pytest.raises(InputError, match="no other images"):
+        data.held_out(data.load("faces", samples=100))
+
+
+def test_held_out_leaves_out_doubles(tmp_path: Path) -> None:
+    images = pictures(8, 4, 4)
+    images[5] = images[0]
+    np.savez(tmp_path / "mnist.npz", x=images, y=np.zeros(8, np.int64))
+    known = data.load("mnist", 2, classes="random", normalise=False, root=tmp_path)
+    torch.testing.assert_close(known.images(), rows_of(images[:2]))
+    other = data.held_out(known, samples=9, root=tmp_path).images()
+    assert {tuple(row) for row in other.flatten(1).mul(255).round().int().tolist()} == {
+        tuple(row) for row in images[[2, 3, 4, 6, 7]].reshape(5, -1).tolist()
+    }
+
+
+def test_held_out_needs_the_source(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no source"):
+        data.held_out(data.sphere(3, 2))
+    np.savez(tmp_path / "mnist.npz", x=pictures(8, 4, 4), y=np.arange(8) % 2)
+    known = data.load("mnist", 2, normalise=False, root=tmp_path)
+    np.savez(tmp_path / "mnist.npz", x=pictures(9, 4, 4), y=np.arange(9) % 2)
+    with pytest.raises(InputError, match="2 of 2 images are not in mnist"):
+        data.held_out(known, root=tmp_path)
+    np.savez(tmp_path / "mnist.npz", x=pictures(9, 5, 5), y=np.arange(9) % 2)
+    with pytest.raises(InputError, match="25 numbers, but these have 16"):
+        data.held_out(known, root=tmp_path)
+
+
+@pytest.mark.parametrize("name", BUNDLED)
 def test_seed_decides_and_a_prefix_stays(name: str) -> None:
     first, again, other = (data.load(name, 10, seed=seed) for seed in (0, 0, 1))
     assert first.inputs.equal(again.inputs)
@@ -297,6 +397,9 @@ def test_labels_belong_to_their_images(classes: Any) -> None:
         ({"name": "digits", "classes": "odd"}, "parity"),
         ({"name": "faces", "classes": "all"}, "no classes"),
         ({"name": "photos", "classes": (0, 1)}, "no classes"),
+        ({"name": "digits", "classes": "vehicles"}, "for cifar10, not for digits"),
+        ({"name": "digits", "centre": "image"}, "centre='image'"),
+        ({"name": "digits", "samples": 1, "centre": "pixels"}, "two or more"),
     ],
 )
 def test_bad_load(arguments: dict[str, Any], message: str) -> None:
@@ -355,6 +458,9 @@ def test_cifar(write: Any, tmp_path: Path) -> None:
     everything = data.load("cifar10", samples=4, classes="all", root=tmp_path)
     torch.testing.assert_close(everything.images(), rows_of(images[[2, 7, 0, 1]]))
     assert everything.targets.equal(torch.eye(4, dtype=torch.float64))
+    sides = data.load("cifar10", samples=4, classes="vehicles", root=tmp_path)
+    torch.testing.assert_close(sides.images(), rows_of(images[[0, 1, 3, 2]]))
+    assert sides.targets[:, 0].tolist() == [-1.0, 1.0, -1.0, 1.0]  # animal, vehicle
 
 
 def test_other_seeds_draw(tmp_path: Path) -> None:
@@ -590,6 +696,22 @@ def test_real_images(name: str, shape: tuple[int, ...], outputs: int) -> None:
         assert found == drawn.targets.argmax(1).tolist()
 
 
+@pytest.mark.skipif(not (REAL / "mnist.npz").is_file(), reason=f"no real images in {REAL}")
+@pytest.mark.parametrize(
+    ("name", "classes"),
+    [("mnist", "parity"), ("cifar10", "vehicles"), ("cifar10", "all"), ("fashion_mnist", "all")],
+)
+def test_real_images_as_in_the_papers(name: str, classes: Any) -> None:
+    drawn = data.load(name, 500, classes=classes, centre="pixels", root=REAL)
+    sums = [50.0] * 10 if classes == "all" else [0.0]
+    assert drawn.targets.sum(0).tolist() == sums
+    assert drawn.inputs.mean(0).abs().max() < 1e-12
+    assert drawn.inputs.abs().max() <= 1
+    other = data.held_out(drawn, root=REAL)
+    assert other.targets.equal(drawn.targets)
+    assert torch.cdist(other.inputs, drawn.inputs).min() > 0.1
+
+
 # Own arrays
 
 
@@ -668,6 +790,19 @@ def test_save_and_read(normalise: bool, tmp_path: Path) -> None:
     assert os.listdir(path.parent) == [path.name]
 
 
+def test_mean_image_is_saved_and_read(tmp_path: Path) -> None:
+    before, path = data.load("digits", samples=5, centre="pixels"), tmp_path / "truth.safetensors"
+    data.save(before, path)
+    after = data.read(path)
+    assert after.transform.mean is not None
+    assert before.transform.mean is not None
+    assert after.transform.mean.equal(before.transform.mean)
+    assert after.transform == before.transform
+    assert after.images().equal(before.images())
+    candidates = torch.randn(3, 64, dtype=torch.float64)
+    assert after.images(candidates).equal(before.images(candidates))
+
+
 def test_save_takes_views_and_channels(tmp_path: Path) -> None:
     rows = torch.randn(4, 3, dtype=torch.float64).T
     transform = Transform((0.1, 0.2), (0.3, 0.4))
@@ -722,6 +857,7 @@ def test_read_names_the_file_it_cannot_read(tmp_path: Path) -> None:
         ({"shape": "[7]"}, "does not hold 3"),
         ({"inputs": torch.full((2, 3), math.nan, dtype=torch.float64)}, "not finite"),
         ({"norms": torch.ones(5)}, "5 norms"),
+        ({"transform": '{"shift": 0, "scale": 1, "centre": "pixels"}'}, "no 'mean'"),
     ],
 )
 def test_read_refuses_other_files(changes: dict[str, Any], message: str, tmp_path: Path) -> None:

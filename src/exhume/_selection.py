@@ -4,13 +4,23 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from exhume._formats import Rows, Source
 from exhume.errors import InputError
 
 #: Labels, or a word for a choice of labels; `exhume.data.load` says what each means.
-Classes = Literal["all", "parity", "random"] | Sequence[int]
+Classes = Literal["all", "parity", "vehicles", "random"] | Sequence[int]
+
+#: Labels of CIFAR-10: aeroplane, automobile, ship, truck. The others are animals.
+VEHICLES = (0, 1, 8, 9)
+
+SAME = 1e-3
+"""Images closer than this are equal: one pixel that differs by one of 255 levels is 0.004."""
+
+PART = 1000
+"""Images of a source that are looked at together."""
 
 DEFAULT_CLASSES: dict[str, Classes] = {
     "digits": "all",
@@ -31,8 +41,14 @@ def groups(source: Source, classes: Classes, name: str) -> list[Rows]:
         raise InputError(f'{name} has no classes: leave classes out, or say "random"')
     if classes == "parity":
         return [np.flatnonzero(source.labels % 2 == remainder) for remainder in (0, 1)]
+    if classes == "vehicles":
+        if name != "cifar10":
+            raise InputError(f'classes="vehicles" is a choice for cifar10, not for {name}')
+        return [np.flatnonzero(np.isin(source.labels, VEHICLES) == side) for side in (False, True)]
     if isinstance(classes, str) and classes != "all":
-        raise InputError(f'classes={classes!r}: expected labels, "all", "parity" or "random"')
+        raise InputError(
+            f'classes={classes!r}: expected labels, "all", "parity", "vehicles" or "random"'
+        )
     labels = np.unique(source.labels).tolist() if classes == "all" else list(classes)
     if len(labels) < 2 or len(set(labels)) < len(labels):
         raise InputError(f"classes={labels} of {name}: expected two or more different labels")
@@ -68,3 +84,34 @@ def targets(samples: int, groups: int, generator: np.random.Generator) -> NDArra
         turns = generator.permutation(turns)
     one_hot = np.eye(groups, dtype=np.float64)
     return one_hot[turns] if groups > 2 else np.where(turns, 1.0, -1.0)[:, None]
+
+
+def look_up(source: Source, pixels: NDArray[np.float64], name: str) -> tuple[Rows, Rows]:
+    """Where images are in their source.
+
+    Args:
+        source: to look in, part by part.
+        pixels: (n, d) values in [0, 1] of images that were drawn from it.
+        name: of the source, for errors.
+
+    Returns:
+        A row number for each image, (n,), and all rows that hold one of them, doubles included.
+    """
+    found, taken = np.full(len(pixels), -1), []
+    for start in range(0, source.size, PART):
+        rows = np.arange(start, min(start + PART, source.size))
+        part = source.pixels(rows).reshape(len(rows), -1)
+        if part.shape[1] != pixels.shape[1]:
+            raise InputError(
+                f"{name} has images of {part.shape[1]} numbers, but these have {pixels.shape[1]}"
+            )
+        apart = torch.cdist(torch.from_numpy(pixels), torch.from_numpy(part))
+        image, row = np.nonzero(apart.numpy() < SAME)
+        found[image] = rows[row]
+        taken.append(rows[row])
+    if (found < 0).any():
+        raise InputError(
+            f"{(found < 0).sum()} of {len(found)} images are not in {name} as it is found here: "
+            "was the set drawn from other files?"
+        )
+    return found, np.unique(np.concatenate(taken))

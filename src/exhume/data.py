@@ -5,9 +5,10 @@ A sample is a row of numbers. How its pixels became that row is a `Transform`:
     inputs_i = (pixels_i - shift) / scale · √d / norm_i
 
 Shift and scale may be declared to an auditor. The norms are one number for each private sample,
-so they are truth: they never leave with the `card` and are never used unless handed over.
+and a mean image, where one was subtracted, is an average of private samples. So both are truth:
+they never leave with the `card`, and norms are never used unless handed over.
 
-Inside: `Data`, `Transform`, `sphere`, `load`, `from_arrays`, `save`, `read`.
+Inside: `Data`, `Transform`, `sphere`, `load`, `held_out`, `from_arrays`, `save`, `read`.
 """
 
 import json
@@ -16,7 +17,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -39,6 +40,9 @@ class Transform:
         scale: what is left is divided by it; positive; a number, or one for each channel.
         norms: norm of each sample before it was rescaled to √d, shape (n,); None if the rows
             were not rescaled. Not part of the card, nor of equality.
+        mean: mean image, shape (d,), subtracted in the place of the shift, which is then its
+            average: what a picture is made with where the mean image is not known. The card only
+            says that there is one; not part of equality.
 
     Example:
         >>> half = Transform(shift=0.5, scale=0.25)
@@ -53,6 +57,7 @@ class Transform:
     shift: float | tuple[float, ...] = 0.0
     scale: float | tuple[float, ...] = 1.0
     norms: Tensor | None = field(default=None, repr=False, compare=False)
+    mean: Tensor | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Refuse what could not be undone."""
@@ -65,11 +70,13 @@ class Transform:
             raise InputError(f"{len(shift)} shifts but {len(scale)} scales: one for each channel")
         if self.norms is not None:
             _check_norms(self.norms)
+        if self.mean is not None and not (self.mean.ndim == 1 and self.mean.isfinite().all()):
+            raise InputError("the mean image must be one finite number for each entry of a sample")
 
     def apply(self, pixels: Tensor, norms: Tensor | None = None) -> Tensor:
         """Inputs of pixels, both (n, d), channels first; norms (n,) rescale the rows to √d."""
-        shift, scale = _spread(self.shift, pixels), _spread(self.scale, pixels)
-        return (pixels - shift) / scale * _factors(pixels, norms)
+        scale = _spread(self.scale, pixels)
+        return (pixels - self._subtracted(pixels)) / scale * _factors(pixels, norms)
 
     def undo(self, inputs: Tensor, norms: Tensor | None = None) -> Tensor:
         """Pixels of inputs, both (n, d), not clipped.
@@ -79,19 +86,30 @@ class Transform:
             norms: (n,) norms the rows had before rescaling. Without them √d is assumed, which
                 changes the contrast of a picture and nothing else.
         """
-        shift, scale = _spread(self.shift, inputs), _spread(self.scale, inputs)
-        return inputs / _factors(inputs, norms) * scale + shift
+        scale = _spread(self.scale, inputs)
+        return inputs / _factors(inputs, norms) * scale + self._subtracted(inputs)
 
-    def card(self) -> dict[str, float | list[float]]:
-        """Shift and scale for JSON, without the norms."""
-        return {
+    def _subtracted(self, rows: Tensor) -> float | Tensor:
+        """What is subtracted from pixels, to meet rows (n, d)."""
+        if self.mean is None:
+            return _spread(self.shift, rows)
+        if len(self.mean) != rows.shape[1]:
+            raise InputError(
+                f"rows of {rows.shape[1]} numbers, but a mean image of {len(self.mean)}"
+            )
+        return self.mean.to(rows)
+
+    def card(self) -> dict[str, float | list[float] | str]:
+        """Shift and scale for JSON, without the norms; that there is a mean image, if so."""
+        declared: dict[str, float | list[float] | str] = {
             key: list(value) if isinstance(value, tuple) else value
             for key, value in (("shift", self.shift), ("scale", self.scale))
         }
+        return declared if self.mean is None else declared | {"centre": "pixels"}
 
     @classmethod
     def from_card(cls, card: Mapping[str, Any]) -> "Transform":
-        """The inverse of `card`."""
+        """The inverse of `card`, without a mean image."""
         try:
             values = [card[key] for key in ("shift", "scale")]
             shift, scale = (
@@ -139,6 +157,10 @@ class Data:
         channels = {len(_as_tuple(v)) for v in (self.transform.shift, self.transform.scale)} - {1}
         if channels - {self.shape[0]}:
             raise InputError(f"a transform for {channels.pop()} channels on shape {self.shape}")
+        if self.transform.mean is not None and len(self.transform.mean) != self.dim:
+            raise InputError(
+                f"a mean image of {len(self.transform.mean)} numbers on shape {self.shape}"
+            )
 
     @property
     def dim(self) -> int:
@@ -201,9 +223,10 @@ def load(
     name: str,
     samples: int = 20,
     seed: int = 0,
-    normalise: bool = True,
+    normalise: bool | None = None,
     classes: Classes | None = None,
     root: str | os.PathLike[str] | None = None,
+    centre: Literal["all", "pixels"] = "all",
 ) -> Data:
     """Real images, standardised by one mean and one deviation over all pixels drawn.
 
@@ -225,12 +248,16 @@ def load(
             where it does not divide), in turns, so that a prefix is balanced too.
         seed: draws the samples without replacement. For sets in a folder, 0 takes the first of
             each class in the order of the files, as published.
-        normalise: rescale each sample to norm √d.
+        normalise: rescale each sample to norm √d; yes unless given, but not with
+            `centre="pixels"`.
         classes: two labels: the first is target -1, the second +1. More labels, or `"all"` that
-            are there: one-hot. `"parity"`: even labels -1, odd ones +1. `"random"`: labels are
-            not looked at, as many -1 as +1 in random order; the only choice for faces and
-            photos, which have none. The default is in the table; 6 and 9 are frog and truck.
+            are there: one-hot. `"parity"`: even labels -1, odd ones +1. `"vehicles"`, for
+            cifar10: animals -1, vehicles (0, 1, 8, 9) +1. `"random"`: labels are not looked at,
+            as many -1 as +1 in random order; the only choice for faces and photos, which have
+            none. The default is in the table; 6 and 9 are frog and truck.
         root: the folder; the environment variable `EXHUME_DATA` unless given.
+        centre: `"pixels"` subtracts the mean image of the samples drawn, pixel by pixel, and
+            divides by nothing: inputs are in [-1, 1], as in Haim 2022.
 
     Raises:
         InputError: the set is not there (the message says what to put where), or too small.
@@ -238,10 +265,14 @@ def load(
     Example:
         >>> load("digits", samples=30, classes=(3, 8)).targets[:4, 0].tolist()
         [-1.0, 1.0, -1.0, 1.0]
+        >>> load("digits", samples=30, centre="pixels").inputs.mean(0).abs().max().item() < 1e-12
+        True
     """
     if name not in DEFAULT_CLASSES:
         known = ", ".join(DEFAULT_CLASSES)
         raise InputError(f"unknown data set {name!r}; there are {known}, and sphere")
+    if centre not in ("all", "pixels"):
+        raise InputError(f'centre={centre!r}: expected "all" or "pixels"')
     _check_positive("samples", samples)
     source = _formats.open_source(name, root)
     groups = _selection.groups(source, DEFAULT_CLASSES[name] if classes is None else classes, name)
@@ -250,7 +281,61 @@ def load(
         groups = [generator.permutation(group) for group in groups]
     pixels = source.pixels(_selection.in_turns(groups, samples, name))
     targets = _selection.targets(samples, len(groups), generator)
-    return _prepare(pixels, targets, normalise, True, name)
+    transform = (_centring if centre == "pixels" else _standardising)(pixels, name)
+    normalise = centre != "pixels" if normalise is None else normalise
+    return _prepare(pixels, targets, transform, normalise, name)
+
+
+def held_out(
+    known: Data,
+    samples: int | None = None,
+    seed: int = 0,
+    root: str | os.PathLike[str] | None = None,
+) -> Data:
+    """Images of the same source that are not in a set that `load` drew, as its model sees them.
+
+    They are what a control needs: the same kind of data, that the model was never trained on.
+    Sample i has the label and the target of sample i of the set (modulo its size), and is prepared
+    with the shift, the scale and the mean image of the set.
+
+    Args:
+        known: the set whose images are left out. It is looked up in the source by its pixels, so
+            equal images are left out too.
+        samples: the most to draw; as many as the set has unless given. There are fewer where the
+            source has no more.
+        seed: draws them without replacement.
+        root: the folder; the environment variable `EXHUME_DATA` unless given.
+
+    Raises:
+        InputError: the source is not there, does not hold the set, or holds nothing else.
+
+    Example:
+        >>> known = load("digits", samples=30)
+        >>> other = held_out(known, samples=60)
+        >>> other.samples, bool(torch.cdist(known.inputs, other.inputs).min() > 0.1)
+        (60, True)
+    """
+    if known.name not in DEFAULT_CLASSES:
+        raise InputError(
+            f"{known.name}: there is no source to draw from; make a set of your own held-out "
+            "samples with from_arrays"
+        )
+    count = known.samples if samples is None else samples
+    _check_positive("samples", count)
+    source = _formats.open_source(known.name, root)
+    rows, taken = _selection.look_up(source, known.images().flatten(1).cpu().numpy(), known.name)
+    labels = np.zeros(source.size, np.int64) if source.labels is None else source.labels
+    free = _generator(seed).permutation(np.setdiff1d(np.arange(source.size), taken))
+    members = {label: iter(free[labels[free] == label]) for label in np.unique(labels[rows])}
+    turns = np.arange(count) % known.samples
+    drawn = [(next(members[labels[rows[turn]]], -1), turn) for turn in turns]
+    kept = np.array([pair for pair in drawn if pair[0] >= 0], np.int64).reshape(-1, 2)
+    if not len(kept):
+        raise InputError(f"{known.name} has no other images with the labels of this set")
+    pixels, targets = source.pixels(kept[:, 0]), known.targets[torch.from_numpy(kept[:, 1])]
+    transform = replace(known.transform, norms=None)
+    rescaled = known.transform.norms is not None
+    return _prepare(pixels, targets.cpu().numpy(), transform, rescaled, known.name)
 
 
 def from_arrays(
@@ -282,17 +367,20 @@ def from_arrays(
             "(n, H, W) or with channels, and y (n,) or (n, m), neither empty"
         )
     pixels = _formats.channels_first(pixels / 255.0 if pixels.dtype == np.uint8 else pixels)
-    return _prepare(pixels, targets.reshape(len(targets), -1), normalise, standardise, name)
+    transform = _standardising(pixels, name) if standardise else Transform()
+    return _prepare(pixels, targets.reshape(len(targets), -1), transform, normalise, name)
 
 
 def save(data: Data, path: str | os.PathLike[str]) -> None:
-    """Write a set, norms included, to one safetensors file that only its owner can read.
+    """Write a set, with norms and mean image, to one safetensors file that only its owner can read.
 
     The file appears whole or not at all.
     """
     tensors = {"inputs": data.inputs, "targets": data.targets}
     if data.transform.norms is not None:
         tensors["norms"] = data.transform.norms
+    if data.transform.mean is not None:
+        tensors["mean"] = data.transform.mean
     metadata = {
         "name": data.name,
         "shape": json.dumps(data.shape),
@@ -311,13 +399,15 @@ def read(path: str | os.PathLike[str]) -> Data:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-        transform = Transform.from_card(json.loads(metadata["transform"]))
+        card = json.loads(metadata["transform"])
+        transform = Transform.from_card(card)
+        mean = tensors["mean"] if "centre" in card else None
         return Data(
             tensors["inputs"],
             tensors["targets"],
             tuple(json.loads(metadata["shape"])),
             metadata["name"],
-            replace(transform, norms=tensors.get("norms")),
+            replace(transform, norms=tensors.get("norms"), mean=mean),
         )
     except FileNotFoundError as error:
         raise InputError(f"there is no file {path}") from error
@@ -327,16 +417,34 @@ def read(path: str | os.PathLike[str]) -> Data:
         raise InputError(f"{path} cannot be read as a data set: {error}") from error
 
 
+def _standardising(pixels: NDArray[Any], name: str) -> Transform:
+    """One mean and one deviation over all numbers in pixels (n, *shape)."""
+    if pixels.min() == pixels.max():
+        raise InputError(f"all pixels of {name} are equal: they cannot be standardised")
+    numbers = np.asarray(pixels, np.float64)
+    return Transform(numbers.mean().item(), numbers.std().item())
+
+
+def _centring(pixels: NDArray[Any], name: str) -> Transform:
+    """The mean image of pixels (n, *shape)."""
+    if len(pixels) < 2:
+        raise InputError(
+            f"samples={len(pixels)} of {name}: the mean image of a single sample is that sample, "
+            "so nothing would be left of it; draw two or more"
+        )
+    mean = torch.from_numpy(np.asarray(pixels, np.float64)).flatten(1).mean(0)
+    return Transform(mean.mean().item(), mean=mean)
+
+
 def _prepare(
-    pixels: NDArray[Any], targets: NDArray[Any], normalise: bool, standardise: bool, name: str
+    pixels: NDArray[Any],
+    targets: NDArray[Any],
+    transform: Transform,
+    normalise: bool,
+    name: str,
 ) -> Data:
-    """Standardise and rescale pixels (n, *shape), and remember how."""
+    """Transform and rescale pixels (n, *shape), and remember how."""
     rows = torch.from_numpy(np.array(pixels, np.float64)).flatten(1)
-    transform = Transform()
-    if standardise:
-        if rows.min() == rows.max():
-            raise InputError(f"all pixels of {name} are equal: they cannot be standardised")
-        transform = Transform(rows.mean().item(), rows.std(correction=0).item())
     norms = transform.apply(rows).norm(dim=1) if normalise else None
     if norms is not None and not norms.all():
         row = int(norms.argmin())

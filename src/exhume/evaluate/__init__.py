@@ -5,11 +5,21 @@ No attack imports it. An audit is finished before this package is asked how good
     score = exhume.evaluate.score(result.samples, truth)
     score.recovered, score.exact, score.error
     exhume.evaluate.chance(truth, candidates=len(result.samples))
+    exhume.evaluate.other_data(result.samples, truth, exhume.data.held_out(truth))
+    exhume.evaluate.published_score(result.samples, truth)
 """
 
-from exhume.evaluate.controls import Chance, chance
+from exhume.evaluate.controls import Chance, Contrast, OtherData, chance, other_data
 from exhume.evaluate.feature_space import floors, residual_at_truth, span_residual
 from exhume.evaluate.matching import assign, distances
+from exhume.evaluate.published import (
+    Comparison,
+    PublishedScore,
+    chance_level,
+    compared,
+    ncc_distances,
+    published_score,
+)
 from exhume.evaluate.scoring import EXACT, RECOVERED, Score, score
 from exhume.evaluate.subspace import outside, principal_angles
 from exhume.evaluate.verdicts import verdict
@@ -18,13 +28,22 @@ __all__ = [
     "EXACT",
     "RECOVERED",
     "Chance",
+    "Comparison",
+    "Contrast",
+    "OtherData",
+    "PublishedScore",
     "Score",
     "assign",
     "chance",
+    "chance_level",
+    "compared",
     "distances",
     "floors",
+    "ncc_distances",
+    "other_data",
     "outside",
     "principal_angles",
+    "published_score",
     "residual_at_truth",
     "score",
     "span_residual",

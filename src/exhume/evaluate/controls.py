@@ -1,6 +1,6 @@
-"""What a score has to be compared with: chance and look-alikes."""
+"""What a score has to be compared with: chance, look-alikes, data that the model never saw."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -9,8 +9,9 @@ from torch import Tensor
 
 from exhume.data import Data
 from exhume.errors import InputError
-from exhume.evaluate.matching import nearest
-from exhume.evaluate.scoring import Score, measure, score, true_inputs
+from exhume.evaluate.matching import check_vectors, distances, nearest
+from exhume.evaluate.published import GOOD, is_published_for, published_score
+from exhume.evaluate.scoring import RECOVERED, Score, measure, score, true_inputs
 
 STREAM = 0xC4A7CE
 
@@ -65,6 +66,150 @@ def chance(truth: Data | Tensor, candidates: int, seed: int = 0, trials: int = 5
     ]
     others = measure(x, truth, nearest, others_only=True).summary() if len(x) > 1 else None
     return Chance(candidates, trials, seed, _mean_summary(draws), others)
+
+
+@dataclass(frozen=True, eq=False)
+class Contrast:
+    """How near the candidates come to each sample, for the model's own and for held-out ones.
+
+    Attributes:
+        own: Best similarity of each training sample, (n,).
+        other: The same for held-out samples, (k,).
+
+    Example:
+        >>> contrast = Contrast(torch.tensor([0.9, 0.8, 0.7]), torch.tensor([0.4, 0.5, 0.6]))
+        >>> contrast.advantage, round(contrast.p_value, 9), contrast.shares(above=0.65)
+        (1.0, 0.05, (1.0, 0.0))
+    """
+
+    own: Tensor
+    other: Tensor
+
+    @property
+    def advantage(self) -> float:
+        """Chance that an own sample is nearer than a held-out one, ties half: ½ is no recovery."""
+        return self._test()[0] / (len(self.own) * len(self.other))
+
+    @property
+    def p_value(self) -> float:
+        """One-sided Mann-Whitney test of own samples being nearer."""
+        return self._test()[1]
+
+    def _test(self) -> tuple[float, float]:
+        from scipy.stats import mannwhitneyu
+
+        own, other = (best.double().numpy() for best in (self.own, self.other))
+        result = mannwhitneyu(own, other, alternative="greater")
+        return float(result.statistic), float(result.pvalue)
+
+    def shares(self, above: float) -> tuple[float, float]:
+        """Share of own and of held-out samples with a similarity above a bar."""
+        own, other = ((best > above).double().mean().item() for best in (self.own, self.other))
+        return own, other
+
+
+@dataclass(frozen=True, eq=False)
+class OtherData:
+    """Whether candidates resemble the training samples more than others of their kind.
+
+    Attributes:
+        recovered: Share of own and of held-out samples with any candidate within 0.1.
+        cosines: Largest |cosine| with any candidate.
+        ssims: SSIM with the nearest candidate, as published; None where samples are no images.
+    """
+
+    recovered: tuple[float, float]
+    cosines: Contrast
+    ssims: Contrast | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The aggregates, for JSON; pairs are own and held-out."""
+        record: dict[str, Any] = {
+            "samples": [len(self.cosines.own), len(self.cosines.other)],
+            "recovered": list(self.recovered),
+        }
+        for name, contrast in (("cosine", self.cosines), ("ssim", self.ssims)):
+            if contrast is not None:
+                record[name] = {
+                    "mean": [contrast.own.mean().item(), contrast.other.mean().item()],
+                    "advantage": contrast.advantage,
+                    "p_value": contrast.p_value,
+                }
+        if self.ssims is not None:
+            record["good"] = list(self.ssims.shares(GOOD))
+        return record
+
+
+def other_data(candidates: Tensor, truth: Data, held_out: Data) -> OtherData:
+    """Compare candidates with the training samples, and with as many that the model never saw.
+
+    If the candidates hold nothing of the training set beyond its kind, own and held-out samples
+    can be exchanged, and a small p-value is as rare as it says. So nothing that was taken from
+    the training samples alone may enter the similarities: where their mean image was
+    subtracted, that of both sides takes its place. With the former, candidates of nothing seem to
+    recover samples, as they become the mean image.
+
+    Args:
+        candidates: (k, d), one or more.
+        truth: the training data.
+        held_out: other samples of the same kind in the same transform: `exhume.data.held_out`.
+
+    Returns:
+        Both sides.
+
+    Example:
+        >>> from exhume import data
+        >>> known = data.load("digits", 20)
+        >>> control = other_data(known.inputs + 0.01, known, data.held_out(known))
+        >>> control.recovered, control.cosines.p_value < 1e-6
+        ((1.0, 0.0), True)
+    """
+    if not len(candidates):
+        raise InputError("there are no candidates to compare with the training samples")
+    if held_out.shape != truth.shape:
+        raise InputError(
+            f"held-out samples have shape {held_out.shape}, the training samples {truth.shape}: "
+            "draw them with exhume.data.held_out"
+        )
+    y = check_vectors(candidates, "candidate", dim=truth.dim)
+    recovered = _recovered(y, truth), _recovered(y, held_out)
+    if truth.transform.mean is not None:
+        truth, held_out = _with_one_mean(truth, held_out)
+    cosines = Contrast(_cosines(y, truth), _cosines(y, held_out))
+    ssims = None
+    if is_published_for(truth.shape):
+        ssims = Contrast(published_score(y, truth).ssim, published_score(y, held_out).ssim)
+    return OtherData(recovered, cosines, ssims)
+
+
+def _with_one_mean(truth: Data, held_out: Data) -> tuple[Data, Data]:
+    """Both sides as inputs from which the mean image of both was subtracted."""
+    pixels = [side.images().flatten(1) for side in (truth, held_out)]
+    mean = torch.cat(pixels).mean(0)
+    transform = replace(truth.transform, mean=mean, shift=mean.mean().item())
+    own, other = (
+        replace(
+            side,
+            inputs=transform.apply(rows, side.transform.norms),
+            transform=replace(transform, norms=side.transform.norms),
+        )
+        for side, rows in zip((truth, held_out), pixels, strict=True)
+    )
+    return own, other
+
+
+def _recovered(candidates: Tensor, truth: Data) -> float:
+    """Share of samples with a candidate within 0.1, up to sign."""
+    x, norms = true_inputs(truth)
+    errors = distances(x, candidates).amin(1) / norms
+    return (errors < RECOVERED).double().mean().item()
+
+
+def _cosines(candidates: Tensor, truth: Data) -> Tensor:
+    """Largest |cosine| of each sample with any candidate, (n,)."""
+    x, norms = true_inputs(truth)
+    directions = torch.nn.functional.normalize(candidates, dim=1)
+    return ((x @ directions.T).abs().amax(1) / norms).clamp(max=1)
 
 
 def on_sphere(count: int, dim: int, radius: float, generator: np.random.Generator) -> Tensor:

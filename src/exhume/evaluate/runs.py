@@ -13,14 +13,18 @@ from exhume.errors import InputError
 from exhume.evaluate import (
     Score,
     chance,
+    chance_level,
     floors,
+    other_data,
     outside,
     principal_angles,
+    published_score,
     residual_at_truth,
     score,
     span_residual,
     verdict,
 )
+from exhume.evaluate.published import is_published_for
 from exhume.files import read_json, read_tensors, write_json, write_tensors
 from exhume.problem import FirstLayer, Problem
 from exhume.run_folder import CANDIDATES, RESULT, Settings, read_config
@@ -72,11 +76,31 @@ def score_run(run: Path, truth: Path | None = None, model: str | None = None) ->
     if not own or model is not None:
         config = config if model is None else {**config, "model": model}
         record |= _against_the_model(config, result, samples, known, found)
+    if is_published_for(known.shape) and len(samples):
+        record["published"] = _published(samples, known, result["seed"])
     if len(known.shape) > 1:
         pairs = _pairs(samples, known, found)
         write_tensors(run / MATCHED, pairs)
     write_json(run / SCORE, record)
     return record
+
+
+def _published(samples: torch.Tensor, known: data.Data, seed: int) -> dict[str, Any]:
+    """The published figures, and what they are for images that the model never saw.
+
+    Chance has as many held-out images as there are candidates, or all that there are; it is None
+    where the images that the set was drawn from are not at hand.
+    """
+    record = published_score(samples, known).to_dict()
+    try:
+        others = data.held_out(known, len(samples), seed)
+    except InputError:
+        return {**record, "chance": None, "control": None}
+    return {
+        **record,
+        "chance": chance_level(known, others).to_dict(),
+        "control": other_data(samples, known, others).to_dict(),
+    }
 
 
 def _against_the_model(

@@ -26,6 +26,7 @@ SCORE = """
     samples candidates thresholds recovered exact error signed_error cosine psnr ssim
     recall precision flips ssim_window rows
 """
+PUBLISHED = "samples top10_ssim good chance control"
 ROW = "sample candidate error signed_error cosine psnr ssim"
 
 
@@ -136,6 +137,12 @@ def _scored(file: Path) -> dict[str, Any] | None:
     _check_keys(scored["chance"], "sphere neighbour", f"the chance level in {file}")
     for row in score["rows"]:
         _check_keys(row, ROW, f"a row in {file}")
+    if "published" in scored:
+        figures = _check_keys(scored["published"], PUBLISHED, f"the published score in {file}")
+        if figures["chance"] is not None:
+            _check_keys(figures["chance"], "candidates top10_ssim good", f"its chance in {file}")
+            _check_keys(figures["control"], "good ssim", f"its control in {file}")
+            _check_keys(figures["control"]["ssim"], "p_value", f"its control in {file}")
     return scored
 
 

@@ -71,6 +71,7 @@ def render(run: Run, redact: bool = False) -> str:
     """The page as text."""
     scored, ratio = run.scored, equations(run.result)
     floor = finite(scored.get("residual_at_truth")) if scored else None
+    as_published = scored.get("published") if scored else None
     return _template().render(
         result=run.result,
         problem=run.result["problem"],
@@ -89,6 +90,7 @@ def render(run: Run, redact: bool = False) -> str:
         model=model(run),
         floors=floors(run),
         span=span(run),
+        published=published_figures(as_published) if as_published else None,
         rows=ROWS,
         grade=grade,
         privacy_card=privacy_card(run),
@@ -237,6 +239,28 @@ def counting(problem: dict[str, Any], r: float | None = None) -> str:
     return (
         f"The weights show p·m = {number(shown)} numbers. {plural(samples, 'sample')} of "
         f"{number(dim)} entries hide d·n = {number(dim * samples)}."
+    )
+
+
+def published_figures(figures: dict[str, Any]) -> str:
+    """The figures of the papers on images, and what they are worth, in a few sentences.
+
+    Args:
+        figures: what score.json has under "published".
+    """
+    text = (
+        "As published, with the nearest candidate for each image and its contrast stretched: mean "
+        f"SSIM of the ten best {number(figures['top10_ssim'])}, "
+        f"{figures['good']} of {plural(figures['samples'], 'image')} over 0.4."
+    )
+    chance, control = figures["chance"], figures["control"]
+    if chance is None:
+        return f"{text} No held-out images are at hand to tell what this is worth."
+    return (
+        f"{text} {plural(chance['candidates'], 'held-out image')} in the place of the candidates "
+        f"would have {number(chance['top10_ssim'])} and {chance['good']}. Of the images that the "
+        f"model never saw, {percent(control['good'][1])} are over 0.4; that training images are "
+        f"nearer to the candidates than those has p = {number(control['ssim']['p_value'])}."
     )
 
 
