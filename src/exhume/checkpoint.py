@@ -206,6 +206,25 @@ def write_model(
     write_json(folder / CARD, card)
 
 
+def _read_card(folder: Path) -> dict[str, Any]:
+    if not folder.is_dir():
+        raise InputError(
+            f"{folder}: no such folder; make one with `exhume victim … --out {folder}`."
+        )
+    card = read_json(folder / CARD)
+    return card if isinstance(card, dict) else {}
+
+
+def read_network(folder: Path) -> NetworkModel:
+    """The network of a model folder, with its weights before and after training."""
+    card = _read_card(folder)
+    if card.get("kind") != "network":
+        raise InputError(
+            f"{folder / CARD}: expected a card of kind 'network', got {card.get('kind')!r}."
+        )
+    return _read_network(folder, card)
+
+
 def read_model(folder: Path, parameters: str | None = None, point: str | None = None) -> Problem:
     """The problem posed by a model folder.
 
@@ -214,13 +233,8 @@ def read_model(folder: Path, parameters: str | None = None, point: str | None = 
         parameters: of a network, see `network_problem`; the last layer if None.
         point: likewise; the midpoint if None.
     """
-    if not folder.is_dir():
-        raise InputError(
-            f"{folder}: no such folder; make one with `exhume victim … --out {folder}`."
-        )
-    path = folder / CARD
-    card = read_json(path)
-    kind = card.get("kind") if isinstance(card, dict) else None
+    path, card = folder / CARD, _read_card(folder)
+    kind = card.get("kind")
     if kind == "network":
         model = _read_network(folder, card)
         return model.problem(parameters or "last", point or "midpoint")

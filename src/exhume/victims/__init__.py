@@ -58,7 +58,18 @@ class Victim:
 
 
 from exhume.victims.networks import mlp, resnet, two_layer, vit  # noqa: E402
+from exhume.victims.polynomial import labellings, polynomial  # noqa: E402
 from exhume.victims.random_features import random_features  # noqa: E402
 from exhume.victims.training import Training  # noqa: E402
 
-__all__ = ["Training", "Victim", "mlp", "random_features", "resnet", "two_layer", "vit"]
+__all__ = [
+    "Training",
+    "Victim",
+    "labellings",
+    "mlp",
+    "polynomial",
+    "random_features",
+    "resnet",
+    "two_layer",
+    "vit",
+]

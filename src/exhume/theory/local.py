@@ -1,0 +1,158 @@
+"""What the weights determine near a solution, for any problem.
+
+Near candidates X with Δ = Φ(X)ᵀA the equations are linear in the changes of X and A. A direction of
+the candidates that some change of A makes up for leaves the weights as they are: it is not
+determined. That is the null space of P⊥J, with J = ∂(ΦᵀA)/∂X and P⊥ the projector off the span of
+the features. All of this is local: it does not say that there is no other solution elsewhere.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from exhume.errors import InputError
+from exhume.objective import Point, evaluate
+from exhume.problem import Problem
+
+UNKNOWNS = 4000
+"""Most unknowns n·d: singular vectors are taken of a dense matrix."""
+
+ENTRIES = 2**28
+"""Most entries of that matrix."""
+
+NEGLIGIBLE = 1e-8
+"""A candidate whose moves change the weights by less, relative to others', has no part in them."""
+
+TOLERANCE = 1e-9
+"""Relative singular value that counts as zero; products are in float64."""
+
+
+@dataclass(frozen=True, eq=False)
+class LocalIdentifiability:
+    """What is determined to first order.
+
+    Attributes:
+        unknowns: of the candidates, n·d, or the dimension of the domain's tangent space.
+        equations: p·m, less those that the coefficients take up.
+        rank: how many directions of the candidates are determined.
+        singular_values: of the equations, each candidate's at its own scale, largest first.
+        undetermined: directions of the candidates that are not, (q, n, d), orthonormal.
+        residual: ‖Δ − Φ(X)ᵀA‖²/‖Δ‖² at the candidates; the rest means little where it is large.
+    """
+
+    unknowns: int
+    equations: int
+    rank: int
+    singular_values: Tensor
+    undetermined: Tensor
+    residual: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether every direction is determined."""
+        return self.rank == self.unknowns
+
+    @property
+    def smallest(self) -> float:
+        """The last singular value of as many as there are unknowns, relative to the first."""
+        values = self.singular_values
+        return float(values[-1] / values[0]) if len(values) == self.unknowns else 0.0
+
+
+def local_identifiability(
+    problem: Problem, candidates: Tensor, within: bool = False, tolerance: float = TOLERANCE
+) -> LocalIdentifiability:
+    """Rank and null space of the equations at a solution, coefficients eliminated.
+
+    Args:
+        problem: what the weights show; taken in float64.
+        candidates: a solution X, (n, d).
+        within: count only directions that stay in the problem's domain.
+        tolerance: relative singular value that counts as zero.
+
+    Example:
+        >>> from exhume.data import sphere
+        >>> from exhume.victims import random_features
+        >>> truth = sphere(dim=4, samples=2)
+        >>> victim = random_features(truth, 60)
+        >>> found = local_identifiability(victim.problem, truth.inputs)
+        >>> found.rank, found.unknowns, tuple(found.undetermined.shape)  # ReLU: the norms are free
+        (6, 8, (2, 2, 4))
+    """
+    if candidates.ndim != 2 or candidates.shape[1] != problem.dim or not len(candidates):
+        raise InputError(
+            f"candidates: expected shape (n, {problem.dim}), got {tuple(candidates.shape)}."
+        )
+    count, dim = candidates.shape
+    if count * dim > UNKNOWNS or count * dim * problem.target.numel() > ENTRIES:
+        raise InputError(
+            f"candidates: {count} of dimension {dim} are {count * dim} unknowns in "
+            f"{problem.target.numel()} equations; the dense check takes up to {UNKNOWNS} unknowns "
+            f"and {ENTRIES} entries. Give some of the candidates, or fewer rows of the target."
+        )
+    problem = problem.to(problem.features.device, torch.float64)
+    point = evaluate(problem, candidates)
+    features = _features(point)
+    moves = [_moves(problem, point.candidates[i : i + 1], within) for i in range(count)]
+    blocks = [_block(problem, point, features, i, moves[i]) for i in range(count)]
+    sizes = torch.stack([block.square().sum().sqrt() for block in blocks])
+    scales = torch.where(sizes > NEGLIGIBLE * sizes.max(), 1 / sizes, 0.0)
+    scaled = torch.cat([block * scale for block, scale in zip(blocks, scales, strict=True)], 1)
+    _, values, vectors = torch.linalg.svd(scaled, full_matrices=True)
+    rank = int((values > tolerance * values[0]).sum())
+    free = vectors[rank:].split([len(move) for move in moves], 1)
+    directions = torch.stack(
+        [
+            part * (scale if scale > 0 else 1.0) @ move
+            for part, scale, move in zip(free, scales, moves, strict=True)
+        ],
+        1,
+    )
+    return LocalIdentifiability(
+        unknowns=scaled.shape[1],
+        equations=problem.target.numel() - features.shape[1] * problem.target.shape[1],
+        rank=rank,
+        singular_values=values,
+        undetermined=_orthonormal(directions),
+        residual=point.value,
+    )
+
+
+def _features(point: Point) -> Tensor:
+    """An orthonormal basis of the span of the features, (p, at most n·k)."""
+    rows = len(point.coefficients)
+    spanned = point.linearization.combine(torch.eye(rows, dtype=torch.float64).to(point.residual))
+    left: Tensor
+    left, values, _ = torch.linalg.svd(spanned, full_matrices=False)
+    return left[:, values > TOLERANCE * values[0]]
+
+
+def _moves(problem: Problem, candidate: Tensor, within: bool) -> Tensor:
+    """Orthonormal directions in which a candidate (1, d) may move, (t, d)."""
+    identity = torch.eye(candidate.shape[1], dtype=torch.float64).to(candidate)
+    if not within:
+        return identity
+    projector = problem.domain.tangent(candidate.expand_as(identity), identity)
+    vectors: Tensor
+    values, vectors = torch.linalg.eigh(projector)
+    return vectors.T[values > 0.5]
+
+
+def _block(problem: Problem, point: Point, features: Tensor, i: int, moves: Tensor) -> Tensor:
+    """The columns of P⊥J that belong to candidate i, (p·m, t)."""
+    alone = point.candidates[i : i + 1]
+    own = point.coefficients[i * point.rows : (i + 1) * point.rows]
+    linearization = problem.features.linearize(alone)
+    columns = []
+    for direction in moves:
+        pushed = linearization.push(direction[None], own)
+        columns.append((pushed - features @ (features.T @ pushed)).flatten())
+    return torch.stack(columns, 1)
+
+
+def _orthonormal(directions: Tensor) -> Tensor:
+    """The same span with orthonormal members, (q, n, d)."""
+    flat = directions.flatten(1)
+    basis: Tensor = torch.linalg.qr(flat.T).Q.T
+    return basis.reshape(directions.shape)

@@ -1,0 +1,193 @@
+"""Two-layer networks with a polynomial activation, as numbers: f(x) = Σ_k a_k σ(w_k·x).
+
+A hidden bias is one more entry of w_k, and every sample has a 1 there: w·x + β = (w, β)·(x, 1).
+
+Inside: `Neurons`, `neurons_of`, `output`, `explained`, `violation`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from exhume.architectures import Elementwise
+from exhume.errors import InputError
+from exhume.state import fit_state, read_state
+
+LOCAL = (
+    "For other networks exhume.theory.local_identifiability tells what the weights determine at a "
+    "solution."
+)
+"""Where a model goes that this theory does not cover."""
+
+AGREEMENT = 1e-3
+"""Most that a model may differ from what was read of it, relative to its outputs."""
+
+
+@dataclass(frozen=True, eq=False)
+class Neurons:
+    """A two-layer network with activation σ(z) = Σ_q s_q z^q and one output.
+
+    Attributes:
+        first: w_k, (K, d) float64 on the CPU; (K, d + 1) with the hidden bias where there is one.
+        last: a_k, (K,).
+        coefficients: s_0 … s_α, the last of them not zero.
+        lifted: whether the last entry of w_k is a bias.
+        eps: relative rounding of the weights as they were stored.
+    """
+
+    first: Tensor
+    last: Tensor
+    coefficients: tuple[float, ...]
+    lifted: bool = False
+    eps: float = torch.finfo(torch.float64).eps
+
+    @property
+    def degree(self) -> int:
+        """α."""
+        return len(self.coefficients) - 1
+
+    @property
+    def degrees(self) -> tuple[int, ...]:
+        """The q with s_q ≠ 0, lowest first."""
+        return tuple(q for q, s in enumerate(self.coefficients) if s)
+
+    def value(self, z: Tensor) -> Tensor:
+        """σ(z)."""
+        return torch.stack([self.coefficients[q] * z**q for q in self.degrees]).sum(0)
+
+    def slope(self, z: Tensor) -> Tensor:
+        """σ'(z)."""
+        return torch.stack([q * self.coefficients[q] * z ** (q - 1) for q in self.degrees]).sum(0)
+
+
+def output(neurons: Neurons, samples: Tensor) -> Tensor:
+    """f(x_i) = Σ_k a_k σ(w_k·x_i), (n, d) → (n,)."""
+    return neurons.value(samples @ neurons.first.T) @ neurons.last
+
+
+def explained(neurons: Neurons, samples: Tensor, multipliers: Tensor) -> tuple[Tensor, Tensor]:
+    """Σ_i b_i ∇θ f(x_i): a_k Σ_i b_i σ'(w_k·x_i) x_i, (K, d), and Σ_i b_i σ(w_k·x_i), (K,).
+
+    Args:
+        neurons: the network.
+        samples: x_i, (n, d).
+        multipliers: b_i = λ_i y_i, (n,).
+    """
+    z = neurons.first @ samples.T
+    first = neurons.last[:, None] * ((neurons.slope(z) * multipliers) @ samples)
+    return first, neurons.value(z) @ multipliers
+
+
+def violation(neurons: Neurons, samples: Tensor, multipliers: Tensor) -> float:
+    """|θ − Σ_i b_i ∇θ f(x_i)| / |θ|: how far the weights are from stationary."""
+    first, last = explained(neurons, samples, multipliers)
+    missed = (neurons.first - first).square().sum() + (neurons.last - last).square().sum()
+    size = neurons.first.square().sum() + neurons.last.square().sum()
+    return float((missed / size).sqrt())
+
+
+def neurons_of(model: nn.Module, trained: Mapping[str, Tensor] | Path | str | None) -> Neurons:
+    """The neurons of a module, or a refusal.
+
+    Args:
+        model: Linear, `Elementwise` with a polynomial, Linear with one output and no bias; a
+            Flatten may come first.
+        trained: its weights, or their file; the module's own if None.
+
+    Example:
+        >>> from exhume.architectures import two_layer
+        >>> net = two_layer((4,), 3, activation="polynomial:0,0,0,2")
+        >>> neurons_of(net, None).degrees
+        (3,)
+    """
+    hidden, sigma, head = _layers(model)
+    source = str(trained) if isinstance(trained, Path | str) else "trained weights"
+    given = read_state(Path(trained)) if isinstance(trained, Path | str) else trained
+    own = model.state_dict() if given is None else given
+    eps = max(torch.finfo(w.dtype).eps for w in own.values() if w.is_floating_point())
+    state = {n: w.cpu().double() for n, w in fit_state(own, model, source).items()}
+    names = {part: name for name, part in model.named_modules()}
+    first = state[_entry(names[hidden], "weight")]
+    if hidden.bias is not None:
+        first = torch.cat([first, state[_entry(names[hidden], "bias")][:, None]], 1)
+    last = state[_entry(names[head], "weight")][0]
+    neurons = Neurons(first, last, _coefficients(sigma), hidden.bias is not None, eps)
+    _check_agreement(model, state, neurons)
+    return neurons
+
+
+def _entry(layer: str, word: str) -> str:
+    return f"{layer}.{word}" if layer else word
+
+
+def _layers(model: nn.Module) -> tuple[nn.Linear, Elementwise, nn.Linear]:
+    """The three parts, or a sentence on what else was found."""
+    leaves = [part for part in model.modules() if not any(True for _ in part.children())]
+    if leaves and isinstance(leaves[0], nn.Flatten):
+        leaves = leaves[1:]
+    match leaves:
+        case [nn.Linear() as hidden, Elementwise() as sigma, nn.Linear() as head]:
+            if head.out_features != 1 or head.bias is not None:
+                raise InputError(
+                    f"model: the last layer has {head.out_features} outputs and "
+                    f"{'no' if head.bias is None else 'a'} bias; the conditions are known for one "
+                    f"output without a bias. {LOCAL}"
+                )
+            return hidden, sigma, head
+    found = ", ".join(type(part).__name__ for part in leaves) or "nothing"
+    raise InputError(
+        "model: expected two linear layers with a polynomial activation between them "
+        "(exhume.architectures.two_layer with activation polynomial:…, or a Sequential of Linear, "
+        f"Elementwise and Linear), found {found}. {LOCAL}"
+    )
+
+
+def _coefficients(sigma: Elementwise) -> tuple[float, ...]:
+    """s_0 … s_α of an activation of degree 3 or more, or the reason why not."""
+    name = sigma.activation.name
+    kind, _, rest = name.partition(":")
+    if kind != "polynomial":
+        raise InputError(
+            f"activation {name}: is no polynomial, so that the weights are not linear in finitely "
+            f"many moments of the samples. {LOCAL}"
+        )
+    coefficients = [float(c) for c in rest.split(",")]
+    while coefficients and coefficients[-1] == 0:
+        coefficients.pop()
+    degree = len(coefficients) - 1
+    if degree < 3:
+        reason = {
+            2: "degree 2 determines the matrix Σ b_i x_i x_iᵀ and no more, and a matrix is a sum "
+            "of rank-one terms in infinitely many ways",
+            1: "degree 1 determines the vector Σ b_i x_i and no more",
+        }.get(degree, "a constant does not see the samples")
+        raise InputError(
+            f"activation {name}: {reason}; samples can be identified from degree 3 on. {LOCAL}"
+        )
+    if coefficients[0]:
+        raise InputError(
+            f"activation {name}: its constant term {coefficients[0]:g} is not covered by the "
+            f"conditions; use a polynomial with σ(0) = 0. {LOCAL}"
+        )
+    return tuple(coefficients)
+
+
+def _check_agreement(model: nn.Module, state: Mapping[str, Tensor], neurons: Neurons) -> None:
+    """Refuse a module that computes something else from the same layers."""
+    dim = neurons.first.shape[1] - neurons.lifted
+    size = neurons.first.norm(dim=1).max().clamp_min(torch.finfo(torch.float64).tiny)
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(4, dim, generator=generator, dtype=torch.float64) / size
+    lifted = torch.cat([inputs, torch.ones(4, 1, dtype=torch.float64)], 1)
+    expected = output(neurons, lifted if neurons.lifted else inputs)
+    with torch.no_grad():
+        found: Tensor = functional_call(model, dict(state), (inputs,))
+    if found.numel() != 4 or (found.flatten() - expected).norm() > AGREEMENT * expected.norm():
+        raise InputError(
+            "model: its layers are those of a two-layer network, but its outputs are not "
+            f"Σ a_k σ(w_k·x); write it as a Sequential. {LOCAL}"
+        )

@@ -1,0 +1,365 @@
+"""Two-layer networks with activation z^α at an exact KKT point, solved for instead of trained.
+
+    min ½|θ|²  subject to  y_i f(x_i) ≥ 1,    f(x) = Σ_k a_k (w_k·x)^α
+
+is stationary where w_k = α a_k T(w_k^{α−1}, ·) and a_k = T(w_k^α), with T = Σ_i b_i x_i^{⊗α} and
+b_i = λ_i y_i. So every direction u = w/|w| is an eigenvector of T, T(u^{α−1}, ·) = μu, at the norm
+|w| = (αμ²)^{−1/(2α−2)}, with a = μ|w|^α. Given b, neurons are picked among the real eigenvectors;
+then Newton's method moves neurons and b together until y_i f(x_i) = 1 for every active sample. A
+neuron may have twins: they are how the margins of the samples begin nearly even.
+
+How many real eigenvectors T has depends on the angles between the samples and on their labels, and
+with it whether a KKT point can determine them (`exhume.theory`): at most 2^n − 1 for α = 3, often
+as few as n or less. Hence `labellings`.
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from exhume import architectures
+from exhume.checkpoint import NetworkModel
+from exhume.data import Data
+from exhume.errors import InputError
+from exhume.features.activations import polynomial as named
+from exhume.problem import ThreatModel
+from exhume.theory.neurons import Neurons, output, violation
+from exhume.victims import Victim
+
+STARTS, ITERATIONS = 200, 40
+"""Random starts from which eigenvectors are sought, and Newton steps from each."""
+
+TRIES, ROUNDS = 12, 8
+"""Multipliers to begin with, and how often neurons are picked anew on the way from each."""
+
+EXACT = 1e-12
+"""Relative size of equations that count as solved."""
+
+MOST_LABELLED = 10
+"""Most samples whose labellings are all compared."""
+
+KKT = ThreatModel(
+    knows=("the trained weights", "the architecture"),
+    assumes=("the weights are a KKT point of margin maximisation",),
+)
+
+
+def polynomial(
+    data: Data,
+    width: int,
+    degree: int = 3,
+    seed: int = 0,
+    active: Sequence[int] | None = None,
+) -> Victim:
+    """f(x) = Σ_k a_k (w_k·x)^α at a KKT point of margin maximisation, to rounding.
+
+    The signs of the targets are the labels. `training` has the violation of stationarity, the
+    margins y_i f(x_i), and which samples are active.
+
+    Args:
+        data: the training set, of one output.
+        width: number of neurons, twins included.
+        degree: α, 3 or more.
+        seed: of the eigenvectors' starts and of the first multipliers.
+        active: samples that hold the network up, λ_i ≠ 0; all if None. The others must end beyond
+            the margin by themselves.
+    """
+    chosen = _checked(data, width, degree, active)
+    labels = data.targets[:, 0].sign()
+    basis = _span(data.inputs[chosen])
+    generator = torch.Generator().manual_seed(seed)
+    samples = data.inputs[chosen] @ basis
+    most, rejected = 0, 0
+    for attempt in range(TRIES):
+        found, count = _kkt_point(samples, labels[chosen], width, degree, attempt, generator)
+        most = max(most, count)
+        if found is None:
+            continue
+        neurons = found.neurons(degree, basis)
+        margins = labels * output(neurons, data.inputs)
+        if (margins > 1 - 1e-9).all():
+            off = violation(neurons, data.inputs[chosen], found.multipliers)
+            return _victim(data, neurons, seed, off, margins, chosen)
+        rejected += 1
+    inactive = f" {rejected} were found that leave an inactive sample within the margin;"
+    raise InputError(
+        f"data: no KKT point with {width} neurons of degree {degree} was found from {TRIES} starts;"
+        f"{inactive if rejected else ''} under these labels the samples' tensor has {most} real "
+        "eigenvectors or fewer. Use other labels (see exhume.victims.labellings), samples at wider "
+        "angles, or another number of neurons."
+    )
+
+
+def labellings(data: Data, degree: int = 3, seed: int = 0) -> list[Data]:
+    """The same samples under every choice of labels ±1, up to the sign of them all.
+
+    Those under which Σ_i y_i (x_i/|x_i|)^{⊗α} has the most real eigenvectors come first: there a
+    KKT point has the most neurons to choose from.
+
+    Args:
+        data: up to ten samples.
+        degree: α.
+        seed: of the eigenvectors' starts.
+    """
+    if data.samples > MOST_LABELLED:
+        raise InputError(
+            f"data: {data.samples} samples have 2^{data.samples - 1} labellings; expected at most "
+            f"{MOST_LABELLED} samples."
+        )
+    samples = torch.nn.functional.normalize(data.inputs, dim=1)
+    samples = samples @ _span(samples)
+    generator = torch.Generator().manual_seed(seed)
+    ranked = []
+    for signs in itertools.product((1.0, -1.0), repeat=data.samples - 1):
+        labels = torch.tensor((1.0, *signs), dtype=torch.float64)
+        ranked.append((len(_eigenneurons(samples, labels, degree, generator)), labels))
+    ranked.sort(key=lambda pair: -pair[0])
+    return [replace(data, targets=labels[:, None]) for _, labels in ranked]
+
+
+def _checked(data: Data, width: int, degree: int, active: Sequence[int] | None) -> list[int]:
+    """The active samples, after refusing what cannot be."""
+    if degree < 3:
+        raise InputError(f"degree: expected 3 or more, got {degree}.")
+    if width < 1:
+        raise InputError(f"width: expected at least 1 neuron, got {width}.")
+    if data.outputs != 1 or not data.targets.all():
+        raise InputError(
+            "data: expected one target a sample, whose sign is the label, and none of them zero."
+        )
+    chosen = list(range(data.samples)) if active is None else sorted(set(active))
+    if not chosen or chosen[0] < 0 or chosen[-1] >= data.samples:
+        raise InputError(f"active: expected some of 0 to {data.samples - 1}, got {active}.")
+    return chosen
+
+
+def _span(rows: Tensor) -> Tensor:
+    """An orthonormal basis of the span of the rows, (d, r)."""
+    vectors: Tensor
+    _, values, vectors = torch.linalg.svd(rows, full_matrices=False)
+    return vectors[values > 1e-10 * values[0]].T
+
+
+def _victim(
+    data: Data,
+    neurons: Neurons,
+    seed: int,
+    off: float,
+    margins: Tensor,
+    active: list[int],
+) -> Victim:
+    activation = named(*neurons.coefficients).name
+    width = len(neurons.first)
+    arguments = {"shape": list(data.shape), "outputs": 1, "width": width, "activation": activation}
+    first, last = architectures.build("two_layer", arguments).state_dict()
+    trained = {first: neurons.first, last: neurons.last[None]}
+    initial = {name: torch.zeros_like(tensor) for name, tensor in trained.items()}
+    model = NetworkModel.of("two_layer", arguments, initial, trained, None)
+    problem = replace(model.problem("all", "final"), drift=0.0, threat_model=KKT)
+    record = {
+        "data": data.name,
+        "seed": seed,
+        "loss": "margin",
+        "violation": off,
+        "margins": margins.tolist(),
+        "active": active,
+    }
+    return Victim(problem, data, record, initial, trained, model)
+
+
+@dataclass(frozen=True, eq=False)
+class _Point:
+    """Distinct neurons (K, r) with their numbers of twins (K,), and the multipliers b (n,)."""
+
+    first: Tensor
+    copies: Tensor
+    multipliers: Tensor
+    samples: Tensor
+    labels: Tensor
+
+    def neurons(self, degree: int, basis: Tensor) -> Neurons:
+        """All of them, in the space of the inputs."""
+        last = (self.first @ self.samples.T) ** degree @ self.multipliers
+        first = (self.first @ basis.T).repeat_interleave(self.copies, 0)
+        coefficients = (*(0.0,) * degree, 1.0)
+        return Neurons(first, last.repeat_interleave(self.copies), coefficients)
+
+
+def _kkt_point(
+    samples: Tensor,
+    labels: Tensor,
+    width: int,
+    degree: int,
+    attempt: int,
+    generator: torch.Generator,
+) -> tuple[_Point | None, int]:
+    """A KKT point, or None, and the most real eigenvectors seen on the way.
+
+    The first attempt begins with samples of even weight, the others near it. Where a neuron cannot
+    be followed any further, neurons are picked anew for the multipliers reached.
+    """
+    scatter = torch.randn(len(labels), generator=generator, dtype=torch.float64)
+    multipliers = labels / samples.norm(dim=1) ** degree * (0.3 * min(attempt, 1) * scatter).exp()
+    most = 0
+    for _ in range(ROUNDS):
+        first = _eigenneurons(samples, multipliers, degree, generator)
+        most = max(most, len(first))
+        shares = labels * _outputs(first, samples, multipliers, degree)
+        copies = _evened(shares, width)
+        margins = copies.double() @ shares
+        if not (margins > 0).all():
+            break
+        # f scales as |b|^{−(α+1)/(α−1)}, w as |b|^{−1/(α−1)}
+        scale = margins.log().mean().exp() ** ((degree - 1) / (degree + 1))
+        used = copies > 0
+        start = _Point(
+            first[used] * scale ** (-1 / (degree - 1)),
+            copies[used],
+            multipliers * scale,
+            samples,
+            labels,
+        )
+        end, reached = _to_margin(start, degree)
+        if reached:
+            return end, most
+        multipliers = end.multipliers
+    return None, most
+
+
+def _outputs(first: Tensor, samples: Tensor, multipliers: Tensor, degree: int) -> Tensor:
+    """What each neuron adds to each f(x_i), a_k (w_k·x_i)^α with a_k = T(w_k^α), (K, n)."""
+    raised = (first @ samples.T) ** degree
+    return (raised @ multipliers)[:, None] * raised
+
+
+def _eigenneurons(
+    samples: Tensor, multipliers: Tensor, degree: int, generator: torch.Generator
+) -> Tensor:
+    """Stationary neurons (K, r): real eigenvectors of T, found by Newton from random starts.
+
+    A step s solves (H − μI)s − νu = −(g − μu), u·s = 0, with g = T(u^{α−1}, ·) and
+    H = (α − 1) T(u^{α−2}, ·, ·). Negatives are the same neuron.
+    """
+    size = samples.shape[1]
+    units = torch.randn(STARTS, size, generator=generator, dtype=torch.float64)
+    units = torch.nn.functional.normalize(units, dim=1)
+    system = torch.zeros(STARTS, size + 1, size + 1, dtype=torch.float64)
+    identity = torch.eye(size, dtype=torch.float64)
+    for _ in range(ITERATIONS):
+        image, values = _image(units, samples, multipliers, degree)
+        weights = (degree - 1) * (units @ samples.T) ** (degree - 2) * multipliers
+        system[:, :size, :size] = torch.einsum("ki,id,ie->kde", weights, samples, samples)
+        system[:, :size, :size] -= values[:, None, None] * identity
+        system[:, :size, size], system[:, size, :size] = -units, units
+        right = torch.nn.functional.pad(values[:, None] * units - image, (0, 1))
+        # gelsd: the default, gelsy, does not give the same bits twice
+        step = torch.linalg.lstsq(system, right[..., None], driver="gelsd").solution[:, :size, 0]
+        step = step / (step.norm(dim=1, keepdim=True) / 0.3).clamp_min(1)
+        units = torch.nn.functional.normalize(units + step, dim=1)
+    image, values = _image(units, samples, multipliers, degree)
+    largest = values.abs().max()
+    off = (image - values[:, None] * units).norm(dim=1)
+    good = (off < 1e-11 * largest) & (values.abs() > 1e-6 * largest)
+    distinct: list[int] = []
+    for k in good.nonzero().flatten().tolist():
+        if not distinct or (units[distinct] @ units[k]).abs().max() < 1 - 1e-8:
+            distinct.append(k)
+    lengths = (degree * values[distinct].square()) ** (-1 / (2 * degree - 2))
+    return units[distinct] * lengths[:, None]
+
+
+def _image(
+    units: Tensor, samples: Tensor, multipliers: Tensor, degree: int
+) -> tuple[Tensor, Tensor]:
+    """T(u^{α−1}, ·), (K, r), and T(u^α), (K,)."""
+    image = ((units @ samples.T) ** (degree - 1) * multipliers) @ samples
+    return image, (image * units).sum(1)
+
+
+def _evened(shares: Tensor, width: int) -> Tensor:
+    """How many twins of each neuron, (K,), so that the margins are as even as can be.
+
+    One by one the neuron is added that brings the vector of margins closest to equal entries; no
+    twins before every neuron is in.
+
+    Args:
+        shares: what a neuron adds to each margin, (K, n).
+        width: how many in all.
+    """
+    copies = torch.zeros(len(shares), dtype=torch.int64)
+    margins = torch.zeros_like(shares[0])
+    for _ in range(width):
+        least = (copies == copies.min()) if copies.min() == 0 else torch.ones_like(copies).bool()
+        totals = margins + shares
+        even = torch.nn.functional.normalize(totals, dim=1).sum(1)
+        best = int(even.masked_fill(~least, -torch.inf).argmax())
+        copies[best] += 1
+        margins = totals[best]
+    return copies
+
+
+def _to_margin(start: _Point, degree: int) -> tuple[_Point, bool]:
+    """Follow the neurons while the margins m_i go to 1 as m_i^{1−s}, s from 0 to 1.
+
+    Returns:
+        The last point on the way that was solved, and whether it is the end.
+    """
+    shares = _outputs(start.first, start.samples, start.multipliers, degree)
+    begin = start.labels * (start.copies.double() @ shares)
+    point, done, step = start, 0.0, 0.5
+    while done < 1:
+        step = min(step, 1 - done)
+        moved = _newton(point, begin ** (1 - done - step), degree)
+        if moved is not None:
+            point, done, step = moved, done + step, 2 * step
+        elif step < 1e-3:
+            return point, False
+        else:
+            step /= 2
+    return point, True
+
+
+def _newton(point: _Point, margins: Tensor, degree: int) -> _Point | None:
+    """Solve stationarity of all neurons and the margins y_i f(x_i) together; None if far away.
+
+    Each neuron's equation F_k = w_k − α a_k g_k, with g_k = T(w_k^{α−1}, ·) and a_k = T(w_k^α), has
+    a block of its own; b is what is left after eliminating them.
+    """
+    x, y, b, first = point.samples, point.labels, point.multipliers, point.first
+    copies = point.copies.double()
+    identity = torch.eye(first.shape[1], dtype=torch.float64)
+    for _ in range(8):
+        z = first @ x.T
+        raised, lower = z**degree, z ** (degree - 1)
+        a, g = raised @ b, (lower * b) @ x
+        equation = first - degree * a[:, None] * g
+        missed = y * ((copies * a) @ raised) - margins
+        size = (
+            (equation.norm(dim=1) / first.norm(dim=1)).max().maximum((missed / margins).abs().max())
+        )
+        if size < EXACT / 10:
+            break
+        hessian = torch.einsum("ki,id,ie->kde", (degree - 1) * z ** (degree - 2) * b, x, x)
+        by_first = identity - degree * (
+            a[:, None, None] * hessian + degree * g[:, :, None] * g[:, None, :]
+        )
+        by_b = -degree * (
+            g[:, :, None] * raised[:, None, :] + a[:, None, None] * lower[:, None, :] * x.T
+        )
+        outputs_by_first = (y[:, None, None] * copies[:, None] * degree) * (
+            raised.T[:, :, None] * g + a[:, None] * lower.T[:, :, None] * x[:, None, :]
+        )  # (n, K, r)
+        outputs_by_b = y[:, None] * (raised.T * copies) @ raised
+        solved, failed = torch.linalg.solve_ex(by_first, torch.cat([equation[:, :, None], by_b], 2))
+        rest = outputs_by_b - torch.einsum("nkr,krj->nj", outputs_by_first, solved[:, :, 1:])
+        right = torch.einsum("nkr,kr->n", outputs_by_first, solved[:, :, 0]) - missed
+        step_b, also = torch.linalg.solve_ex(rest, right)
+        step = -solved[:, :, 0] - solved[:, :, 1:] @ step_b
+        far = (step.norm(dim=1) / first.norm(dim=1)).max().maximum((step_b / b).abs().max())
+        if failed.any() or also.any() or not far < 0.5:
+            return None
+        first, b = first + step, b + step_b
+    return replace(point, first=first, multipliers=b) if size < EXACT else None
