@@ -41,7 +41,7 @@ from exhume.methods import (
 )
 from exhume.methods.progress import Method, Progress
 from exhume.methods.tansley2026 import Tansley2026
-from exhume.objective import evaluate
+from exhume.objective import at, evaluate
 from exhume.problem import Problem, ThreatModel
 from exhume.solvers import Outcome, State
 
@@ -332,6 +332,8 @@ def _dump(path: Path, progress: Progress, seconds: float) -> None:
     state = progress.state
     tensors = {f"memory.{name}": tensor for name, tensor in state.memory.items()}
     tensors["candidates"] = state.point.candidates
+    if not state.point.eliminated:
+        tensors["coefficients"] = state.point.coefficients
     for name in ("best", "champion"):
         if getattr(progress, name) is not None:
             tensors[name] = getattr(progress, name)
@@ -359,7 +361,8 @@ def _load(problem: Problem, path: Path) -> tuple[Progress, float] | None:
 
 
 def _progress(problem: Problem, path: Path) -> tuple[Progress, float]:
-    tensors = read_tensors(path, ("candidates",))
+    # Copies: as aligned as they were, without which sums may differ in their last bit.
+    tensors = {name: t.clone() for name, t in read_tensors(path, ("candidates",)).items()}
     record = json.loads(read_metadata(path)["progress"])
     device = problem.features.device
     search_outcome, solver_outcome = (Outcome(x) if x else None for x in record["outcomes"])
@@ -368,8 +371,9 @@ def _progress(problem: Problem, path: Path) -> tuple[Progress, float]:
         for name, tensor in tensors.items()
         if name.startswith("memory.")
     }
+    candidates, own = tensors["candidates"], tensors.get("coefficients")
     state = State(
-        evaluate(problem, tensors["candidates"]),
+        evaluate(problem, candidates) if own is None else at(problem, candidates, own),
         memory,
         outcome=solver_outcome,
         **record["solver"],

@@ -1,0 +1,105 @@
+"""KKT reconstruction for several classes and for any loss with weight decay, as published.
+
+Buzaglo et al., "Deconstructing Data Reconstruction: Multiclass, Weight Decay and General Losses".
+Several outputs trained to the margin: A_j = λ_j (e_y − e_k), k the runner-up at x_j, with fixed
+labels, as many of each class. Held by weight decay under whatever loss: θ = Σ λ_i ∇f(x_i) with
+multipliers of either sign, one for each output, which begin at N(0, 1) and have no penalty. All
+else is as in `methods.haim2022`; one output trained to the margin is its case.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from exhume.coefficients import Rule
+from exhume.features.activations import smoothed_relu
+from exhume.methods import haim2022
+from exhume.methods.penalised import Hyperparameters, Penalised, outputs
+from exhume.problem import Problem
+from exhume.search.tuning import Range
+
+MULTIPLIER_RATES = Range(1e-4, 1.0, logarithmic=True)
+"""Where the step size of the multipliers is looked for."""
+
+SEVERAL_CLASSES = (
+    {
+        "rate": 1.36e-3,
+        "multiplier_rate": 0.479,
+        "scale": 6.2e-5,
+        "least": 0.203,
+        "sharpness": 39.5,
+    },
+    {
+        "rate": 2.4e-4,
+        "multiplier_rate": 0.951,
+        "scale": 3.6e-4,
+        "least": 0.040,
+        "sharpness": 326.0,
+    },
+)
+WEIGHT_DECAY = (
+    {"rate": 0.952, "scale": 0.0197, "sharpness": 90.0},
+    {"rate": 0.872, "scale": 0.0137, "sharpness": 107.0},
+)
+"""Good published runs. For weight decay the step size of the multipliers is not published."""
+
+
+@dataclass(frozen=True)
+class Buzaglo2023(Penalised):
+    """The published recipe; what is None is tuned.
+
+    Attributes:
+        rate: step size of the candidates.
+        multiplier_rate: step size of the multipliers.
+        scale: standard deviation of the candidates at the start.
+        least: below this a multiplier is pushed up; where they are held at the margin.
+        sharpness: α of the surrogate.
+    """
+
+    rate: float | None = None
+    multiplier_rate: float | None = None
+    scale: float | None = None
+    least: float | None = None
+    sharpness: float | None = None
+    name: str = "buzaglo2023"
+
+    def check(self, problem: Problem) -> None:
+        """Margin or free coefficients: all are welcome."""
+
+    def ranges(self, problem: Problem) -> Mapping[str, Range]:
+        """As published."""
+        if problem.rule is Rule.FREE:
+            names = ("rate", "scale", "sharpness")
+            return {name: haim2022.RANGES[name] for name in names} | {
+                "multiplier_rate": MULTIPLIER_RATES
+            }
+        if outputs(problem) == 1:
+            return haim2022.RANGES
+        return {**haim2022.RANGES, "multiplier_rate": MULTIPLIER_RATES}
+
+    def published(self, problem: Problem) -> Sequence[Mapping[str, float]]:
+        """Good runs."""
+        if problem.rule is Rule.FREE:
+            return WEIGHT_DECAY
+        return haim2022.PUBLISHED if outputs(problem) == 1 else SEVERAL_CLASSES
+
+    def hyperparameters(self, problem: Problem, values: Mapping[str, float]) -> Hyperparameters:
+        """With the published penalties: none for multipliers of either sign."""
+        alone = self.multiplier_rate or haim2022.MULTIPLIER_RATE
+        return Hyperparameters(
+            values["rate"],
+            values.get("multiplier_rate", alone),
+            values["scale"],
+            lambda step: smoothed_relu(values["sharpness"]),
+            least=values.get("least", 0.0),
+            floor=haim2022.FLOOR if problem.rule is Rule.MARGIN else 0.0,
+        )
+
+    def multipliers(
+        self, problem: Problem, shape: tuple[int, int], generator: torch.Generator
+    ) -> Tensor:
+        """U(0, 1) at the margin, N(0, 1) where they may have either sign."""
+        draw = torch.rand if problem.rule is Rule.MARGIN else torch.randn
+        return draw(shape, generator=generator, dtype=torch.float64)

@@ -1,0 +1,106 @@
+"""KKT reconstruction, as published: a network of one output, trained to the margin.
+
+Haim et al., "Reconstructing Training Data from Trained Neural Networks". At the margin the
+weights are θ = Σ λ_i y_i ∇f(x_i), λ_i ≥ 0. Twice as many candidates as samples, at a small scale,
+half of them with the label −1 and half with +1; multipliers U(0, 1); momentum 0.9 on the loss of
+`methods.penalised` with the box, a floor for the multipliers, and a ReLU whose slope is
+sigmoid(αz). For four hyperparameters the only published rule is how the result compares with the
+training data; here they are tuned without it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from exhume.coefficients import Rule
+from exhume.errors import InputError
+from exhume.features.activations import smoothed_relu
+from exhume.methods.penalised import Hyperparameters, Penalised, outputs
+from exhume.problem import Problem
+from exhume.search.tuning import Range
+
+FLOOR = 5.0
+"""The published weight of multipliers below the least."""
+
+MULTIPLIER_RATE = 1e-4
+"""The published step size of the multipliers."""
+
+RANGES = {
+    "rate": Range(1e-5, 1.0, logarithmic=True),
+    "scale": Range(1e-6, 0.1, logarithmic=True),
+    "least": Range(0.01, 0.5),
+    "sharpness": Range(10.0, 500.0),
+}
+"""Where the published sweep looked."""
+
+PUBLISHED = tuple(
+    dict(zip(RANGES, values, strict=True))
+    for values in (
+        (0.555, 8.86e-4, 0.498, 19.1),
+        (0.346, 4.47e-3, 0.494, 21.7),
+        (0.0305, 3.50e-2, 0.447, 149.9),
+        (0.282, 1.74e-3, 0.415, 19.2),
+    )
+)
+"""Good published runs."""
+
+
+@dataclass(frozen=True)
+class Haim2022(Penalised):
+    """The published recipe; what is None is tuned.
+
+    Attributes:
+        rate: step size of the candidates.
+        scale: standard deviation of the candidates at the start.
+        least: below this a multiplier is pushed up.
+        sharpness: α of the surrogate.
+        multiplier_rate: step size of the multipliers.
+    """
+
+    rate: float | None = None
+    scale: float | None = None
+    least: float | None = None
+    sharpness: float | None = None
+    multiplier_rate: float = MULTIPLIER_RATE
+    name: str = "haim2022"
+
+    def check(self, problem: Problem) -> None:
+        """One output, trained to the margin."""
+        if problem.rule is not Rule.MARGIN:
+            raise InputError(
+                "haim2022 is for a network trained to the margin (premise margin), but here the "
+                "coefficients are free; use buzaglo2023 where weight decay holds the weights "
+                "(premise decay), or loo2023 for a change of weights (premise change)."
+            )
+        if outputs(problem) != 1:
+            raise InputError(
+                f"haim2022 is for a network of one output, but this has {outputs(problem)}; use "
+                "buzaglo2023, which is for several."
+            )
+
+    def ranges(self, problem: Problem) -> Mapping[str, Range]:
+        """As published."""
+        return RANGES
+
+    def published(self, problem: Problem) -> Sequence[Mapping[str, float]]:
+        """Good runs."""
+        return PUBLISHED
+
+    def hyperparameters(self, problem: Problem, values: Mapping[str, float]) -> Hyperparameters:
+        """With the published penalties."""
+        return Hyperparameters(
+            values["rate"],
+            self.multiplier_rate,
+            values["scale"],
+            lambda step: smoothed_relu(values["sharpness"]),
+            least=values["least"],
+            floor=FLOOR,
+        )
+
+    def multipliers(
+        self, problem: Problem, shape: tuple[int, int], generator: torch.Generator
+    ) -> Tensor:
+        """U(0, 1)."""
+        return torch.rand(shape, generator=generator, dtype=torch.float64)

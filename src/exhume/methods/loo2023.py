@@ -1,0 +1,99 @@
+"""NTK reconstruction from the change of the weights, as published.
+
+Loo et al., "Understanding Reconstruction Attacks with the Neural Tangent Kernel and Dataset
+Distillation". In the lazy regime θ − θ₀ ≈ (1/MC) Σ_j Σ_c α_jc ∇f_c(x_j). Twice as many candidates
+as samples, N(0, 0.2²), duals U(−½, ½); Adam with one step size for both; a weak box; softplus in
+the place of ReLU, sharper with time, β = min(10 + 10^{i/20000}, 200) at step i. Gradients of
+both ends, with duals of their own, are the problem's point `both`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from exhume.coefficients import Rule
+from exhume.errors import InputError
+from exhume.features.activations import Activation, softplus
+from exhume.methods.penalised import Hyperparameters, Penalised, outputs
+from exhume.problem import Problem
+from exhume.search.tuning import Range
+
+SCALE, BOX, SMOOTHNESS = 0.2, 0.1, 0.0015
+"""The published scale of the start, and weights of the box and of smoothness."""
+
+RANGES = {"rate": Range(1e-3, 1e-1, logarithmic=True)}
+PUBLISHED = ({"rate": 0.02},)
+
+
+def surrogate(step: int) -> Activation:
+    """Softplus with β = min(10 + 10^{i/20000}, 200).
+
+    Example:
+        >>> surrogate(0).name, surrogate(80_000).name
+        ('softplus:11', 'softplus:200')
+    """
+    return softplus(min(10 + 10 ** (min(step, 80_000) / 20_000), 200.0))
+
+
+@dataclass(frozen=True)
+class Loo2023(Penalised):
+    """The published recipe.
+
+    Attributes:
+        rate: step size; tuned if None.
+        smoothness: k of the published high-pass penalty, for images.
+        sparsity: weight of the duals' absolute values.
+    """
+
+    steps: int = 80_000
+    rate: float | None = None
+    smoothness: float = 0.0
+    sparsity: float = 0.0
+    name: str = "loo2023"
+
+    def check(self, problem: Problem) -> None:
+        """Free coefficients; smoothness is for images."""
+        if problem.rule is not Rule.FREE:
+            raise InputError(
+                "loo2023 is for a change of weights (premise change), but here the weights are "
+                "taken to be at the margin; use haim2022 for one output or buzaglo2023 for "
+                "several."
+            )
+        if self.smoothness and len(problem.shape) < 2:
+            raise InputError(
+                f"smoothness: is for images, but inputs have the shape {problem.shape}; give the "
+                "shape of the images, or leave it out."
+            )
+
+    def ranges(self, problem: Problem) -> Mapping[str, Range]:
+        """The step size, around the published one."""
+        return RANGES
+
+    def published(self, problem: Problem) -> Sequence[Mapping[str, float]]:
+        """The step size."""
+        return PUBLISHED
+
+    def hyperparameters(self, problem: Problem, values: Mapping[str, float]) -> Hyperparameters:
+        """With the published penalties, which are means over the entries of a candidate."""
+        return Hyperparameters(
+            values["rate"],
+            values["rate"],
+            SCALE,
+            surrogate,
+            box=BOX / problem.dim,
+            smoothness=SMOOTHNESS * self.smoothness / problem.dim,
+            sparsity=self.sparsity,
+            adam=True,
+        )
+
+    def multipliers(
+        self, problem: Problem, shape: tuple[int, int], generator: torch.Generator
+    ) -> Tensor:
+        """U(−½, ½)."""
+        return torch.rand(shape, generator=generator, dtype=torch.float64) - 0.5
+
+    def divisor(self, problem: Problem, count: int) -> float:
+        """M·C."""
+        return count * outputs(problem)
