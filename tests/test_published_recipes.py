@@ -39,7 +39,7 @@ from exhume.methods.penalised import (
 )
 from exhume.methods.progress import Progress, stream
 from exhume.objective import at
-from exhume.problem import Problem
+from exhume.problem import Premise, Problem
 from exhume.run_folder import Event, Opened, Settings
 from exhume.search.tuning import Range, found_again, merit, next_trial, rungs
 from exhume.solvers import Outcome
@@ -68,7 +68,8 @@ def posed(net: Net, rule: Rule, point: str = "final", domain: object = None) -> 
     points = tuple(net.points(point))
     features = DenseGradients(net.network, points, "gradients", block=names)
     box = domain or Sphere()
-    return Problem(target, features, THREAT, net.network.shape, box, rule=rule)  # type: ignore[arg-type]
+    premise = Premise.MARGIN if rule is Rule.MARGIN else Premise.CHANGE
+    return Problem(target, features, THREAT, net.network.shape, box, premise=premise)  # type: ignore[arg-type]
 
 
 class SmoothedRelu(torch.autograd.Function):

@@ -159,5 +159,5 @@ def test_a_problem_has_no_field_that_could_hold_the_truth() -> None:
         "resolution",
         "drift",
         "first_layer",
-        "rule",
+        "premise",
     }

@@ -174,7 +174,7 @@ def mlp(
     widths: Sequence[int],
     outputs: int = 1,
     activation: str = "relu",
-    bias: bool = False,
+    bias: bool | str = False,
 ) -> nn.Sequential:
     """f(x) = W_L σ(… σ(W₂ σ(W₁ x))).
 
@@ -183,17 +183,19 @@ def mlp(
         widths: of the hidden layers, first to last.
         outputs: numbers in one output.
         activation: σ.
-        bias: whether the layers have one.
+        bias: whether the layers have one, or "first": the first layer alone, so that a network of
+            ReLU is homogeneous in its weights.
     """
-    if not isinstance(bias, bool):
-        raise InputError(f"bias: expected true or false, got {bias!r}.")
+    if not isinstance(bias, bool) and bias != "first":
+        raise InputError(f"bias: expected true, false or first, got {bias!r}.")
     if not isinstance(activation, str):
         raise InputError(f"activation: expected a name such as relu, got {activation!r}.")
     sizes = [math.prod(_sizes("shape", shape)), *_sizes("widths", widths)]
     layers: list[nn.Module] = [nn.Flatten()]
-    for before, after in itertools.pairwise(sizes):
-        layers += [nn.Linear(before, after, bias), Elementwise(activation)]
-    return nn.Sequential(*layers, nn.Linear(sizes[-1], _size("outputs", outputs), bias))
+    for index, (before, after) in enumerate(itertools.pairwise(sizes)):
+        has_bias = bias is True or (bias == "first" and index == 0)
+        layers += [nn.Linear(before, after, has_bias), Elementwise(activation)]
+    return nn.Sequential(*layers, nn.Linear(sizes[-1], _size("outputs", outputs), bias is True))
 
 
 def resnet(

@@ -20,9 +20,9 @@ from exhume.features.activations import activation
 from exhume.features.random import RandomFeatures
 from exhume.features.weights import Mapped, Seeded, Stored, Weights, blocks
 from exhume.files import read_json, read_tensors, write_json, write_tensors
-from exhume.formulation import network_problem
+from exhume.formulation import network_problem, weights_problem
 from exhume.network import Network, known_network
-from exhume.problem import Pixels, Problem, ThreatModel
+from exhume.problem import Pixels, Premise, Problem, ThreatModel
 from exhume.state import check_pair, fit_state, read_state
 
 CARD, TRAINED, INITIAL, MAPPED, TRUTH = (
@@ -124,9 +124,18 @@ class NetworkModel:
         network = known_network(module, tuple(arguments["shape"]), arguments["outputs"])
         return cls(architecture, arguments, network, initial, trained, display)
 
-    def problem(self, parameters: str = "last", point: str = "midpoint") -> Problem:
-        """The problem that a block of its parameters poses."""
+    def problem(
+        self,
+        parameters: str = "last",
+        point: str = "midpoint",
+        premise: Premise = Premise.CHANGE,
+    ) -> Problem:
+        """The problem that a block of its parameters poses; all, where not their change does."""
         pixels = ("shift and scale of the pixels",) if self.display else ()
+        if premise is not Premise.CHANGE:
+            return weights_problem(
+                self.network, self.trained, premise, display=self.display, knows=pixels
+            )
         knows = ("the norm of the inputs (√d)", *pixels)
         return network_problem(
             self.network,

@@ -8,7 +8,7 @@ the last linear layer this is ΔW_L ≈ Φ(X)ᵀA with Φ its inputs (see `featu
 import torch
 from torch import Tensor
 
-from exhume.domain import Domain, Sphere
+from exhume.domain import Box, Domain, Sphere
 from exhume.errors import InputError
 from exhume.features import Features
 from exhume.features.activations import Activation
@@ -18,7 +18,7 @@ from exhume.features.last_layer import LastLayer
 from exhume.features.random import RandomFeatures
 from exhume.features.weights import Stored
 from exhume.network import Network, Weights, midpoint, named_block
-from exhume.problem import FirstLayer, Pixels, Problem, ThreatModel
+from exhume.problem import FirstLayer, Pixels, Premise, Problem, ThreatModel
 
 POINTS = ("initial", "final", "midpoint", "both")
 """Where features may be taken; `both` is initial and final, with coefficients of their own."""
@@ -28,6 +28,15 @@ LAZY = (
     "the gradient of the loss"
 )
 """What is assumed where all weights were trained."""
+
+ASSUMED = {
+    Premise.MARGIN: (
+        "training with a logistic or cross-entropy loss went on until the direction of the weights "
+        "no longer changed, and the network is homogeneous in its weights"
+    ),
+    Premise.DECAY: "training with weight decay came to rest at a stationary point of its loss",
+}
+"""What is assumed where the weights themselves are the target."""
 
 DRIFT = 1e-2
 """The most of the target that may be left at the truth for an attack to be worth its time."""
@@ -85,6 +94,43 @@ def network_problem(
         resolution,
         DRIFT,
         first_layer(network, initial, trained),
+    )
+
+
+def weights_problem(
+    network: Network,
+    trained: Weights,
+    premise: Premise,
+    domain: Domain | None = None,
+    display: Pixels | None = None,
+    knows: tuple[str, ...] = (),
+) -> Problem:
+    """The problem that the trained weights alone pose: θ = Σ_i Σ_c A_ic ∇θ f_c(x_i).
+
+    Args:
+        network: the module as a function.
+        trained: its parameters and buffers after training.
+        premise: MARGIN or DECAY.
+        domain: where the samples may lie; the box [−1, 1] if None.
+        display: how inputs become pixels, where the auditor is told.
+        knows: what else the attacker is told, for the report.
+    """
+    if premise is Premise.CHANGE:
+        raise InputError("premise change: needs the initial weights; see network_problem.")
+    zero = {name: torch.zeros_like(w) for name, w in trained.items()}
+    block = _block(network, trained, "all")
+    eps = max(torch.finfo(trained[name].dtype).eps for name in block)
+    return Problem(
+        _change(network, zero, trained, "all"),
+        features_at(network, zero, trained, "all", "final"),
+        ThreatModel(("the trained weights", "the architecture", *knows), (ASSUMED[premise],)),
+        network.shape,
+        domain or Box(-1.0, 1.0),
+        display,
+        0.1 * eps**2,
+        DRIFT,
+        first_layer(network, zero, trained),
+        premise,
     )
 
 
@@ -154,7 +200,10 @@ def _block(network: Network, weights: Weights, parameters: str) -> tuple[str, ..
 
 
 def first_layer(network: Network, initial: Weights, trained: Weights) -> FirstLayer | None:
-    """The first layer, where it is dense, sees the input itself, and was trained."""
+    """The first layer, where it is dense, sees the input itself, and was trained.
+
+    Where the weights themselves are the target, it counts as having begun at zero.
+    """
     name = network.first_dense(trained)
     if name is None or name not in initial or torch.equal(initial[name], trained[name]):
         return None

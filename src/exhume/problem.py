@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Any
 
 import torch
@@ -13,6 +14,21 @@ from exhume.errors import InputError
 from exhume.features import Features
 
 SPHERE = Sphere()
+
+
+class Premise(Enum):
+    """Why the target should be a combination of the samples' features.
+
+    CHANGE: training moved the weights along the samples' gradients: Δ = θ − θ₀.
+    MARGIN: training went on until the direction of the weights no longer changed. A homogeneous
+        network is then at a stationary point of the largest margin: θ itself is a combination,
+        with coefficients that never pull a sample towards the wrong side (Rule.MARGIN).
+    DECAY: training with weight decay came to rest: θ itself is a combination, of either sign.
+    """
+
+    CHANGE = "change"
+    MARGIN = "margin"
+    DECAY = "decay"
 
 
 @dataclass(frozen=True)
@@ -75,7 +91,7 @@ class Problem:
         drift: the most that may be left at the truth because features moved in training; 0
             where they did not.
         first_layer: of the network, where that is dense and its change is known.
-        rule: which coefficients are allowed.
+        premise: why the target should be a combination of the samples' features.
     """
 
     target: Tensor
@@ -87,7 +103,7 @@ class Problem:
     resolution: float = 0.0
     drift: float = 0.0
     first_layer: FirstLayer | None = None
-    rule: Rule = Rule.FREE
+    premise: Premise = Premise.CHANGE
 
     def __post_init__(self) -> None:
         """Refuse what no attack could use."""
@@ -111,6 +127,11 @@ class Problem:
                 f"target: is {self.target.dtype}, but the features are {self.features.dtype}; "
                 "move both with problem.to(device, dtype)."
             )
+
+    @property
+    def rule(self) -> Rule:
+        """Which coefficients are allowed."""
+        return Rule.MARGIN if self.premise is Premise.MARGIN else Rule.FREE
 
     @property
     def dim(self) -> int:

@@ -10,7 +10,7 @@ from torch import Tensor
 from exhume.checkpoint import TRUTH, NetworkModel, write_model, write_network
 from exhume.data import Data, save
 from exhume.files import new_folder
-from exhume.problem import Problem
+from exhume.problem import Premise, Problem
 
 
 @dataclass(frozen=True)
@@ -33,14 +33,22 @@ class Victim:
     trained: Mapping[str, Tensor] = field(default_factory=dict)
     model: NetworkModel | None = None
 
-    def posed(self, parameters: str = "last", point: str = "midpoint") -> Problem:
-        """The problem that another block of parameters, or another point, poses.
+    def posed(
+        self,
+        parameters: str = "last",
+        point: str = "midpoint",
+        premise: Premise | str = Premise.CHANGE,
+    ) -> Problem:
+        """The problem that another block of parameters, another point or premise poses.
 
         Args:
             parameters: `last`, `first`, `all`, or names and patterns.
             point: initial, final, midpoint or both.
+            premise: change, margin or decay; for the last two all trained weights are the target.
         """
-        return self.problem if self.model is None else self.model.problem(parameters, point)
+        if self.model is None:
+            return self.problem
+        return self.model.problem(parameters, point, Premise(premise))
 
     def save(self, folder: Path, store: bool = False) -> None:
         """Write model and truth to a new folder, the truth in a file of its own.
@@ -57,6 +65,7 @@ class Victim:
             save(self.truth, temporary / TRUTH)
 
 
+from exhume.victims.margin import kkt_mlp  # noqa: E402
 from exhume.victims.networks import mlp, resnet, two_layer, vit  # noqa: E402
 from exhume.victims.polynomial import labellings, polynomial  # noqa: E402
 from exhume.victims.random_features import random_features  # noqa: E402
@@ -65,6 +74,7 @@ from exhume.victims.training import Training  # noqa: E402
 __all__ = [
     "Training",
     "Victim",
+    "kkt_mlp",
     "labellings",
     "mlp",
     "polynomial",

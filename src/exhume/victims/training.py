@@ -523,19 +523,24 @@ class _Run:
         return found * (self.settings.lazy or 1.0) ** 2
 
 
-def largest_eigenvalue(network: nn.Module, inputs: Tensor, iterations: int = 12) -> float:
+def largest_eigenvalue(
+    network: nn.Module, inputs: Tensor, iterations: int = 12, scale: Tensor | None = None
+) -> float:
     """λ_max(JJᵀ), J the derivative of the outputs in the weights, by power iteration.
 
     Args:
         network: its weights that require a gradient are those that count.
         inputs: as it takes them.
         iterations: each one a product with Jᵀ and one with J.
+        scale: of the rows of J, (n, 1) or (n, c); 1 if None.
     """
     weights = [p for p in network.parameters() if p.requires_grad]
     generator = torch.Generator().manual_seed(0)
     try:
         with torch.enable_grad():
             outputs: Tensor = network(inputs)
+            if scale is not None:
+                outputs = outputs * scale
             probe = torch.zeros_like(outputs, requires_grad=True)
             # Jᵀu as a function of u; its derivative along g is Jg
             pulled = torch.autograd.grad(
