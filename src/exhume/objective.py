@@ -1,13 +1,42 @@
-"""The relative residual with the coefficients eliminated: value, gradient, Gauss-Newton product."""
+"""The relative residual with the coefficients eliminated: value, gradient, Gauss-Newton product.
+
+Where the rule is MARGIN, the samples that act on the weights lie on the margin, all of them: their
+outputs are the same but for the sign. Candidates are held to that by a term beside the residual.
+"""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from exhume.coefficients import eliminate
+from exhume.coefficients import Rule, eliminate
 from exhume.features import Linearization
 from exhume.problem import Problem
+
+
+STIFFNESS = 0.03
+"""Weight of the margin beside the relative residual; what is off by its whole size counts as 3 %."""
+
+
+@dataclass(frozen=True, eq=False)
+class Slack:
+    """How far candidates are from the margin γ: STIFFNESS · Σ_i w_i (m_i/γ − 1)².
+
+    Attributes:
+        weights: STIFFNESS · ‖Δ‖² · w, (n,) float64: w_i is the share of candidate i in all
+            multipliers, so that those without any are left alone.
+        deviation: m_i/γ − 1, (n,) float64, with γ the weighted median of the margins m.
+        slope: its derivative in the candidates, (n, d).
+    """
+
+    weights: Tensor
+    deviation: Tensor
+    slope: Tensor
+
+    @property
+    def value(self) -> Tensor:
+        """In units of ‖Δ‖²: to be added to ‖R‖²."""
+        return (self.weights * self.deviation.square()).sum()
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,6 +51,8 @@ class Point:
             coefficients are a method's own.
         residual: R = Δ − ΦᵀA, (p, m).
         value: ‖R‖²/‖Δ‖² in [0, 1].
+        penalty: of the slack, in the same units.
+        slack: how far candidates are from the margin; None where that is not asked.
     """
 
     candidates: Tensor
@@ -30,6 +61,13 @@ class Point:
     factor: Tensor
     residual: Tensor
     value: float
+    penalty: float = 0.0
+    slack: Slack | None = None
+
+    @property
+    def cost(self) -> float:
+        """What a solver lowers."""
+        return self.value + self.penalty
 
     @property
     def eliminated(self) -> bool:
@@ -62,8 +100,37 @@ def evaluate(problem: Problem, candidates: Tensor, near: Point | None = None) ->
     warm = None if near is None else near.coefficients
     coefficients, factor = eliminate(problem.rule, linearization.gram(), products, rows, warm)
     residual = problem.target - linearization.combine(coefficients)
-    value = (residual.double().square().sum() / problem.target.double().square().sum()).item()
-    return Point(candidates, linearization, coefficients, factor, residual, value)
+    size = problem.target.double().square().sum()
+    value = residual.double().square().sum() / size
+    if problem.rule is Rule.FREE:
+        return Point(candidates, linearization, coefficients, factor, residual, value.item())
+    slack = _slack(problem, linearization, products[:, 0].view(-1, rows), coefficients, size)
+    left, penalty = torch.stack([value, slack.value / size]).tolist()
+    return Point(candidates, linearization, coefficients, factor, residual, left, penalty, slack)
+
+
+def _slack(
+    problem: Problem,
+    linearization: Linearization,
+    outputs: Tensor,
+    coefficients: Tensor,
+    size: Tensor,
+) -> Slack:
+    """Margins from Φθ = L f, (n, c): |f|, or the largest output less the next."""
+    ways = torch.zeros_like(outputs)
+    best = outputs.topk(min(2, outputs.shape[1]), 1).indices
+    if outputs.shape[1] == 1:
+        ways = torch.where(outputs < 0, -1.0, 1.0).to(outputs)
+    else:
+        ways.scatter_(1, best, torch.tensor([[1.0, -1.0]]).to(outputs).expand(len(outputs), 2))
+    margins = (ways * outputs).sum(1)
+    sizes = coefficients.reshape(len(outputs), -1).abs().sum(1)
+    weights = sizes / sizes.sum().clamp_min(torch.finfo(sizes.dtype).tiny)
+    order = margins.argsort()
+    middle = torch.searchsorted(weights[order].cumsum(0), weights.new_tensor([0.5]))
+    level = margins[order[middle.clamp_max(len(order) - 1)]].clamp_min(1e-30)
+    slope = linearization.pull(problem.target, ways.reshape(-1, 1)) / level
+    return Slack(STIFFNESS * size * weights, margins / level - 1, slope.to(outputs.dtype))
 
 
 def at(problem: Problem, candidates: Tensor, coefficients: Tensor) -> Point:
@@ -73,24 +140,48 @@ def at(problem: Problem, candidates: Tensor, coefficients: Tensor) -> Point:
     linearization = problem.features.linearize(candidates)
     residual = problem.target - linearization.combine(coefficients)
     value = (residual.double().square().sum() / problem.target.double().square().sum()).item()
-    return Point(
-        candidates, linearization, coefficients, coefficients.new_empty(0, 0), residual, value
-    )
+    no_factor = coefficients.new_empty(0, 0)
+    return Point(candidates, linearization, coefficients, no_factor, residual, value)
+
+
+def descent(point: Point) -> Tensor:
+    """JᵀR with J = push(·, A), (n, d), and what pulls candidates to the margin.
+
+    A is optimal, so its change does not count; the factor 2/‖Δ‖² is left out.
+    """
+    pulled = point.linearization.pull(point.residual, point.coefficients)
+    if point.slack is None:
+        return pulled
+    force = (point.slack.weights * point.slack.deviation)[:, None] * point.slack.slope
+    return pulled - force.to(pulled.dtype)
 
 
 def gradient(problem: Problem, point: Point) -> Tensor:
-    """∂L/∂X = −(2/‖Δ‖²) pull(R, A), (n, d): A is optimal, so its change does not count."""
-    scale = -2 / problem.target.double().square().sum()
-    pulled = point.linearization.pull(point.residual, point.coefficients)
-    return pulled * scale.to(pulled.dtype)
+    """∂L/∂X = −(2/‖Δ‖²) JᵀR, (n, d)."""
+    pulled = descent(point)
+    return pulled * (-2 / problem.target.double().square().sum()).to(pulled.dtype)
+
+
+def curvature(point: Point) -> Tensor:
+    """The Gauss-Newton matrix averaged over input directions, (n, n), with that of the slack."""
+    matrix = point.linearization.curvature(point.coefficients)
+    if point.slack is None:
+        return matrix
+    own = point.slack.weights * point.slack.slope.square().mean(1)
+    return matrix + torch.diag(own)
 
 
 def gauss_newton(point: Point, direction: Tensor) -> Tensor:
     """JᵀP⊥J D, (n, d): the Gauss-Newton product with the coefficients eliminated.
 
-    J = push(·, A) and P⊥ = I − ΦᵀK⁻¹Φ (Kaufman's form); the factor 2/‖Δ‖² is left out.
+    J = push(·, A) and P⊥ = I − ΦᵀK⁻¹Φ (Kaufman's form), with that of the slack; the factor 2/‖Δ‖²
+    is left out.
     """
     linearization = point.linearization
     pushed = linearization.push(direction, point.coefficients)
     inside = torch.cholesky_solve(linearization.apply(pushed), point.factor)
-    return linearization.pull(pushed - linearization.combine(inside), point.coefficients)
+    product = linearization.pull(pushed - linearization.combine(inside), point.coefficients)
+    if point.slack is None:
+        return product
+    along = (point.slack.slope * direction).sum(1)
+    return product + ((point.slack.weights * along)[:, None] * point.slack.slope).to(product.dtype)

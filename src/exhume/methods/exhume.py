@@ -16,6 +16,9 @@ of a sample.
 If the number of samples is not given, exploring begins with few candidates and adds more until
 the weights are explained; tidying then merges candidates that have become the same sample, and
 the number is the least from which the residual still returns, found by bisection.
+
+Where the target is not the change of the weights but the weights themselves, the search is that of
+`methods.sharpened`.
 """
 
 import math
@@ -25,8 +28,9 @@ import torch
 from torch import Tensor
 
 from exhume.methods.progress import Progress, stream
+from exhume.methods.sharpened import Sharpened
 from exhume.objective import Point, evaluate
-from exhume.problem import Problem
+from exhume.problem import Premise, Problem
 from exhume.search.merge import merged
 from exhume.search.prune import dropping, without
 from exhume.search.reseed import reseed
@@ -55,6 +59,7 @@ class Exhume:
         again: cosine from which a candidate that was dropped has been found again.
         above: how far above the floor a cut may leave the residual; a sample with a trace of
             less cannot be told from the floor.
+        weights: the search where the weights themselves are the target.
     """
 
     tolerance: float = 1e-11
@@ -71,6 +76,7 @@ class Exhume:
     same: float = 1.5
     again: float = 0.99
     above: float = 10.0
+    weights: Sharpened = Sharpened()
     name: str = "exhume"
 
     def view(self, problem: Problem) -> Problem:
@@ -87,6 +93,8 @@ class Exhume:
 
     def init(self, problem: Problem, samples: int | None, seed: int) -> Progress:
         """Random candidates: a surplus if the number of samples is known, a few if not."""
+        if problem.premise is not Premise.CHANGE:
+            return self.weights.init(problem, samples, seed)
         start = problem.domain.start(self.count(problem, samples), problem.dim, stream(seed, 0))
         return self.begin(problem, samples, seed, start)
 
@@ -103,6 +111,8 @@ class Exhume:
 
     def advance(self, problem: Problem, progress: Progress) -> Progress:
         """One solver step, or the next move when the trial has ended."""
+        if problem.premise is not Premise.CHANGE:
+            return self.weights.advance(problem, progress)
         self = self._fitted_to(problem)
         state = progress.state
         if state.outcome is None and state.steps < self.trial:
@@ -127,6 +137,8 @@ class Exhume:
 
     def finish(self, problem: Problem, progress: Progress) -> Point:
         """The better of the best and the trial at hand, cut down to the number asked for."""
+        if problem.premise is not Premise.CHANGE:
+            return self.weights.finish(problem, progress)
         point = progress.state.point
         for rival, value in (
             (progress.best, progress.best_value),

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from exhume.coefficients import factor
-from exhume.objective import Point, evaluate, gauss_newton
+from exhume.objective import Point, curvature, descent, evaluate, gauss_newton
 from exhume.problem import Problem
 from exhume.solvers import Outcome, State
 
@@ -97,9 +97,9 @@ class LevenbergMarquardt:
         direction, used = damped_step(problem, state.point, damping, self.accuracy, self.products)
         moved = problem.domain.project(state.point.candidates + direction)
         point = evaluate(problem, moved, state.point)
-        before = state.point.value
-        accepted = point.value < before
-        gain = 1 - point.value / before if accepted else 0.0
+        before = state.point.cost
+        accepted = point.cost < before
+        gain = 1 - point.cost / before if accepted else 0.0
         damping = max(damping / 3, 1e-7) if accepted else damping * 4
         return self._judged(
             replace(
@@ -131,13 +131,13 @@ def damped_step(
         D (n, d) and the number of products used.
     """
     domain, candidates = problem.domain, point.candidates
-    curvature = point.linearization.curvature(point.coefficients)
-    scale = curvature.diagonal().clamp_min(1e-12 * curvature.diagonal().max())
-    lower = factor(curvature + damping * torch.diag(scale))
+    mean = curvature(point)
+    scale = mean.diagonal().clamp_min(1e-12 * mean.diagonal().max())
+    lower = factor(mean + damping * torch.diag(scale))
     damp = (damping * scale)[:, None].to(candidates.dtype)
     inverse = torch.cholesky_inverse(lower).to(candidates.dtype)
 
-    pulled = point.linearization.pull(point.residual, point.coefficients)  # the descent
+    pulled = descent(point)
 
     def tangent(direction: Tensor) -> Tensor:
         return domain.tangent(candidates, direction, pulled)

@@ -42,6 +42,9 @@ STABLE = 0.5
 FINE = 0.05
 """The same at the end, so that neurons settle on their kinks."""
 
+CAREFUL = 0.3
+"""Share of either that is taken at the margin, where log Σ ℓ bends more than its estimate."""
+
 LARGEST_STEP = 0.05
 """Beyond which no step goes while the weights are still tiny."""
 
@@ -113,6 +116,7 @@ def kkt_mlp(
         "seed": seed,
         "loss_name": name,
         "decay": decay,
+        "premise": problem.premise.value,
         "dtype": str(dtype),
         "violation": at_truth.value,
         "active": int((sizes > 1e-3 * sizes.max()).sum()),
@@ -152,6 +156,7 @@ class _Descent:
         self.inputs = self.data.inputs.reshape(-1, *self.data.shape).to(like)
         self.labels = self.loss.labels(self.data.targets.to(like))
         self.velocity = [torch.zeros_like(w) for w in self.weights]
+        self._largest = LARGEST_STEP * (1 if self.decay is None else 10)  # of a loss that fades
         self.degree = sum(isinstance(part, nn.Linear) for part in self.module.modules())
 
     def to_rest(self, steps: int, show: Callable[[int, float], None] | None) -> dict[str, Any]:
@@ -191,11 +196,11 @@ class _Descent:
     def _rate(self, outputs: Tensor, value: float, share: float) -> float:
         """A share of the stable step: 1/λ_max of the Gauss-Newton matrix of what descends."""
         bend = self._bend(outputs)
-        scale = value if self.decay is None else 1.0
+        scale = max(value, 1e-30) if self.decay is None else 1.0
         eigenvalue = largest_eigenvalue(self.module, self.inputs, 6, bend.sqrt()[:, None])
         curvature = eigenvalue / (len(outputs) * scale) + (self.decay or 0.0)
-        largest = LARGEST_STEP if self.decay is None else math.inf
-        return min(share / max(curvature, 1e-30), largest) * (1 - INERTIA)
+        rate = min(share / max(curvature, 1e-30), self._largest)
+        return rate * CAREFUL if self.decay is None else rate
 
     def _bend(self, outputs: Tensor) -> Tensor:
         """A bound on the curvature of each sample's loss in its outputs, (n,)."""

@@ -1,0 +1,147 @@
+"""Ours where the weights themselves are the target: Levenberg-Marquardt, with ReLU sharpened.
+
+Gradients of a ReLU network jump where a candidate crosses the edge of a neuron, and training leaves
+samples on such edges, with a slope between 0 and 1. So ReLU is replaced by a softplus whose
+sharpness grows from trial to trial: at first candidates see the edges from afar, at last only
+those they lie on. Coefficients are eliminated by the problem's rule, and at the margin candidates
+are held to it (`objective.Slack`). Candidates start in the row space of the first layer, which is
+that of the samples, in the proportions of its singular values. After each trial those that the
+rule left without a multiplier, and the least of the others, start again.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from exhume.features.activations import softplus
+from exhume.methods.progress import Progress, stream
+from exhume.objective import Point, evaluate
+from exhume.problem import Problem
+from exhume.solvers import Outcome, State
+from exhume.solvers.levenberg_marquardt import LevenbergMarquardt
+
+SPREAD = 0.5
+"""Norm of the starts in units of those that the domain draws: samples seldom fill their box."""
+
+VISIBLE = 1e-3
+"""Relative size of a singular value of the first layer below which its direction is not used."""
+
+
+@dataclass(frozen=True)
+class Sharpened:
+    """A search for problems whose target is the weights.
+
+    Attributes:
+        surplus: candidates in units of the samples.
+        sharpness: of ReLU in one trial after the other; the last for all that follow.
+        trials: how many in all.
+        steps: most solver steps a trial.
+        renewed: share of the candidates that start again after a trial, at least.
+        tolerance: relative residual at which the weights count as explained.
+    """
+
+    surplus: float = 2.0
+    sharpness: tuple[float, ...] = (100.0, 200.0, 500.0, 1000.0)
+    trials: int = 60
+    steps: int = 30
+    renewed: float = 0.1
+    tolerance: float = 1e-9
+
+    def init(self, problem: Problem, samples: int | None, seed: int) -> Progress:
+        """Random candidates in the row space of the first layer."""
+        count = math.ceil(self.surplus * (samples or _visible(problem)))
+        start = starts(problem, count, stream(seed, 0))
+        return Progress(seed, samples, self._begin(problem, start, 0), phase="sharpen")
+
+    def advance(self, problem: Problem, progress: Progress) -> Progress:
+        """One solver step, or the next trial."""
+        state, trial = progress.state, progress.attempt
+        view = self._sharpened(problem, trial)
+        if state.point.cost != state.memory["cost"].item():  # read from a file
+            state = replace(state, point=evaluate(view, state.point.candidates))
+        if state.outcome is None and state.steps < self.steps:
+            return replace(progress, state=_noted(self._solver.step(view, state)))
+        if state.outcome in (Outcome.CONVERGED, Outcome.DIVERGED):
+            return replace(progress, outcome=state.outcome)
+        point, last = state.point, len(self.sharpness) - 1
+        if trial >= last and point.cost < progress.best_value:
+            progress = replace(progress, best=point.candidates, best_value=point.cost)
+        if trial + 1 >= self.trials:
+            return replace(progress, outcome=Outcome.STALLED)
+        generator = stream(progress.seed, progress.rounds + 1)
+        begin = point if progress.best is None else evaluate(view, progress.best)
+        start = self._renewed(view, begin, generator)
+        begun = self._begin(problem, start, trial + 1)
+        return progress.next_round(begun, attempt=trial + 1)
+
+    def finish(self, problem: Problem, progress: Progress) -> Point:
+        """The best at the greatest sharpness, without candidates that have no multiplier."""
+        view = self._sharpened(problem, progress.attempt)
+        point = evaluate(view, progress.state.point.candidates)
+        if progress.best is not None and not point.cost < progress.best_value:
+            point = evaluate(view, progress.best)
+        used = traces(point) > 0
+        return evaluate(problem, point.candidates[used] if used.any() else point.candidates)
+
+    @property
+    def _solver(self) -> LevenbergMarquardt:
+        return LevenbergMarquardt(tolerance=self.tolerance)
+
+    def _sharpened(self, problem: Problem, trial: int) -> Problem:
+        sharpness = self.sharpness[min(trial, len(self.sharpness) - 1)]
+        return replace(problem, features=problem.features.substituted(softplus(sharpness)))
+
+    def _begin(self, problem: Problem, start: Tensor, trial: int) -> State:
+        return _noted(self._solver.init(self._sharpened(problem, trial), start))
+
+    def _renewed(self, problem: Problem, point: Point, generator: torch.Generator) -> Tensor:
+        """The candidates, with those of the smallest trace in the weights started again."""
+        trace = traces(point)
+        unused = max(int((trace == 0).sum()), math.ceil(self.renewed * len(trace)))
+        candidates = point.candidates.clone()
+        gone = trace.argsort()[:unused]
+        candidates[gone] = starts(problem, unused, generator).to(candidates)
+        return candidates
+
+
+def starts(problem: Problem, count: int, generator: torch.Generator) -> Tensor:
+    """Random candidates (count, d) with the second moment W₁ᵀW₁ has, to the power of a half.
+
+    Drawn by the domain itself where there is no dense first layer.
+    """
+    drawn = problem.domain.start(count, problem.dim, generator)
+    if problem.first_layer is None:
+        return drawn
+    _, sizes, directions = _spectrum(problem)
+    inside = torch.randn(count, len(sizes), generator=generator, dtype=torch.float64)
+    inside = (inside * sizes.sqrt()) @ directions
+    norms = SPREAD * drawn.norm(dim=1, keepdim=True) / inside.norm(dim=1, keepdim=True)
+    return problem.domain.project(norms * inside)
+
+
+def traces(point: Point) -> Tensor:
+    """‖Φ_iᵀA_i‖², what each candidate alone leaves in the weights, (n,) on the CPU."""
+    n, k = len(point.candidates), point.rows
+    gram = point.linearization.gram().view(n, k, n, k).diagonal(dim1=0, dim2=2).permute(2, 0, 1)
+    parts = point.coefficients.view(n, k, -1)
+    return (parts * (gram @ parts)).sum((1, 2)).cpu()
+
+
+def _visible(problem: Problem) -> int:
+    return problem.dim if problem.first_layer is None else _spectrum(problem)[0]
+
+
+def _spectrum(problem: Problem) -> tuple[int, Tensor, Tensor]:
+    """Number of visible singular values of W₁, these (r,), and its right singular vectors."""
+    assert problem.first_layer is not None
+    layer = problem.first_layer.trained.double().cpu()
+    _, sizes, directions = torch.linalg.svd(layer, full_matrices=False)
+    rank = max(1, int((sizes > VISIBLE * sizes[0]).sum()))
+    return rank, sizes[:rank] / sizes[0], directions[:rank]
+
+
+def _noted(state: State) -> State:
+    cost = torch.tensor(state.point.cost, dtype=torch.float64)
+    return replace(state, memory=state.memory | {"cost": cost})
