@@ -9,9 +9,13 @@ import torch
 from torch import Tensor
 
 from exhume.errors import InputError
+from exhume.methods.buzaglo2023 import Buzaglo2023
 from exhume.methods.exhume import Exhume
+from exhume.methods.haim2022 import Haim2022
 from exhume.methods.iurada2025 import Iurada2025
+from exhume.methods.loo2023 import Loo2023
 from exhume.methods.progress import Method, Progress
+from exhume.methods.shen2026 import Shen2026
 from exhume.methods.tansley2026 import Tansley2026, confined
 from exhume.problem import Problem
 from exhume.solvers import Outcome
@@ -20,6 +24,10 @@ METHODS: dict[str, Callable[[], Method]] = {
     "exhume": Exhume,
     "iurada2025": Iurada2025,
     "tansley2026": Tansley2026,
+    "haim2022": Haim2022,
+    "buzaglo2023": Buzaglo2023,
+    "loo2023": Loo2023,
+    "shen2026": Shen2026,
 }
 
 SMALL = 2e7

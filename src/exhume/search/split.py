@@ -1,0 +1,356 @@
+"""Split: a candidate that is stuck becomes two, where their sum explains more than it did.
+
+Shen et al., "Data Reconstruction: Identifiability and Optimization with Sample Splitting". Replace
+a candidate x of weight λ by x ± εu of weight λ/2 each. What is of first order in ε cancels, and
+
+    ΔL = ½ ε² uᵀSu + O(ε⁴),   S = −2 Σ_c A_c ∂²φ_c(x)ᵀR + (second derivative of the prior),
+
+with A as it stands in the loss ‖R‖² + prior, R = Δ − ΦᵀA. The second derivative of the loss in x is
+2JᵀJ + S: the split leaves out the Gauss-Newton part, so S can have a negative eigenvalue where
+every step of a single candidate would raise the loss. Its eigenvector is the way to go.
+
+With the coefficients eliminated, L = ‖R‖²/‖Δ‖², the same holds with R, A and 1/‖Δ‖² of the point
+if both halves keep half of A. The best A for the halves only lowers L further. Where a candidate
+has one coefficient that is of higher order; with several rows or columns it is a finite amount
+even as ε → 0, since the span gains ∂φ[u] for each of them, of which only the sum was stationary.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from scipy.optimize import minimize_scalar
+from torch import Tensor
+from torch.func import grad
+
+from exhume.domain import Domain
+from exhume.errors import InputError
+from exhume.features import Linearization
+from exhume.features.weights import free_memory
+
+ITERATIONS = 20
+"""Products for the eigenvectors, as published."""
+
+EPSILON = 0.02
+"""Most that a half is moved, as published."""
+
+RANGE = 2000.0
+"""The least ε that is tried is so many times smaller than the most: the published 1e-5."""
+
+GRID, REFINEMENTS = 9, 12
+"""Losses looked at over the whole range of ε, and then around the best."""
+
+Product = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Eigenpairs:
+    """An extreme eigenpair of one symmetric matrix a candidate.
+
+    Attributes:
+        values: uᵀSu, (n,) float64, taken with the u below.
+        vectors: u, (n, d), of norm 1.
+        bounds: ‖Su − (uᵀSu)u‖, (n,) float64: so near to the value is an eigenvalue.
+    """
+
+    values: Tensor
+    vectors: Tensor
+    bounds: Tensor
+
+
+def splitting_product(
+    linearization: Linearization,
+    residual: Tensor,
+    coefficients: Tensor,
+    direction: Tensor,
+    prior: Tensor | None = None,
+    scale: float = 1.0,
+) -> Tensor:
+    """S D, (n, d): every candidate's splitting matrix times a direction of its own.
+
+    Args:
+        linearization: at the candidates.
+        residual: R, (p, m).
+        coefficients: A, (n·k, m), with every factor that the loss has.
+        direction: D, (n, d).
+        prior: diagonal of the prior's second derivative, (n, d), each row by the candidate's share.
+        scale: of ‖R‖² in the loss, for example 1/‖Δ‖².
+    """
+    product = -2 * scale * linearization.bend(direction, residual, coefficients)
+    return product if prior is None else product + prior * direction
+
+
+def kept_to(domain: Domain, candidates: Tensor, slope: Tensor, product: Product) -> Product:
+    """The same matrix for halves that are projected to a domain: P S P + P ∂P[·]g.
+
+    P is the domain's tangent projector and g the slope of the loss. On a curved domain both halves
+    are pulled back to the same side, to second order by P ∂P[u]u; on the sphere of radius r that
+    adds −⟨g, x⟩/r² to every eigenvalue.
+
+    Args:
+        domain: where the halves have to lie.
+        candidates: X, (n, d), in the domain.
+        slope: g = ∂L/∂X, (n, d).
+        product: D ↦ S D.
+    """
+
+    def tangent(x: Tensor, direction: Tensor) -> Tensor:
+        return domain.tangent(x, direction, -slope)
+
+    def kept(direction: Tensor) -> Tensor:
+        inside = tangent(candidates, direction)
+        turned = grad(lambda x: (tangent(x, slope) * inside).sum())(candidates)  # symmetric
+        return tangent(candidates, product(inside) + turned)
+
+    return kept
+
+
+def smallest_eigenpairs(
+    product: Product, start: Tensor, iterations: int = ITERATIONS
+) -> Eigenpairs:
+    """The smallest eigenvalue and its eigenvector of n symmetric matrices at once.
+
+    Lanczos with full reorthogonalisation: n Krylov spaces in lockstep, so that an iteration is one
+    product for all candidates. A space that is exhausted is left as it is: from a random start it
+    holds every eigenvalue. One more product gives the value and the bound themselves, whatever
+    rounding did to the iteration. What is not a number stays with its own candidate.
+
+    Args:
+        product: D ↦ S D, (n, d) each.
+        start: where the spaces begin, (n, d), at random; in the tangent space if S is confined.
+        iterations: dimension of the spaces, fewer if d is less or memory is short.
+
+    Example:
+        >>> S = torch.diag(torch.tensor([3.0, -2.0, 1.0]).double())
+        >>> found = smallest_eigenpairs(lambda D: D @ S, torch.ones(1, 3).double(), 3)
+        >>> [round(x, 6) for x in found.values.tolist() + found.vectors[0].abs().tolist()]
+        [-2.0, 0.0, 1.0, 0.0]
+    """
+    n, d = start.shape
+    steps = min(iterations, d, _room(start))
+    basis = start.new_zeros(n, steps, d)
+    matrices = torch.zeros(n, steps, steps, dtype=torch.float64, device=start.device)
+    size = torch.zeros(n, dtype=torch.float64, device=start.device)
+    floor = 10 * d**0.5 * torch.finfo(start.dtype).eps
+    vectors = torch.nn.functional.normalize(start, dim=1)
+    alive = torch.ones(n, dtype=torch.bool, device=start.device)
+    dead = torch.zeros(n, steps, dtype=torch.bool, device=start.device)
+    for k in range(steps):
+        basis[:, k], dead[:, k] = vectors, ~alive
+        image = product(vectors)
+        matrices[:, k, k] = _dot(vectors, image)
+        for _ in range(2):
+            image = image - _combined(_coordinates(basis[:, : k + 1], image), basis[:, : k + 1])
+        length = image.double().norm(dim=1)
+        size = torch.maximum(size, torch.maximum(matrices[:, k, k].abs(), length))
+        alive = alive & (length > floor * size)
+        if k + 1 < steps:
+            length = torch.where(alive, length, 0)
+            matrices[:, k, k + 1] = matrices[:, k + 1, k] = length
+            vectors = torch.nn.functional.normalize(image, dim=1) * alive[:, None]
+    matrices = matrices / torch.where(size > 0, size, 1)[:, None, None]
+    matrices.diagonal(dim1=1, dim2=2).masked_fill_(dead, 4.0)  # above every eigenvalue
+    weights = torch.linalg.eigh(matrices.nan_to_num()).eigenvectors[:, :, 0]
+    vectors = torch.nn.functional.normalize(_combined(weights.to(basis), basis), dim=1)
+    image = product(vectors)
+    values = _dot(vectors, image)
+    bounds = (image.double() - values[:, None] * vectors.double()).norm(dim=1)
+    return Eigenpairs(values, vectors, bounds)
+
+
+def _room(start: Tensor) -> int:
+    """Vectors for each candidate that take less than half of the free memory."""
+    room = int(free_memory(start.device) / 2 / (start.numel() * start.element_size()))
+    if room < 2:
+        raise InputError(
+            f"splitting {len(start)} candidates of {start.shape[1]} entries takes more memory than "
+            "there is; attack with fewer candidates, or without splitting."
+        )
+    return room
+
+
+def _dot(left: Tensor, right: Tensor) -> Tensor:
+    return (left.double() * right.double()).sum(1)
+
+
+def _coordinates(basis: Tensor, vectors: Tensor) -> Tensor:
+    """(n, k, d), (n, d) → (n, k)."""
+    return (basis @ vectors[:, :, None])[:, :, 0]
+
+
+def _combined(weights: Tensor, basis: Tensor) -> Tensor:
+    """(n, k), (n, k, d) → (n, d)."""
+    return (weights[:, None] @ basis)[:, 0]
+
+
+def chosen_as_published(values: Tensor, count: float) -> Tensor:
+    """Whom to split by the published rule.
+
+    The thresholds refer to m times the eigenvalues, m the number of candidates at the start. If
+    fewer than 3 in 10 are negative (1 in 10 from 1000 candidates on), all of these; else, of the
+    lower half, those under −0.1, 150 at most.
+
+    Args:
+        values: smallest eigenvalues of S, (n,).
+        count: m, the divisor of the loss.
+
+    Returns:
+        Indices in ascending order.
+
+    Example:
+        >>> chosen_as_published(torch.tensor([0.2, -0.01, 0.3, 0.1]), 4).tolist()
+        [1]
+        >>> chosen_as_published(torch.tensor([0.2, -0.01, -0.3, -0.1]), 4).tolist()
+        [2, 3]
+    """
+    scaled = values * count
+    n = len(scaled)
+    negative = scaled < 0
+    if int(negative.sum()) < (0.3 if n < 1000 else 0.1) * n:
+        return negative.nonzero()[:, 0]
+    lowest = scaled.argsort()[: n // 2][:150]
+    return lowest[scaled[lowest] < -0.1].sort().values
+
+
+def price_of_a_split(candidates: int, gained: float, noise: float) -> float:
+    """The decrease of the loss that a split must bring to be worth it.
+
+    A candidate more makes every step dearer by 1/n, so that a run comes shorter by 1/n of what it
+    would have gained: as much as of late, or nothing if it has come to rest. What rounding does to
+    the loss is no decrease.
+
+    Args:
+        candidates: n.
+        gained: decrease of the loss from half-way between the splits until now.
+        noise: of the loss, by rounding.
+
+    Example:
+        >>> price_of_a_split(20, 0.1, 1e-6), price_of_a_split(20, -0.1, 1e-6)
+        (0.005, 1e-06)
+    """
+    return max(gained / candidates, noise)
+
+
+def chosen_adaptively(pairs: Eigenpairs, upper: float, price: float) -> Tensor:
+    """Whom to split, with no threshold set by hand.
+
+    - Significant: the value is below zero by more than its bound, which also holds what rounding
+      does to the product.
+    - Promising: ½ε²|uᵀSu| at the largest ε, the most that a split could bring to second order, is
+      above its price. (`line_search` then asks whether all of them together were worth theirs.)
+    - Enough: one ε serves all, so the decrease is shared out as |uᵀSu|. The most negative are
+      taken, as many as carry it: (Σ|v|)²/Σv², the number of equal parts it amounts to.
+
+    Args:
+        pairs: of the splitting matrices, in units of the loss.
+        upper: the largest ε.
+        price: see `price_of_a_split`.
+
+    Returns:
+        Indices in ascending order.
+
+    Example:
+        >>> values = torch.tensor([-4.0, -0.1, 0.5, -4.0, -3.0])
+        >>> bounds = torch.tensor([0.1, 0.1, 0.1, 0.1, 3.5])
+        >>> chosen_adaptively(Eigenpairs(values, torch.zeros(5, 2), bounds), 1.0, 0.0).tolist()
+        [0, 3]
+    """
+    promised = -0.5 * upper**2 * pairs.values
+    wanted = (pairs.values < -pairs.bounds) & (promised > price)
+    if not wanted.any():
+        return wanted.nonzero()[:, 0]
+    parts = promised.where(wanted, torch.zeros_like(promised))
+    number = math.ceil(float(parts.sum() ** 2 / parts.square().sum()) - 1e-9)
+    return parts.argsort(descending=True)[:number].sort().values
+
+
+def upper_epsilon(candidates: Tensor) -> float:
+    """The most that a half is moved where no scale is set: half of the candidates' median norm.
+
+    Example:
+        >>> upper_epsilon(torch.tensor([[3.0, 4.0], [0.0, 1.0], [6.0, 8.0]]))
+        2.5
+    """
+    return float(candidates.double().norm(dim=1).median()) / 2
+
+
+def line_search(loss: Callable[[float], float], upper: float = EPSILON) -> float | None:
+    """The ε in [upper/2000, upper] of the least loss, or None where none lowers it.
+
+    Looks at a geometric grid, then closes in on its best by bounded scalar minimisation in log ε.
+    Half of `upper` is the last resort, as published.
+
+    Args:
+        loss: of the method in use with all chosen candidates split at ε; at 0, what it must fall
+            below: the loss without, less the price of the splits if they have one.
+        upper: the largest ε.
+
+    Example:
+        >>> epsilon = line_search(lambda e: (e - 0.01) ** 2)
+        >>> round(epsilon, 4)
+        0.01
+        >>> line_search(lambda e: e) is None
+        True
+    """
+    tried: dict[float, float] = {}
+
+    def tried_at(position: float) -> float:
+        epsilon = upper * RANGE ** (position - 1)
+        value = loss(epsilon)
+        tried[epsilon] = value if math.isfinite(value) else math.inf
+        return tried[epsilon]
+
+    grid = [k / (GRID - 1) for k in range(GRID)]
+    values = [tried_at(position) for position in grid]
+    best = min(range(GRID), key=values.__getitem__)
+    if math.isfinite(values[best]):
+        ends = grid[max(best - 1, 0)], grid[min(best + 1, GRID - 1)]
+        options = {"maxiter": REFINEMENTS, "xatol": 1e-3}
+        minimize_scalar(tried_at, bounds=ends, method="bounded", options=options)
+    tried_at(1 - math.log(2) / math.log(RANGE))
+    epsilon = min(tried, key=tried.__getitem__)
+    return epsilon if tried[epsilon] < loss(0.0) else None
+
+
+def halves(candidates: Tensor, chosen: Tensor, directions: Tensor, epsilon: float) -> Tensor:
+    """The candidates with x + εu in the place of each chosen x, and x − εu at the end.
+
+    Args:
+        candidates: X, (n, d).
+        chosen: indices (q,).
+        directions: u of every candidate, (n, d).
+        epsilon: ε.
+
+    Returns:
+        (n + q, d).
+
+    Example:
+        >>> X, u = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[0.0, 1.0], [1.0, 0.0]])
+        >>> halves(X, torch.tensor([1]), u, 0.5).tolist()
+        [[1.0, 2.0], [3.5, 4.0], [2.5, 4.0]]
+    """
+    shift = epsilon * directions[chosen]
+    first = candidates.index_add(0, chosen, shift)
+    return torch.cat([first, candidates[chosen] - shift])
+
+
+def copied(values: Tensor, chosen: Tensor) -> Tensor:
+    """What each half has from its parent: labels, velocities, the parent itself; (n + q, …).
+
+    Example:
+        >>> copied(torch.tensor([5, 6, 7]), torch.tensor([1])).tolist()
+        [5, 6, 7, 6]
+    """
+    return torch.cat([values, values[chosen]])
+
+
+def shared(values: Tensor, chosen: Tensor) -> Tensor:
+    """What each half has half of: multipliers, their velocities, shares; (n + q, …).
+
+    Example:
+        >>> shared(torch.tensor([5.0, 6.0, 7.0]), torch.tensor([1])).tolist()
+        [5.0, 3.0, 7.0, 3.0]
+    """
+    half = values[chosen] / 2
+    return torch.cat([values.index_copy(0, chosen, half), half])
