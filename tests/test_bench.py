@@ -1,5 +1,7 @@
 """The measurements run at a tiny size and print what they measured."""
 
+import importlib
+import re
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +59,9 @@ def test_all_measurements_are_tested_here() -> None:
         "streaming",
         "images",
         "networks",
+        "identifiability",
+        "kkt",
+        "splitting",
     }
 
 
@@ -196,3 +201,29 @@ def test_networks_refuses_an_unknown_case(capsys: pytest.CaptureFixture[str]) ->
         main(["bench", "networks", "--cases", "[digit]"])
     assert stopped.value.code == 2
     assert "case 'digit': expected some of digits" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("case", ["margin", "classes", "change", "projection"])
+def test_splitting(
+    case: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = importlib.import_module("exhume.bench.splitting")
+    monkeypatch.setattr(module, "TRIALS", 1)
+    monkeypatch.setattr(module, "PROBE", 5)
+    sizes = ("--samples", 3, "--width", 10, "--seeds", 1, "--limit", 1)
+    said = bench(capsys, "splitting", "--cases", f"[{case}]", *sizes)
+    count = 3 if case == "projection" else 6
+    assert row(said, "base")[1] == f"{count}"
+    for rule in ("published", "adaptive"):
+        split, control = row(said, f"split, {rule}"), row(said, f"count of {rule}")
+        assert split[1] == control[1] and int(split[1]) >= count
+    (ratio,) = re.findall(r"by seed: (\S+)", said)
+    assert float(ratio) == pytest.approx(1, abs=1e-3)
+    assert "split, adaptive, of 1 seeds" in said
+
+
+def test_splitting_refuses_an_unknown_case(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["bench", "splitting", "--cases", "[margins]"])
+    assert stopped.value.code == 2
+    assert "case 'margins': expected some of margin" in capsys.readouterr().err

@@ -13,9 +13,8 @@ from exhume.coefficients import Rule, eliminate
 from exhume.features import Linearization
 from exhume.problem import Problem
 
-
 STIFFNESS = 0.03
-"""Weight of the margin beside the relative residual; what is off by its whole size counts as 3 %."""
+"""Weight of the margin beside the relative residual: off by its whole size counts as 3 %."""
 
 
 @dataclass(frozen=True, eq=False)

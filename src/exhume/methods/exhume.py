@@ -22,7 +22,7 @@ Where the target is not the change of the weights but the weights themselves, th
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -76,7 +76,7 @@ class Exhume:
     same: float = 1.5
     again: float = 0.99
     above: float = 10.0
-    weights: Sharpened = Sharpened()
+    weights: Sharpened = field(default_factory=Sharpened)
     name: str = "exhume"
 
     def view(self, problem: Problem) -> Problem:

@@ -51,6 +51,9 @@ LARGEST_STEP = 0.05
 FITTED = 1e-2
 """Mean loss at which every sample counts as fitted, and growing stops."""
 
+WILD = 10.0
+"""By what the loss may rise between two looks; beyond, the steps since are undone."""
+
 LOOK = 20
 """Steps between two estimates of the curvature."""
 
@@ -77,7 +80,8 @@ def kkt_mlp(
         data: the training set; the signs of the targets are the labels, or the largest target.
         widths: of the hidden layers.
         seed: of the initial weights.
-        loss: logistic or cross_entropy (by the number of outputs if None); with decay also squared.
+        loss: logistic for one output and cross_entropy for several, if None; with decay also
+            squared, or logistic for several.
         decay: train with so much weight decay instead of to the margin.
         small: standard deviation of the first layer at the start.
         level: exp(−least margin) at which the weights are held.
@@ -86,10 +90,17 @@ def kkt_mlp(
         dtype: in which precision.
         show: called with the step and the loss now and then.
     """
-    name = loss or ("logistic" if data.outputs == 1 else "cross_entropy")
-    allowed = ("logistic", "cross_entropy") if decay is None else tuple(LOSSES)
+    own = "logistic" if data.outputs == 1 else "cross_entropy"
+    name = loss or own
+    allowed = {own} if decay is None else {"squared", "logistic", own}
     if name not in allowed:
-        raise InputError(f"loss: expected one of {', '.join(allowed)}, got {name!r}.")
+        held = "trained to the margin" if decay is None else "held by weight decay"
+        raise InputError(
+            f"loss: a network of {data.outputs} outputs {held} takes "
+            f"{' or '.join(sorted(allowed))}, got {name!r}."
+        )
+    if decay is not None and not decay > 0:
+        raise InputError(f"decay: expected a number above 0, got {decay}.")
     if not 0 < level < 1:
         raise InputError(f"level: expected a number between 0 and 1, got {level}.")
     arguments = {
@@ -156,6 +167,7 @@ class _Descent:
         self.inputs = self.data.inputs.reshape(-1, *self.data.shape).to(like)
         self.labels = self.loss.labels(self.data.targets.to(like))
         self.velocity = [torch.zeros_like(w) for w in self.weights]
+        self.latest, self.caution, self.kept = math.inf, 1.0, list[Tensor]()
         self._largest = LARGEST_STEP * (1 if self.decay is None else 10)  # of a loss that fades
         self.degree = sum(isinstance(part, nn.Linear) for part in self.module.modules())
 
@@ -173,9 +185,13 @@ class _Descent:
             gradient = torch.autograd.grad(outputs, self.weights, slope)
             if step % LOOK == 0:
                 value = float(now)
+                if not value <= WILD * max(self.latest, FITTED):  # also where it is not a number
+                    self._go_back()
+                    continue
+                self._remember(value)
                 if fitted is None and (value <= FITTED or self.decay is not None):
                     fitted = step
-                if not math.isfinite(value) or (fitted is None and step > 20 * steps):
+                if fitted is None and step > 20 * steps:
                     raise InputError(
                         f"training: the loss is {value:.2g} after {step} steps; the samples are "
                         "not fitted. Give wider layers, more steps, or fewer samples."
@@ -193,13 +209,28 @@ class _Descent:
             step += 1
         return {**self._measured(mean), "steps": step}
 
+    def _remember(self, value: float) -> None:
+        """Where it is good to be."""
+        self.latest = value
+        self.kept = [w.detach().clone() for w in self.weights]
+
+    def _go_back(self) -> None:
+        """To where the loss was lower, at rest, and with half the steps from now on."""
+        self.caution /= 2
+        if self.caution < 1e-6:
+            raise InputError("training: diverges however small the steps are.")
+        with torch.no_grad():
+            for weight, velocity, kept in zip(self.weights, self.velocity, self.kept, strict=True):
+                weight.copy_(kept)
+                velocity.zero_()
+
     def _rate(self, outputs: Tensor, value: float, share: float) -> float:
         """A share of the stable step: 1/λ_max of the Gauss-Newton matrix of what descends."""
         bend = self._bend(outputs)
         scale = max(value, 1e-30) if self.decay is None else 1.0
         eigenvalue = largest_eigenvalue(self.module, self.inputs, 6, bend.sqrt()[:, None])
         curvature = eigenvalue / (len(outputs) * scale) + (self.decay or 0.0)
-        rate = min(share / max(curvature, 1e-30), self._largest)
+        rate = self.caution * min(share / max(curvature, 1e-30), self._largest)
         return rate * CAREFUL if self.decay is None else rate
 
     def _bend(self, outputs: Tensor) -> Tensor:
@@ -230,7 +261,7 @@ class _Descent:
             outputs = self.module(self.inputs)
             theta = torch.cat([w.flatten() for w in self.weights]).double()
             pull = torch.cat([g.flatten() for g in mean]).double()
-            result = {
+            result: dict[str, Any] = {
                 "loss": float(self.loss.value(outputs, self.labels)),
                 "stationarity": float(
                     1 - (theta @ pull).square() / (theta @ theta) / (pull @ pull).clamp_min(1e-300)
@@ -243,7 +274,7 @@ class _Descent:
 
 
 def margins(outputs: Tensor, labels: Tensor) -> Tensor:
-    """y f, or f_y − max_{k≠y} f_k, (n,), for labels ±1 (n, 1) or one-hot (n, c).
+    """Margins y f, or f_y − max_{k≠y} f_k, (n,), for labels ±1 (n, 1) or one-hot (n, c).
 
     Example:
         >>> margins(torch.tensor([[2.0, 5.0, 1.0]]), torch.tensor([[0.0, 1.0, 0.0]])).tolist()
