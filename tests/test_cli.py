@@ -22,10 +22,11 @@ from exhume import data
 from exhume.checkpoint import CARD, INITIAL, TRAINED, TRUTH
 from exhume.cli import _training, main
 from exhume.evaluate.runs import MATCHED, SCORE
+from exhume.methods import METHODS
 from exhume.run_folder import CANDIDATES, CONFIG, EVENTS, RESULT
 
 REPORT = "report.html"
-COMMANDS = ["victim", "audit", "score", "report", "demo", "bench"]
+COMMANDS = ["victim", "audit", "score", "report", "identify", "demo", "bench"]
 BENCHES = ["solvers", "threshold", "streaming", "images"]
 AUDITED = {CONFIG, EVENTS, CANDIDATES, RESULT, REPORT}
 
@@ -213,7 +214,7 @@ def test_a_redacted_report_shows_no_sample(bench: Path) -> None:
 def test_a_demo_can_be_run_twice(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def small(name: str, samples: int, *_: object) -> data.Data:
+    def small(name: str, samples: int, *_: object, **__: object) -> data.Data:
         assert name == "faces"
         return original("digits", samples, classes="parity")
 
@@ -340,6 +341,139 @@ def test_a_network_that_cannot_be(
 ) -> None:
     said = refused("victim", "digits", "--samples", 3, *words, "--out", "new")
     assert all(word in said for word in named)
+
+
+# Networks at rest
+
+
+MARGIN = ("--architecture", "kkt_mlp", "--classes", "parity", "--samples", 4, "--widths", 30)
+
+
+@pytest.fixture(scope="module")
+def at_rest(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A network trained to the margin; not to be changed."""
+    folder = tmp_path_factory.mktemp("rest")
+    exhume_("victim", "digits", *MARGIN, "--steps", 200, "--out", folder / "margin")
+    return folder
+
+
+def test_a_network_at_the_margin_from_victim_to_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, run = tmp_path / "model", tmp_path / "run"
+    exhume_("victim", "digits", *MARGIN, "--steps", 1500, "--out", model)
+    said = capsys.readouterr().out
+    assert "the premise margin holds in direction" in said and "on their kinks" in said
+    training = json.loads((model / CARD).read_text())["training"]
+    assert training["premise"] == "margin" and training["stationarity"] <= 1e-3
+    assert f"{training['violation']:.1e} of the weights" in said
+    assert data.read(model / TRUTH).inputs.abs().max() <= 1
+
+    exhume_("audit", model, "--samples", 4, "--time-limit", 1, "--out", run)
+    said = capsys.readouterr().out
+    assert "premise margin, as the model's card says" in said and "warning" not in said
+    result = json.loads((run / RESULT).read_text())
+    assert [result[word] for word in ("premise", "parameters", "point")] == [
+        *("margin", "all", "final")
+    ]
+    assert yaml.safe_load((run / CONFIG).read_text())["premise"] is None
+    assert "weak evidence" in (run / REPORT).read_text()
+
+    exhume_("score", run)
+    said = capsys.readouterr().out
+    assert f"residual at the truth {training['violation']:.1e}" in said
+    assert "floor with features at" not in said and "samples recovered" in said
+
+
+def test_weight_decay_that_has_not_come_to_rest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    quick = ("--decay", 1e-3, "--steps", 100, "--loss", "squared", "--dtype", "float64")
+    exhume_("victim", "digits", *MARGIN, *quick, "--out", tmp_path / "model")
+    said = capsys.readouterr().out
+    assert "the premise decay does not hold yet; give more --steps" in said and "kinks" not in said
+    words = ("--samples", 4, "--time-limit", 0.5, "--method", "buzaglo2023")
+    exhume_("audit", tmp_path / "model", *words, "--out", tmp_path / "run")
+    assert "premise decay, as the model's card says" in capsys.readouterr().out
+    result = json.loads((tmp_path / "run" / RESULT).read_text())
+    assert (result["premise"], result["candidates"]) == ("decay", 8)
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--method", "loo2023"], ["loo2023", "premise change", "haim2022"]),
+        (["--method", "tansley2026"], ["tansley2026", "sphere", "box"]),
+        (["--method", "haim2022", "--premise", "decay"], ["haim2022", "buzaglo2023"]),
+        (["--method", "haim2022", "--premise", "change"], ["haim2022", "loo2023"]),
+        (["--parameters", "last"], ["premise margin", "leave out", "premise change"]),
+        (["--point", "both", "--premise", "decay"], ["premise decay", "leave out"]),
+        (["--initial", "i.pt"], ["initial", "is a model folder"]),
+    ],
+    ids=str,
+)
+def test_an_audit_at_the_margin_that_cannot_be(
+    words: list[object], named: list[str], at_rest: Path, refused: Callable[..., str]
+) -> None:
+    said = refused("audit", at_rest / "margin", "--samples", 4, *words, "--out", "new")
+    assert all(word in said for word in named)
+
+
+def test_a_method_that_needs_the_number(at_rest: Path, refused: Callable[..., str]) -> None:
+    for method in ("haim2022", "buzaglo2023", "shen2026"):
+        said = refused("audit", at_rest / "margin", "--method", method, "--out", "new")
+        assert "number of samples" in said
+
+
+def test_the_change_of_a_network_at_the_margin_can_still_be_audited(
+    at_rest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--premise", "change", "--point", "final", "--time-limit", 0, "--samples", 4)
+    exhume_("audit", at_rest / "margin", *words, "--out", tmp_path / "run")
+    assert "as the model's card says" not in capsys.readouterr().out
+    config = yaml.safe_load((tmp_path / "run" / CONFIG).read_text())
+    assert config["premise"] == "change"
+
+
+def test_weights_that_contradict_a_premise_are_warned_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--architecture", "two_layer", "--width", 40, "--classes", "parity", "--steps", 50)
+    exhume_("victim", "digits", *words, "--samples", 4, "--out", tmp_path / "model")
+    audit = ("--premise", "margin", "--samples", 4, "--time-limit", 0, "--out", tmp_path / "run")
+    exhume_("audit", tmp_path / "model", *audit)
+    assert "warning: The weights contradict the premise margin" in capsys.readouterr().out
+    assert "contradict the premise" in (tmp_path / "run" / REPORT).read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["sphere"], ["[−1, 1]", "images"]),
+        (["digits", "--normalise"], ["[−1, 1]", "--normalise"]),
+        (["digits", "--centre", "all"], ["[−1, 1]", "--centre"]),
+        (["digits", "--loss", "squared"], ["margin", "logistic", "squared"]),
+        (["digits", "--loss", "cross_entropy"], ["margin", "logistic", "cross_entropy"]),
+        (["digits", "--decay", 1, "--loss", "cross_entropy"], ["decay", "squared"]),
+        (["digits", "--decay", -1], ["decay", "above 0"]),
+        (["digits", "--level", 2], ["level"]),
+        (["digits", "--until", 1e-3], ["until", "kkt_mlp", "level"]),
+        (["digits", "--classes", "vehicles"], ["vehicles", "cifar10"]),
+    ],
+    ids=str,
+)
+def test_a_network_at_rest_that_cannot_be(
+    words: list[object], named: list[str], refused: Callable[..., str]
+) -> None:
+    said = refused("victim", words[0], *MARGIN, *words[1:], "--out", "new")
+    assert all(word in said for word in named)
+
+
+def test_every_method_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        exhume_("audit", "--help")
+    said = capsys.readouterr().out
+    assert all(name in said for name in METHODS)
 
 
 # How options may be written
@@ -504,6 +638,8 @@ def test_ctrl_c_says_how_to_go_on(
         (["audit", "model", "other"], "other"),
         (["audit", "model", "--rank", "most"], "rank"),
         (["audit", "model", "--point", "middle"], "middle"),
+        (["audit", "model", "--premise", "rest"], "rest"),
+        (["victim", "digits", "--centre", "middle"], "middle"),
         (["audit", "model", "--arguments", "3"], "arguments"),
         (["audit", "model", "--input-shape", "a,b"], "input_shape"),
         (["audit", "--config", "nowhere.yaml"], "nowhere.yaml"),

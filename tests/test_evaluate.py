@@ -38,7 +38,7 @@ from exhume.evaluate.runs import SCORE, score_run
 from exhume.evaluate.scoring import AGGREGATES
 from exhume.files import write_json, write_tensors
 from exhume.formulation import POINTS
-from exhume.problem import Problem
+from exhume.problem import Premise, Problem
 from exhume.victims import Victim, random_features, two_layer
 
 seeds = st.integers(0, 2**31 - 1)
@@ -536,6 +536,26 @@ def test_a_verdict_names_the_point_where_the_trace_is_clearer() -> None:
     assert "'both' they leave 1.0e-05" in verdict(1e-3, 0.3, 0, 8, 4.0, by_point)
     assert "at the point" not in verdict(1e-3, 0.3, 0, 8, 4.0, {"initial": 0.3})
     assert "at the point" not in verdict(1e-3, 5e-3, 0, 8, 0.5, by_point)
+
+
+@pytest.mark.parametrize(
+    ("residual", "floor", "recovered", "ratio", "words"),
+    [
+        (1e-3, 0.07, 8, 4.0, "All 8 samples recovered"),
+        (1e-7, 0.07, 0, 4.0, "explain the weights better than the samples do"),
+        (0.1, 0.07, 3, 4.0, "3 of 8 samples recovered. Candidates that are not samples explain"),
+        (0.1, 0.07, 3, 4.0, "about as well as the samples do"),
+        (0.5, 0.01, 0, 4.0, "The attack failed although the trace is there"),
+        (1e-3, 0.6, 0, 4.0, "The premise margin does not hold for this model"),
+        (1e-3, math.nan, 0, 4.0, "The premise margin does not hold for this model"),
+        (1e-3, 0.07, 0, 0.8, "0.80 equations for each unknown are too few"),
+    ],
+)
+def test_a_verdict_on_trained_weights_alone(
+    residual: float, floor: float, recovered: int, ratio: float, words: str
+) -> None:
+    said = verdict(residual, floor, recovered, 8, ratio, {"final": 1e-9}, Premise.MARGIN)
+    assert words in said and "laziness" not in said and "at the point" not in said
 
 
 def test_the_thresholds_of_a_verdict_are_where_they_are_said_to_be() -> None:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from exhume import evidence
 from exhume.methods import Reconstruction
+from exhume.problem import Premise
 from exhume.solvers import Outcome
 from problems import case, gaussian
 
@@ -83,6 +84,32 @@ def test_the_smallest_coefficient_is_that_of_a_candidate(rows: int) -> None:
     blocks[:, 0, 0] += 1e-9
     limits = evidence.limits(PROBLEM, found(3, coefficients=blocks.flatten(0, 1)))
     assert any("is 0.01 of the largest" in limit for limit in limits)
+
+
+@pytest.mark.parametrize("premise", [Premise.MARGIN, Premise.DECAY])
+@pytest.mark.parametrize("outcome", list(Outcome))
+def test_trained_weights_alone_prove_nothing_whatever_the_residual(
+    outcome: Outcome, premise: Premise
+) -> None:
+    problem = replace(PROBLEM, premise=premise, drift=1e-2)
+    claims = " ".join(evidence.claims(problem, found(2, outcome, 2.5e-13)))
+    assert "3.00 equations" in claims and "2.5e-13" in claims
+    assert "weak evidence" in claims and "no candidate can be called" in claims
+    assert "by chance" not in claims and "found them again" not in claims
+    few = evidence.claims(problem, found(6, outcome))
+    assert "Nothing can be claimed" in few[-1]
+
+
+def test_each_premise_has_limits_of_its_own() -> None:
+    change, margin, decay = (
+        " ".join(evidence.limits(replace(PROBLEM, premise=premise, drift=1e-2), found(2)))
+        for premise in Premise
+    )
+    assert "on the margin leave a trace" in margin and "label" in margin
+    assert "still has a slope leave a trace" in decay and "either sign" in decay
+    for limits in (margin, decay):
+        assert "kinks of ReLU" in limits and "Features moved in training" not in limits
+    assert "Features moved in training" in change and "kinks" not in change
 
 
 def test_a_floor_is_named_where_features_moved() -> None:

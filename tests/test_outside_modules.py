@@ -347,6 +347,7 @@ def test_without_initial_weights_it_is_said_what_each_would_unlock(at: Desk) -> 
     assert "4.weight unlocks exhume and iurada2025" in said
     assert "4.weight and 1.weight unlock tansley2026" in said
     assert "midpoint" in said and "zero-head" in said
+    assert "--premise margin" in said and "--premise decay" in said
     assert "tansley2026" not in at.refused("cnn", *IMAGES, initial=None)
 
 

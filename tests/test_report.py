@@ -473,6 +473,24 @@ def test_a_run_on_a_network_says_what_was_attacked(tmp_path: Path, redact: bool)
     assert "- Reading: All 8 samples recovered." in card and "- Subspace: The change" in card
 
 
+def test_trained_weights_alone_are_called_weak_evidence(tmp_path: Path) -> None:
+    weak = "so a small residual is weak evidence"
+    for name, scored in (("open", False), ("scored", True)):
+        (tmp_path / name).mkdir()
+        run = network_run(tmp_path / name, scored, premise="margin", parameters="all")
+        card = json.loads((tmp_path / name / "model/card.json").read_text())
+        card["training"] = {"premise": "margin", "stationarity": 2e-4, "violation": 0.07}
+        (tmp_path / name / "model/card.json").write_text(json.dumps(card))
+        text = page(run)
+        assert "<dd>trained to the margin: the trained weights alone</dd>" in text
+        assert "up to 2.0\u00a0×\u00a010⁻⁴ of the weights" in text
+        assert (weak in text, "leave no other explanation" in text) == (not scored, False)
+    assert "- Subspace: The first layer spans 8 directions" in text
+    (tmp_path / "change").mkdir()
+    other = page(network_run(tmp_path / "change", False, premise="change"))
+    assert weak not in other and "<dd>the change of the weights in training</dd>" in other
+
+
 def test_a_network_whose_folder_is_gone_or_damaged(tmp_path: Path) -> None:
     run = network_run(tmp_path, scored=False)
     card = tmp_path / "model/card.json"

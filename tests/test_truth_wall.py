@@ -28,6 +28,7 @@ WALLED = [
     "network",
     "prepare",
     "formulation",
+    "premises",
     "theory",
     "state",
     "files",

@@ -1,4 +1,4 @@
-"""Auditing a model of one's own: a module and its weights before and after training."""
+"""Auditing a model of one's own: a module and its weights after training, and mostly before it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -15,11 +15,12 @@ from exhume.device import usable_device
 from exhume.errors import InputError
 from exhume.factory import load_factory
 from exhume.files import read_json
-from exhume.formulation import DRIFT, LAZY, needed, network_problem
+from exhume.formulation import DRIFT, LAZY, needed, network_problem, weights_problem
 from exhume.methods import Reconstruction, check_numbers, reconstruct
 from exhume.network import Network, Weights, moved
-from exhume.prepare import prepare
-from exhume.problem import Problem, ThreatModel
+from exhume.premises import check_whole, doubts, premise_named
+from exhume.prepare import Prepared, prepare
+from exhume.problem import Premise, Problem, ThreatModel
 from exhume.run_folder import Event, Opened, Recorder, Settings, method_of, run
 from exhume.state import check_pair, fit_state, read_state
 
@@ -75,7 +76,7 @@ def audit(
     initial: State | None,
     trained: State,
     input_shape: tuple[int, ...] | None = None,
-    parameters: str = "last",
+    parameters: str | None = None,
     point: str | None = None,
     method: str = "exhume",
     samples: int | None = None,
@@ -88,19 +89,24 @@ def audit(
     device: str = "auto",
     out: Path | str | None = None,
     show: Callable[[Event], None] | None = None,
+    premise: Premise | str = Premise.CHANGE,
 ) -> Audit:
     """Recover training samples from the weights of a model before and after training.
+
+    With the premise margin or decay the trained weights will do.
 
     Args:
         model: a module, whose own weights are not used, or a factory, "package.module:factory".
         initial: state dict before training, or its file; some of its tensors may do. "zero-head"
-            where the last layer began at zero and nothing else was trained.
+            where the last layer began at zero and nothing else was trained. None where the premise
+            is margin or decay.
         trained: state dict after training, or its file.
         input_shape: of one input, unless the card has it.
-        parameters: the block that is attacked: `last`, `first`, `all`, or names and patterns.
+        parameters: the block that is attacked: `last` (if None), `first`, `all`, or names and
+            patterns.
         point: where features are taken: initial, final, midpoint or both. The midpoint if None;
             where initial weights are missing, final.
-        method: exhume, iurada2025 or tansley2026.
+        method: its name, one of `exhume.methods.METHODS`.
         samples: how many training samples there are; found if None.
         seed: of everything random.
         head: name of the last linear layer; found if None.
@@ -112,6 +118,11 @@ def audit(
         out: folder for a run as `exhume audit` leaves it. It can be scored later if model and
             weights were named, not given: then they can be opened again.
         show: called with each event.
+        premise: why the weights hold the samples. `change`: training moved them along the samples'
+            gradients. `margin`: it went on with a logistic or cross-entropy loss until their
+            direction no longer changed, and the network is homogeneous in them. `decay`: it came
+            to rest under weight decay. For the last two, all trained weights are the target, and
+            there is no choice of parameters and point.
 
     Example:
         >>> _ = torch.manual_seed(0)
@@ -125,6 +136,7 @@ def audit(
         True
     """
     check_numbers(samples, seed, time_limit)
+    premise = premise_named(premise)
     told = _card(card, input_shape)
     settings = Settings(
         model=None,
@@ -139,9 +151,11 @@ def audit(
         head=head,
         card=told,
         arguments=arguments if isinstance(model, str) else None,
+        premise=premise.value,
     )
     module = load_factory(model, arguments) if isinstance(model, str) else model
-    opened = open_network(module, initial, trained, told, parameters, point, head)
+    opened = open_network(module, initial, trained, told, parameters, point, head, premise=premise)
+    opened = _doubted(opened, samples)
     if out is None:
         found = reconstruct(
             opened.problem.to(settings.device),
@@ -152,10 +166,9 @@ def audit(
             Recorder(show).observe,
         )
     else:
-        names = [str(x) for x in (model, initial, trained) if isinstance(x, str | Path)]
-        if len(names) == 3:
-            factory, before, after = names
-            named = replace(settings, model=factory, initial=before, trained=after)
+        before = str(initial) if isinstance(initial, str | Path) else None
+        if isinstance(model, str) and isinstance(trained, str | Path) and (before or not initial):
+            named = replace(settings, model=model, initial=before, trained=str(trained))
             settings = absolute(named)
         found, _ = run(settings, opened, Path(out), show=show)
     return Audit(
@@ -199,7 +212,7 @@ def problem_of(settings: Settings, check: bool = True) -> Opened:
             raise InputError(
                 "the shape of one input is needed: give --input-shape, such as 3,32,32, or --card."
             )
-        return open_network(
+        opened = open_network(
             load_factory(settings.model, settings.arguments),
             settings.initial,
             settings.trained,
@@ -208,12 +221,14 @@ def problem_of(settings: Settings, check: bool = True) -> Opened:
             settings.point,
             settings.head,
             check,
+            premise_named(settings.premise or Premise.CHANGE),
         )
+        return _doubted(opened, settings.samples)
     folder = Path(settings.model)
     if ":" in settings.model and not folder.exists():
         raise InputError(
             f"model {settings.model!r}: is a factory; give its weights with --trained and "
-            "--initial."
+            "--initial (which --premise margin and decay do without)."
         )
     for word in ("initial", "arguments", "head", "card"):
         if getattr(settings, word) is not None:
@@ -221,10 +236,17 @@ def problem_of(settings: Settings, check: bool = True) -> Opened:
                 f"{word}: {folder} is a model folder, which has its own; leave it out, or name a "
                 "factory with --model and its weights with --trained."
             )
-    problem = read_model(folder, settings.parameters, settings.point)
+    problem = read_model(folder, settings.parameters, settings.point, settings.premise)
+    if problem.premise is not Premise.CHANGE:
+        return _doubted(Opened(problem, "all", "final"), settings.samples)
     network = read_json(folder / CARD)["kind"] == "network"
     point = settings.point or ("midpoint" if network else None)
     return Opened(problem, settings.parameters or "last", point)
+
+
+def _doubted(opened: Opened, samples: int | None) -> Opened:
+    """The same with a warning for each thing that speaks against the premise."""
+    return replace(opened, warnings=(*opened.warnings, *doubts(opened.problem, samples)))
 
 
 def absolute(settings: Settings) -> Settings:
@@ -252,24 +274,31 @@ def open_network(
     point: str | None = None,
     head: str | None = None,
     check: bool = True,
+    premise: Premise = Premise.CHANGE,
 ) -> Opened:
     """A module and its weights as a problem.
 
     Args:
         model: prepared as a copy; its own weights are not used.
-        initial: state dict before training, or its file; "zero-head"; or None, which is refused
-            with what each weight would unlock.
+        initial: state dict before training, or its file; "zero-head"; or None, which the premise
+            change refuses with what each weight would unlock.
         trained: state dict after training, or its file.
         card: what is told of the inputs.
         parameters: see `network_problem`; the last layer if None.
         point: likewise; the midpoint if None, or final where initial weights are missing.
         head: name of the last linear layer; found if None.
         check: compare derivatives with finite differences.
+        premise: margin and decay take all trained weights, and no initial ones.
     """
+    if premise is not Premise.CHANGE:
+        check_whole(premise, parameters, point)
+        _check_initial(premise, initial)
     prepared = prepare(model, card.shape, head, check)
     _check_classes(card, prepared.outputs)
     network = Network(prepared.module, card.shape, prepared.outputs, prepared.head)
     after = _Weights.read(trained, "trained weights", prepared.module)
+    if premise is not Premise.CHANGE:
+        return _open_weights(network, prepared, after, card, premise, initial is not None)
     before = _before(initial, trained, after, network)
     missing = [name for name in after.tensors if name not in before.tensors]
     frozen = not missing and _frozen(network, before, after)
@@ -314,6 +343,47 @@ def open_network(
     return Opened(
         problem, parameters, point, prepared.changes, tuple(warnings), prepared.derivative_error
     )
+
+
+def _open_weights(
+    network: Network,
+    prepared: Prepared,
+    after: "_Weights",
+    card: DataCard,
+    premise: Premise,
+    given: bool,
+) -> Opened:
+    """Trained weights as a problem; `given` if initial weights were too."""
+    dtype = torch.float64 if torch.float64 in after.dtypes else torch.float32
+    told = card.range is not None or card.norm is not None
+    problem = weights_problem(
+        network,
+        moved(after.tensors, CPU, dtype),
+        premise,
+        card.domain() if told else None,
+        card.display,
+        card.knows,
+    )
+    coarsest = max(after.dtypes, key=_eps)
+    finer = (_eps(coarsest) / _eps(dtype)) ** 2
+    problem = replace(problem, resolution=problem.resolution * finer)
+    warnings = [*prepared.warnings, *_rounding(problem, coarsest)]
+    if given:
+        warnings.append(
+            "Initial weights were given, and are not used: with the premise "
+            f"{premise.value} the trained weights themselves are the target."
+        )
+    return Opened(
+        problem, "all", "final", prepared.changes, tuple(warnings), prepared.derivative_error
+    )
+
+
+def _check_initial(premise: Premise, initial: State | None) -> None:
+    if isinstance(initial, str) and initial == ZERO_HEAD:
+        raise InputError(
+            f"{ZERO_HEAD}: says that only the last layer was trained, but the premise "
+            f"{premise.value} that all of them were; leave one out."
+        )
 
 
 def _eps(dtype: torch.dtype) -> float:
@@ -389,8 +459,8 @@ def _before(initial: State | None, trained: State, after: _Weights, network: Net
     """The weights before training, as far as they are known."""
     if initial is None:
         raise InputError(
-            "initial weights: none were given, and every method starts from what training "
-            f"changed. {_unlocks(network, after.tensors)}"
+            "initial weights: none were given, and with the premise change every method starts "
+            f"from what training changed. {_unlocks(network, after.tensors)}"
         )
     if initial == ZERO_HEAD:
         return after.with_zero(network.head)
@@ -444,7 +514,10 @@ def _unlocks(network: Network, trained: Weights) -> str:
         f"The initial {head} unlocks exhume and iurada2025 on the last layer, with features at the "
         f"trained weights (point final).{both} All initial weights unlock the points initial, "
         "midpoint and both, and other blocks of parameters. If the last layer began at zero and "
-        f"nothing else was trained, give {ZERO_HEAD} in their place."
+        f"nothing else was trained, give {ZERO_HEAD} in their place. Two premises need no initial "
+        "weights: --premise margin, if the network is homogeneous in its weights and was trained "
+        "to the margin with a logistic or cross-entropy loss, and --premise decay, if it came to "
+        "rest under weight decay."
     )
 
 

@@ -22,6 +22,7 @@ from exhume.features.weights import Mapped, Seeded, Stored, Weights, blocks
 from exhume.files import read_json, read_tensors, write_json, write_tensors
 from exhume.formulation import network_problem, weights_problem
 from exhume.network import Network, known_network
+from exhume.premises import check_whole, premise_named
 from exhume.problem import Pixels, Premise, Problem, ThreatModel
 from exhume.state import check_pair, fit_state, read_state
 
@@ -162,7 +163,8 @@ def write_network(folder: Path, model: NetworkModel, training: dict[str, Any]) -
     write_json(folder / CARD, card)
 
 
-def _read_network(folder: Path, card: dict[str, Any]) -> NetworkModel:
+def _read_network(folder: Path, card: dict[str, Any], change: bool = True) -> NetworkModel:
+    """The network; without its initial weights where their change is not asked for."""
     path = folder / CARD
     try:
         name = str(card["architecture"]["name"])
@@ -177,11 +179,12 @@ def _read_network(folder: Path, card: dict[str, Any]) -> NetworkModel:
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
     network = known_network(module, tuple(shape), outputs)
-    initial, trained = (
-        fit_state(read_state(folder / file), module, str(folder / file))
-        for file in (INITIAL, TRAINED)
+    trained, initial = (
+        fit_state(read_state(folder / file), module, str(folder / file)) if wanted else {}
+        for file, wanted in ((TRAINED, True), (INITIAL, change))
     )
-    check_pair(initial, trained, str(folder / INITIAL), str(folder / TRAINED))
+    if change:
+        check_pair(initial, trained, str(folder / INITIAL), str(folder / TRAINED))
     return NetworkModel(name, arguments, network, initial, trained, display)
 
 
@@ -224,6 +227,16 @@ def _read_card(folder: Path) -> dict[str, Any]:
     return card if isinstance(card, dict) else {}
 
 
+def _premise(path: Path, card: dict[str, Any]) -> Premise:
+    """What the card says of the training; a change of weights where it says nothing."""
+    training = card.get("training")
+    word = training.get("premise") if isinstance(training, dict) else None
+    try:
+        return Premise.CHANGE if word is None else premise_named(word)
+    except InputError as error:
+        raise InputError(f"{path}: is damaged; {error}") from error
+
+
 def read_network(folder: Path) -> NetworkModel:
     """The network of a model folder, with its weights before and after training."""
     card = _read_card(folder)
@@ -234,25 +247,41 @@ def read_network(folder: Path) -> NetworkModel:
     return _read_network(folder, card)
 
 
-def read_model(folder: Path, parameters: str | None = None, point: str | None = None) -> Problem:
+def read_model(
+    folder: Path,
+    parameters: str | None = None,
+    point: str | None = None,
+    premise: Premise | str | None = None,
+) -> Problem:
     """The problem posed by a model folder.
 
     Args:
         folder: made by `exhume victim`.
         parameters: of a network, see `network_problem`; the last layer if None.
         point: likewise; the midpoint if None.
+        premise: change, margin or decay; what the card says of the training if None. For the last
+            two all trained weights are the target, and initial ones are not read.
     """
     path, card = folder / CARD, _read_card(folder)
     kind = card.get("kind")
+    chosen = _premise(path, card) if premise is None else premise_named(premise)
     if kind == "network":
-        model = _read_network(folder, card)
-        return model.problem(parameters or "last", point or "midpoint")
+        change = chosen is Premise.CHANGE
+        if not change:
+            check_whole(chosen, parameters, point)
+        model = _read_network(folder, card, change)
+        return model.problem(parameters or "last", point or "midpoint", chosen)
     if kind != "random_features":
         raise InputError(f"{path}: expected a card of kind 'random_features' or 'network'.")
     if parameters not in (None, "last") or point is not None:
         raise InputError(
             f"{folder}: is a random-features model: only its last layer was trained, and its "
             "features did not move; leave out the parameters and the point."
+        )
+    if chosen is not Premise.CHANGE:
+        raise InputError(
+            f"premise {chosen.value}: is for networks trained as a whole, but {folder} is a "
+            "random-features model, whose last layer is a combination by itself; leave it out."
         )
     try:
         width, dim, outputs = int(card["width"]), int(card["dim"]), int(card["outputs"])

@@ -31,8 +31,12 @@ OPTIONS = {
     "mlp": ("widths", "activation", "bias", *TRAINING),
     "resnet": ("width", "blocks", *TRAINING),
     "vit": ("width", "blocks", "patch", "heads", *TRAINING),
+    "kkt_mlp": ("widths", "decay", "steps", "level", "dtype"),
 }
 """Options of `exhume victim` that an architecture takes, beside those of all."""
+
+AT_REST = 1e-3
+"""Stationarity up to which a network is said to be where its premise has it."""
 
 LISTS = ("--input_shape", "--range", "--mean", "--std", "--widths")
 """Options that may be written as numbers with commas between them."""
@@ -43,7 +47,7 @@ def victim(
     out: Path = Path("victim"),
     samples: int = 10,
     dim: int = 100,
-    architecture: Literal["random_features", "two_layer", "mlp", "resnet", "vit"] = (
+    architecture: Literal["random_features", "two_layer", "mlp", "resnet", "vit", "kkt_mlp"] = (
         "random_features"
     ),
     width: int | None = None,
@@ -54,7 +58,7 @@ def victim(
     blocks: int | None = None,
     patch: int | None = None,
     heads: int | None = None,
-    loss: Literal["squared", "logistic", "cross_entropy"] = "squared",
+    loss: Literal["squared", "logistic", "cross_entropy"] | None = None,
     ridge: float | None = None,
     optimizer: Literal["gd", "sgd", "adam"] | None = None,
     rate: float | None = None,
@@ -63,10 +67,12 @@ def victim(
     decay: float | None = None,
     until: float | None = None,
     steps: int | None = None,
+    level: float | None = None,
     lazy: float | None = None,
     dtype: Literal["float32", "float64"] | None = None,
-    classes: Literal["all", "parity", "random"] | list[int] | None = None,
-    normalise: bool = True,
+    classes: Literal["all", "parity", "vehicles", "random"] | list[int] | None = None,
+    normalise: bool | None = None,
+    centre: Literal["all", "pixels"] | None = None,
     data_seed: int = 0,
     seed: int = 0,
     store: bool = False,
@@ -82,10 +88,11 @@ def victim(
         out: folder to write the model to; must be new.
         samples: number of training samples.
         dim: dimension of the inputs, for sphere.
-        architecture: random features with a trained last layer, or a network trained as a whole.
+        architecture: random features with a trained last layer, or a network trained as a whole;
+            kkt_mlp is a dense one at a KKT point: trained to the margin, or with decay to rest.
         width: random features, hidden units (two_layer), channels (resnet), or numbers in a token
             (vit, 64). Random features and two_layer have it chosen by the ratio if left out.
-        widths: of the hidden layers of an mlp, such as 200,100.
+        widths: of the hidden layers of an mlp, such as 200,100, or a kkt_mlp (500,500).
         ratio: width × outputs ÷ (dimension × samples), where no width is given; 5.
         activation: relu (the default), relu+tanh, tanh, gelu, erf, softplus, or
             polynomial:c0,c1,…; for random features, two_layer and mlp.
@@ -93,19 +100,25 @@ def victim(
         blocks: of a resnet (4) or vit (2).
         patch: side of a patch of a vit; 4.
         heads: of the attention of a vit; 4.
-        loss: what training minimises; cross_entropy is for networks.
+        loss: what training minimises: squared if left out, but for kkt_mlp logistic or, with
+            several outputs, cross_entropy, which is for networks.
         ridge: penalty on the last layer of random features, relative to the features' size; 0.
         optimizer: of a network: gd (full batches, the default), sgd or adam.
         rate: of its steps; chosen from the curvature if left out.
         momentum: of gd (0) and sgd (0.9).
         batch: samples in a minibatch of sgd and adam; all if left out.
-        decay: of the weights; 0.
+        decay: of the weights; 0. A kkt_mlp without it is trained to the margin.
         until: loss at which training ends; 1e-8.
-        steps: the most steps; 100000.
+        steps: the most steps; 100000. Of a kkt_mlp, those after the samples are fitted; 5000.
+        level: loss of a sample on the margin at which a kkt_mlp is held; 1e-4.
         lazy: α of α(f − f₀), trained in the place of f: the larger, the less weights move.
         dtype: precision of the training; float64.
-        classes: all, parity, random, or a list of labels; each data set has its default.
-        normalise: rescale each sample to norm √d.
+        classes: all, parity, vehicles (cifar10), random, or a list of labels; each data set has
+            its default.
+        normalise: rescale each sample to norm √d; yes, unless centred pixel by pixel.
+        centre: what is subtracted: all, the mean of all pixels, which are then divided by their
+            deviation; or pixels, the mean image alone, so that inputs stay in [−1, 1], which an
+            audit of a kkt_mlp takes them to do: its default.
         data_seed: which samples.
         seed: of the random first layer, or of all initial weights.
         store: write the first layer of random features itself, where its seed would do.
@@ -123,6 +136,7 @@ def victim(
         **{"patch": patch, "heads": heads, "ridge": ridge, "store": store or None},
         **{"optimizer": optimizer, "rate": rate, "momentum": momentum, "batch": batch},
         **{"decay": decay, "until": until, "steps": steps, "lazy": lazy, "dtype": dtype},
+        **{"level": level},
     }
     given = {word: value for word, value in every.items() if value is not None}
     for word in given:
@@ -135,16 +149,19 @@ def victim(
     if data == "sphere":
         chosen = datasets.sphere(dim, samples, data_seed)
     else:
-        chosen = datasets.load(data, samples, data_seed, normalise, classes)
+        centre = centre or ("pixels" if architecture == "kkt_mlp" else "all")
+        chosen = datasets.load(data, samples, data_seed, normalise, classes, centre=centre)
     if "ratio" in OPTIONS[architecture] and width is None:
         given["width"] = _width(given.pop("ratio", 5.0), chosen)
     given.pop("ratio", None)
     console = _console()
     where = usable_device(device)
-    if architecture == "random_features":
-        made = _random_features(console, chosen, given, loss, seed, where, out)
+    if architecture == "kkt_mlp":
+        made = _at_rest(console, chosen, given, loss, seed, where, out)
+    elif architecture == "random_features":
+        made = _random_features(console, chosen, given, loss or "squared", seed, where, out)
     else:
-        made = _network(console, chosen, architecture, given, loss, seed, where, out)
+        made = _network(console, chosen, architecture, given, loss or "squared", seed, where, out)
     console.print(
         f"[bold]{escape(str(out))}[/]: {made.problem.features.width:,} features, d = {chosen.dim}, "
         f"ratio {made.problem.ratio(samples):.2f}, {_trained(made.training)}"
@@ -219,14 +236,60 @@ def _network(
     return made
 
 
+def _at_rest(
+    console: "Console",
+    data: "Data",
+    given: dict[str, Any],
+    loss: str | None,
+    seed: int,
+    device: str,
+    out: Path,
+) -> "Victim":
+    """Train a network to a KKT point."""
+    import torch
+
+    from exhume.victims import kkt_mlp
+
+    largest = float(data.inputs.abs().max())
+    if largest > 1:
+        raise InputError(
+            f"kkt_mlp: inputs go up to {largest:.2g}, but an audit of trained weights alone takes "
+            "them to lie in [−1, 1]; use a set of images, and leave out --normalise and --centre."
+        )
+    if "dtype" in given:
+        given["dtype"] = getattr(torch, given["dtype"])
+    with _training(console, given.get("level", 0.0)) as show:
+        made = kkt_mlp(data, loss=loss, seed=seed, device=device, show=show, **given)
+    made.save(out)
+    return made
+
+
 def _trained(record: dict[str, Any]) -> str:
     """How far the training came."""
+    if "stationarity" in record:
+        return _rested(record)
     if "fit" in record:
         return f"training error {record['fit']:.1e}"
     missed = "" if record["reached"] else f" (not the {record['settings']['until']:g} asked for)"
     return (
         f"loss {record['loss']:.1e}{missed} after {record['steps']:,} steps, first layer moved by "
         f"{record['laziness']['first']:.1%}"
+    )
+
+
+def _rested(record: dict[str, Any]) -> str:
+    """Whether the premise of a network at rest holds, and what kinks leave of it."""
+    from exhume.evaluate.verdicts import BROKEN
+
+    off, left = record["stationarity"], record["violation"]
+    holds, why = "holds in direction", ", as ReLUs come to rest on their kinks"
+    if off > AT_REST or left > BROKEN:
+        holds, why = "does not hold yet; give more --steps", ""
+    where = "the margin" if record["premise"] == "margin" else "rest under weight decay"
+    return (
+        f"loss {record['loss']:.1e} after {record['steps']:,} steps. Trained to {where}: the "
+        f"premise {record['premise']} {holds} (stationarity {off:.1e}, {AT_REST:g} asked for). The "
+        f"samples leave {left:.1e} of the weights{why}"
     )
 
 
@@ -253,12 +316,13 @@ def audit(
     std: float | list[float] | None = None,
     norm: float | Literal["sqrt_d"] | None = None,
     classes: int | None = None,
+    premise: Literal["change", "margin", "decay"] | None = None,
 ) -> None:
     """Recover training samples from a model; the truth is never read.
 
     The model is a folder, `exhume audit FOLDER`, or your own: a factory and its weights before and
     after training, `exhume audit --model package.module:factory --initial FILE --trained FILE
-    --input-shape 3,32,32`.
+    --input-shape 3,32,32`. With --premise margin or decay the trained weights will do.
 
     Args:
         model: folder made by `exhume victim` (here the word --model may be left out); or
@@ -267,8 +331,10 @@ def audit(
         out: folder for the run; must be new, unless the run is resumed.
         samples: number of training samples; found if left out.
         seed: of everything random.
-        method: exhume (our best), iurada2025 (as published) or tansley2026 (in the subspace that
-            a dense first layer reveals).
+        method: exhume (our best), tansley2026 (in the subspace that a dense first layer reveals),
+            iurada2025 and loo2023 (a change of weights, as published), haim2022 (one output
+            trained to the margin), buzaglo2023 (several outputs, or weight decay), or shen2026
+            (one of the four before it, with splits).
         time_limit: seconds after which the best so far is taken.
         device: auto, cpu, cuda, cuda:1, …
         resume: go on with an interrupted run.
@@ -288,6 +354,11 @@ def audit(
         std: what is left is divided by it; likewise.
         norm: of an input, where all have the same; or sqrt_d.
         classes: how many there are.
+        premise: why the weights hold the samples: change (training moved them along the samples'
+            gradients), margin (it went on, with a logistic or cross-entropy loss, until their
+            direction no longer changed; the network is homogeneous in them) or decay (it came to
+            rest under weight decay). The last two take all trained weights, and need no initial
+            ones. What the card of a model folder says, or change, if left out.
     """
     from exhume import report as reports
     from exhume.auditing import absolute, problem_of
@@ -316,10 +387,14 @@ def audit(
             arguments=arguments,
             head=head,
             card=_data_card(card, input_shape, told),
+            premise=premise,
         )
     )
     console = _console()
     opened = problem_of(settings)
+    if premise is None and opened.problem.premise.value != "change":
+        word = opened.problem.premise.value
+        console.print(f"premise {word}, as the model's card says; give --premise for another")
     _say_prepared(console, opened)
     with _interrupted(out), _progress(console, time_limit) as show:
         _, result = run(settings, opened, out, resume, show)
@@ -656,7 +731,7 @@ def plain(words: list[str]) -> list[str]:
         f"--{name}"
         for function in functions
         for name, parameter in inspect.signature(function).parameters.items()
-        if parameter.annotation is bool
+        if parameter.annotation in (bool, bool | None)
     }
     result: list[str] = []
     for word, following in itertools.pairwise([*words, ""]):

@@ -9,12 +9,17 @@ JITTER = 1e-12
 """Added to the diagonal, relative to its mean, so that two equal candidates do no harm."""
 
 
+RIVALS = 3
+"""With several outputs, how many classes may be at the margin of a sample at once."""
+
+
 class Rule(Enum):
     """Which coefficients a problem allows.
 
     FREE: any, one for each row of a candidate and column of the target.
     MARGIN: A_i = λ_i y_i with λ_i ≥ 0 and y_i = ±1 the network's own label of x_i; with several
-        outputs A_i = Σ_k λ_ik (e_y − e_k), λ_ik ≥ 0, y the class that the network gives x_i.
+        outputs A_i = Σ_k λ_ik (e_y − e_k), λ_ik ≥ 0, y the class that the network gives x_i
+        and k those next to it.
     """
 
     FREE = "free"
@@ -96,26 +101,26 @@ def eliminate(
     return best[:, None], factor(gram)
 
 
-def margins(outputs: Tensor) -> tuple[Tensor, Tensor]:
+def margins(outputs: Tensor, most: int = RIVALS) -> tuple[Tensor, Tensor]:
     """The margins f_y − f_k of n samples, y the largest output, as pairs of rows of Φ.
 
     Args:
         outputs: (n, c).
+        most: k that count, those with the largest outputs.
 
     Returns:
-        Rows of y and of k, (n·(c − 1),) each, for every k ≠ y.
+        Rows of y and of k, (n·q,) each, q = min(c − 1, most).
 
     Example:
-        >>> first, second = margins(torch.tensor([[0.0, 5.0, 1.0], [7.0, 0.0, 0.0]]))
+        >>> first, second = margins(torch.tensor([[0.0, 5.0, 1.0], [7.0, 0.0, 2.0]]))
         >>> first.tolist(), second.tolist()
-        ([1, 1, 3, 3], [0, 2, 4, 5])
+        ([1, 1, 3, 3], [2, 0, 5, 4])
     """
     n, c = outputs.shape
-    label = outputs.argmax(1)
-    others = torch.arange(c - 1, device=outputs.device).expand(n, -1)
-    others = others + (others >= label[:, None])
-    begin = c * torch.arange(n, device=outputs.device)[:, None]
-    return (begin + label[:, None].expand_as(others)).flatten(), (begin + others).flatten()
+    order = outputs.topk(min(c, most + 1), 1).indices
+    order = order + c * torch.arange(n, device=outputs.device)[:, None]
+    rivals = order[:, 1:]
+    return order[:, :1].expand_as(rivals).flatten(), rivals.flatten()
 
 
 def non_negative(

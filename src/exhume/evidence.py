@@ -1,7 +1,7 @@
 """Evidence: what may be claimed without the truth, and what may not."""
 
 from exhume.methods import Reconstruction
-from exhume.problem import Problem
+from exhume.problem import Premise, Problem
 from exhume.solvers import Outcome
 
 PLAIN = 1e-9
@@ -29,6 +29,16 @@ def claims(problem: Problem, found: Reconstruction) -> list[str]:
             counted,
             "That is too few: candidates that are not training samples could explain the "
             "weights as well. Nothing can be claimed of any candidate.",
+        ]
+    if problem.premise is not Premise.CHANGE:
+        return [
+            counted,
+            f"A relative residual of {found.residual:.1e} is left. Where the trained weights alone "
+            "are explained, a small residual is weak evidence: very different sets of candidates "
+            "explain the same weights, some of them better than the training samples do, and "
+            "nothing but what is known of the inputs beforehand chooses between them.",
+            "So no candidate can be called a training sample on the ground of the weights. A run "
+            "with wrong bounds for the inputs shows how much of the result is owed to the bounds.",
         ]
     if found.outcome is Outcome.CONVERGED and found.residual <= PLAIN:
         return [
@@ -66,17 +76,43 @@ def _more(found: Reconstruction) -> list[str]:
     ]
 
 
+def _of_premise(premise: Premise) -> list[str]:
+    """What cannot be seen where the trained weights alone are the target."""
+    if premise is Premise.CHANGE:
+        return []
+    unseen = {
+        Premise.MARGIN: [
+            "Only samples on the margin leave a trace: one that lies beyond it has the multiplier "
+            "zero, and cannot be found by any search of this kind.",
+            "A candidate's label is the one that the network, or the method, gives it; none was "
+            "told.",
+        ],
+        Premise.DECAY: [
+            "Only samples at which the loss still has a slope leave a trace: one that is fitted "
+            "perfectly cannot be found by any search of this kind.",
+            "Coefficients may have either sign, and say nothing of the labels.",
+        ],
+    }
+    return [
+        *unseen[premise],
+        "The samples themselves leave a residual, since training ends before it is at rest, and "
+        "rests on the kinks of ReLU, where a slope may be anything from 0 to 1. How much is not "
+        "known without the truth: candidates that leave less are no better for it.",
+    ]
+
+
 def limits(problem: Problem, found: Reconstruction) -> list[str]:
     """What the result does not show."""
     sizes = found.coefficients.reshape(len(found.samples), -1).norm(dim=1)  # k rows a candidate
     sentences = [
         *problem.features.undetermined,
+        *_of_premise(problem.premise),
         "Samples with a tiny coefficient leave a tiny trace and are the first to be missed; here "
         f"the smallest coefficient is {sizes.min() / sizes.max():.2g} of the largest.",
         "If more samples were asked for than there are, the rest are duplicates or have a "
         "negligible coefficient.",
     ]
-    if problem.drift > 0:
+    if problem.drift > 0 and problem.premise is Premise.CHANGE:
         sentences.append(
             "Features moved in training, so the samples themselves leave a residual, and how much "
             "is not known without the truth: a residual above zero does not show that a sample is "

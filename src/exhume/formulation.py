@@ -38,6 +38,9 @@ ASSUMED = {
 }
 """What is assumed where the weights themselves are the target."""
 
+BOUNDED = "inputs lie in [−1, 1]: neither their norm nor their range was told"
+"""What is assumed of the inputs then, if nothing is known of them."""
+
 DRIFT = 1e-2
 """The most of the target that may be left at the truth for an attack to be worth its time."""
 
@@ -120,10 +123,11 @@ def weights_problem(
     zero = {name: torch.zeros_like(w) for name, w in trained.items()}
     block = _block(network, trained, "all")
     eps = max(torch.finfo(trained[name].dtype).eps for name in block)
+    assumes = (ASSUMED[premise], *(() if domain else (BOUNDED,)))
     return Problem(
         _change(network, zero, trained, "all"),
         features_at(network, zero, trained, "all", "final"),
-        ThreatModel(("the trained weights", "the architecture", *knows), (ASSUMED[premise],)),
+        ThreatModel(("the trained weights", "the architecture", *knows), assumes),
         network.shape,
         domain or Box(-1.0, 1.0),
         display,

@@ -13,8 +13,8 @@ from exhume.coefficients import Rule, eliminate
 from exhume.features import Linearization
 from exhume.problem import Problem
 
-STIFFNESS = 0.03
-"""Weight of the margin beside the relative residual: off by its whole size counts as 3 %."""
+STIFFNESS = 0.3
+"""Weight of the margin beside the relative residual: off by its whole size counts as 30 %."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -77,6 +77,7 @@ class Settings:
         arguments: of the factory.
         head: name of the last linear layer; found if None.
         card: what is told of the inputs.
+        premise: change, margin or decay; that of a model folder's training, or change, if None.
     """
 
     model: str | None
@@ -93,6 +94,7 @@ class Settings:
     arguments: dict[str, Any] | None = None
     head: str | None = None
     card: DataCard | None = None
+    premise: str | None = None
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> "Settings":
@@ -113,7 +115,7 @@ class Opened:
 
     Attributes:
         problem: what the auditor may see.
-        parameters: the block of parameters whose change is its target.
+        parameters: the block of parameters that is its target, or whose change is.
         point: where its features are taken; None for random features, which do not move.
         changes: see `exhume.prepare.Prepared`; none for models of exhume's own.
         warnings: likewise, and what the weights lack.
@@ -433,6 +435,7 @@ def _result(settings: Settings, opened: Opened, found: Reconstruction) -> dict[s
         "residual": found.residual,
         "candidates": count,
         "samples_given": settings.samples,
+        "premise": problem.premise.value,
         "parameters": opened.parameters,
         "point": opened.point,
         "rank": found.rank,

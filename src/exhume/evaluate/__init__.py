@@ -9,7 +9,14 @@ No attack imports it. An audit is finished before this package is asked how good
     exhume.evaluate.published_score(result.samples, truth)
 """
 
-from exhume.evaluate.controls import Chance, Contrast, OtherData, chance, other_data
+from exhume.evaluate.controls import (
+    Chance,
+    Contrast,
+    OtherData,
+    chance,
+    other_data,
+    wrong_prior,
+)
 from exhume.evaluate.feature_space import floors, residual_at_truth, span_residual
 from exhume.evaluate.matching import assign, distances
 from exhume.evaluate.published import (
@@ -48,4 +55,5 @@ __all__ = [
     "score",
     "span_residual",
     "verdict",
+    "wrong_prior",
 ]

@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 
 from exhume.data import Data
+from exhume.domain import Box, Composed
 from exhume.errors import InputError
 from exhume.evaluate.matching import check_vectors, distances, nearest
 from exhume.evaluate.published import GOOD, is_published_for, published_score
 from exhume.evaluate.scoring import RECOVERED, Score, measure, score, true_inputs
+from exhume.problem import Problem
 
 STREAM = 0xC4A7CE
 
@@ -196,6 +198,39 @@ def _with_one_mean(truth: Data, held_out: Data) -> tuple[Data, Data]:
         for side, rows in zip((truth, held_out), pixels, strict=True)
     )
     return own, other
+
+
+def wrong_prior(problem: Problem, shift: float) -> Problem:
+    """The same problem with the box of the inputs in the wrong place.
+
+    Weights do not depend on the box. What a search finds in the right one and no longer in a wrong
+    one, at as small a residual, it owed to the box and not to the weights.
+
+    Args:
+        problem: with a box for its domain, alone or with others.
+        shift: added to the bounds of every entry; random starts inside the box move along.
+
+    Example:
+        >>> from exhume import data, victims
+        >>> problem = victims.random_features(data.sphere(5, 2), 20).problem
+        >>> wrong_prior(replace(problem, domain=Box(-1, 1)), 0.5).domain.name
+        'box [-0.5, 1.5]'
+    """
+    domain = problem.domain
+    if isinstance(domain, Box):
+        return replace(problem, domain=_shifted(domain, shift))
+    if isinstance(domain, Composed) and domain.box is not None:
+        parts = (_shifted(part, shift) if part is domain.box else part for part in domain.domains)
+        return replace(problem, domain=Composed(tuple(parts)))
+    raise InputError(
+        f"wrong prior: shifts the bounds of the inputs, but these lie in: {domain.name}; pose the "
+        "problem with a box."
+    )
+
+
+def _shifted(box: Box, shift: float) -> Box:
+    low, high = box.bounds.value.unbind()
+    return Box(low + shift, high + shift)
 
 
 def _recovered(candidates: Tensor, truth: Data) -> float:

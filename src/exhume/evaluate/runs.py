@@ -26,7 +26,7 @@ from exhume.evaluate import (
 )
 from exhume.evaluate.published import is_published_for
 from exhume.files import read_json, read_tensors, write_json, write_tensors
-from exhume.problem import FirstLayer, Problem
+from exhume.problem import FirstLayer, Premise, Problem
 from exhume.run_folder import CANDIDATES, RESULT, Settings, read_config
 from exhume.search.subspace import estimate
 
@@ -113,7 +113,7 @@ def _against_the_model(
     """What the features of the model say of the truth."""
     problem = _problem(config)
     floor = residual_at_truth(problem, known)
-    moved = problem.drift > 0
+    moved = problem.drift > 0 and problem.premise is Premise.CHANGE
     by_point = floors(lambda point: _problem(config, point), known) if moved else {}
     unknowns = len(samples) * (result.get("rank") or problem.dim)
     record: dict[str, Any] = {
@@ -127,6 +127,7 @@ def _against_the_model(
             found.samples,
             problem.target.numel() / max(1, unknowns),
             by_point,
+            problem.premise,
         ),
     }
     if problem.first_layer is not None:

@@ -146,6 +146,7 @@ def reduced(problem: Problem, subspace: Subspace) -> Reduced:
         domain=domain,
         resolution=problem.resolution,
         drift=problem.drift,
+        premise=problem.premise,
         full=problem,
         subspace=subspace,
     )

@@ -14,7 +14,11 @@ WORDS = {
     "last": "the last layer",
     "first": "the first layer",
     "all": "all",
+    "change": "the change of the weights in training",
+    "margin": "trained to the margin: the trained weights alone",
+    "decay": "at rest under weight decay: the trained weights alone",
 }
+CHANGE = "change"
 
 
 class Model(NamedTuple):
@@ -37,6 +41,11 @@ def equations(result: dict[str, Any]) -> float | None:
     return ratio if r is None or ratio is None or dim is None else ratio * dim / r
 
 
+def weights_alone(result: dict[str, Any]) -> bool:
+    """Whether the trained weights themselves were explained, and not their change."""
+    return result.get("premise") not in (None, CHANGE)
+
+
 def rank(result: dict[str, Any]) -> float | None:
     """The dimension of the subspace in which candidates were sought; None for the full space."""
     found = finite(result.get("rank"))
@@ -55,10 +64,18 @@ def model(run: Run) -> Model | None:
         facts.append(("Architecture", ", ".join([str(architecture.get("name")), *listed])))
     if not (facts or result.get("point") or any(prepared.values())):
         return None
-    for name, key in (("Parameters", "parameters"), ("Features at", "point")):
+    for name, key in (
+        ("Premise", "premise"),
+        ("Parameters", "parameters"),
+        ("Features at", "point"),
+    ):
         if result.get(key) is not None:
             facts.append((name, WORDS.get(str(result[key]), str(result[key]))))
-    laziness = _mapping(_mapping(card.get("training")).get("laziness"))
+    training = _mapping(card.get("training"))
+    if finite(training.get("stationarity")) is not None:
+        off = number(training["stationarity"])
+        facts.append(("At rest", f"up to {off} of the weights, as the model's card says"))
+    laziness = _mapping(training.get("laziness"))
     if finite(laziness.get("first")) is not None:
         moved = number(laziness["first"])
         facts.append(("Laziness", f"the first layer moved by {moved} of its norm in training"))
@@ -92,8 +109,9 @@ def span(run: Run) -> str | None:
     decay = (
         "" if kept in (None, 1.0) else f" Weight decay left {number(kept)} of the initial layer."
     )
+    of = "" if weights_alone(run.result) else "change of the "
     return (
-        f"The change of the first layer spans {plural(found.get('rank'), 'direction')}; the "
+        f"The {of}first layer spans {plural(found.get('rank'), 'direction')}; the "
         "largest angle to the span of the samples is "
         f"{number(found.get('largest_angle'))}°, and at most {number(found.get('outside'))} of a "
         f"sample's norm lies outside.{decay}"

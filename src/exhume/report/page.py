@@ -14,7 +14,15 @@ from exhume.files import write_private
 from exhume.report import _format, figures
 from exhume.report._format import duration, finite, number, percent, plural, wilson
 from exhume.report._gallery import gallery, grade
-from exhume.report._model import card_lines, equations, floors, model, rank, span
+from exhume.report._model import (
+    card_lines,
+    equations,
+    floors,
+    model,
+    rank,
+    span,
+    weights_alone,
+)
 from exhume.report._run import Run, read
 from exhume.solvers import Outcome
 
@@ -149,6 +157,11 @@ def _unproven(result: dict[str, Any]) -> Verdict:
         "how well the candidates explain the weights, and whether the weights hold enough "
         "numbers to leave no other explanation."
     )
+    if weights_alone(result):
+        meaning = (
+            "The training data were not given, so nobody may say “recovered”. What may be said is "
+            "how well the candidates explain the weights; many other sets may do so as well."
+        )
     return Verdict(sentence, meaning, "open")
 
 
@@ -164,6 +177,11 @@ def cautions(run: Run) -> list[str]:
         found.append(
             f"The ratio of {number(ratio)} is under {ENOUGH}, near or below the counting limit of "
             "1: other samples could explain the same weights, so a small residual is no evidence."
+        )
+    if weights_alone(run.result) and run.scored is None:
+        found.append(
+            "The trained weights alone were explained, not what training changed: very different "
+            "candidates can explain the same weights, so a small residual is weak evidence."
         )
     neighbour = (run.scored["chance"]["neighbour"] if run.scored else None) or {}
     if (share := finite(neighbour.get("recovered"))) is not None and share > 0:
