@@ -1,7 +1,8 @@
 """The relative residual with the coefficients eliminated: value, gradient, Gauss-Newton product.
 
-Where the rule is MARGIN, the samples that act on the weights lie on the margin, all of them: their
-outputs are the same but for the sign. Candidates are held to that by a term beside the residual.
+Where the rule is MARGIN, the samples that act on the weights lie on the margin, all of them: with
+one output, that is the same for all but for the sign. Candidates are held to it by a term beside
+the residual. (With several outputs such a term was tried, and did not help.)
 """
 
 from dataclasses import dataclass
@@ -101,9 +102,9 @@ def evaluate(problem: Problem, candidates: Tensor, near: Point | None = None) ->
     residual = problem.target - linearization.combine(coefficients)
     size = problem.target.double().square().sum()
     value = residual.double().square().sum() / size
-    if problem.rule is Rule.FREE:
+    if problem.rule is Rule.FREE or rows > 1:
         return Point(candidates, linearization, coefficients, factor, residual, value.item())
-    slack = _slack(problem, linearization, products[:, 0].view(-1, rows), coefficients, size)
+    slack = _slack(problem, linearization, products[:, 0], coefficients[:, 0], size)
     left, penalty = torch.stack([value, slack.value / size]).tolist()
     return Point(candidates, linearization, coefficients, factor, residual, left, penalty, slack)
 
@@ -115,20 +116,14 @@ def _slack(
     coefficients: Tensor,
     size: Tensor,
 ) -> Slack:
-    """Margins from Φθ = L f, (n, c): |f|, or the largest output less the next."""
-    ways = torch.zeros_like(outputs)
-    best = outputs.topk(min(2, outputs.shape[1]), 1).indices
-    if outputs.shape[1] == 1:
-        ways = torch.where(outputs < 0, -1.0, 1.0).to(outputs)
-    else:
-        ways.scatter_(1, best, torch.tensor([[1.0, -1.0]]).to(outputs).expand(len(outputs), 2))
-    margins = (ways * outputs).sum(1)
-    sizes = coefficients.reshape(len(outputs), -1).abs().sum(1)
+    """Margins m = |f| from Φθ = L f, (n,), against their median weighted by |A|."""
+    signs = torch.where(outputs < 0, -1.0, 1.0).to(outputs)
+    margins, sizes = signs * outputs, coefficients.abs()
     weights = sizes / sizes.sum().clamp_min(torch.finfo(sizes.dtype).tiny)
     order = margins.argsort()
     middle = torch.searchsorted(weights[order].cumsum(0), weights.new_tensor([0.5]))
     level = margins[order[middle.clamp_max(len(order) - 1)]].clamp_min(1e-30)
-    slope = linearization.pull(problem.target, ways.reshape(-1, 1)) / level
+    slope = linearization.pull(problem.target, signs[:, None]) / level
     return Slack(STIFFNESS * size * weights, margins / level - 1, slope.to(outputs.dtype))
 
 

@@ -133,6 +133,8 @@ def _attack_all(
     )
     row = _Row(table, known, held_out, seed)
     row.add("—", "rows of W₁", victim.trained["1.weight"].double(), None)
+    blank = torch.randn(2 * known.samples, known.dim, generator=torch.Generator().manual_seed(seed))
+    row.add("—", "blank, noise of 0.001", 1e-3 * blank.double(), None)
     for box in boxes:
         domain = victim.problem.domain if box == "wide" else _pixel_box(known)
         problem = replace(victim.problem, domain=domain).to(device)

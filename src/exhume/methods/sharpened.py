@@ -22,7 +22,7 @@ from exhume.problem import Problem
 from exhume.solvers import Outcome, State
 from exhume.solvers.levenberg_marquardt import LevenbergMarquardt
 
-SPREAD = 0.5
+SPREAD = 0.2
 """Norm of the starts in units of those that the domain draws: samples seldom fill their box."""
 
 VISIBLE = 1e-3
