@@ -413,11 +413,22 @@ def test_a_model_that_computes_something_else_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("words", "named"),
-    [({"rank": 20}, "rank"), ({"level": 0.0}, "level"), ({"tolerance": -1.0}, "tolerance")],
+    [
+        ({"rank": 20}, "rank"),
+        ({"level": 0.0}, "level"),
+        ({"tolerance": -1.0}, "tolerance"),
+        ({"tolerance": 1.0}, "between 0 and 1"),
+        ({"rank": 1}, "outside of 1 dimensions"),
+    ],
 )
 def test_numbers_that_cannot_be(words: dict[str, float], named: str) -> None:
     with pytest.raises(InputError, match=named):
         identifiability(two_layer((3,), 4, activation=CUBE), **words)  # type: ignore[arg-type]
+
+
+def test_weights_of_too_few_digits_are_refused() -> None:
+    with pytest.raises(InputError, match="more digits"):
+        identifiability(two_layer((3,), 4, activation=CUBE).bfloat16())
 
 
 def test_too_many_unknowns_are_refused() -> None:

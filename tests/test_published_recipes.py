@@ -207,7 +207,7 @@ def place(kind: str, count: int = 4) -> Place:
     point = "both" if kind == "both" else "final"
     domain = Composed((Sphere(), Box(LOW, HIGH))) if kind == "box" else None
     problem = posed(net, rule, point, domain)
-    x = gaussian(count, 6, seed=1)
+    x = 2 * gaussian(count, 6, seed=1)
     shares = torch.tensor([1.0, 0.5, 0.5, 0.25][:count], dtype=torch.float64)
     labels = balanced_labels(count, outputs)
     if kind in ("change", "both"):
@@ -226,7 +226,7 @@ def place(kind: str, count: int = 4) -> Place:
         free = rule is Rule.FREE
         sigma, divisor = smooth(7.0), float(count)
         multipliers = gaussian(count, 2, seed=2) if free else gaussian(count, 1, seed=2).abs()
-    low, high = (LOW, HIGH) if kind == "box" else (-1.0, 1.0)
+    low, high = (LOW, HIGH) if kind == "box" else (-math.sqrt(6), math.sqrt(6))
     points = net.points(point)
     oracle = Oracle(net, problem, sigma, points, labels, shares, divisor, chosen, low, high)
     return Place(problem, chosen, oracle, x, multipliers, labels, shares, divisor)
@@ -564,7 +564,8 @@ def test_tuning_takes_the_better_of_two(terrible: Mapping[str, float], turned: b
 
 def test_a_trial_that_ends_above_its_start_is_dropped() -> None:
     worse = {**GOOD, "rate": 3.0, "scale": 1.0}
-    method, problem = Few(probe=2, settings=(worse, GOOD)), posed(net_of(1), Rule.MARGIN)
+    method = Few(probe=2, settings=(worse, GOOD))
+    problem = posed(net_of(1), Rule.MARGIN, domain=Box(-1.0, 1.0))
     first = method.init(problem, 3, 0)
     chosen = method.settings_of(problem, 0, first.state.memory)
     end = advanced(problem, chosen, first.state, 2)
@@ -600,6 +601,7 @@ def test_where_every_setting_explodes_the_run_has_diverged() -> None:
     method = Few(settings=(EXPLODES, {**EXPLODES, "scale": 1.0}))
     found = reconstruct(posed(net_of(1), Rule.MARGIN), 3, method=method)
     assert found.outcome is Outcome.DIVERGED
+    assert found.samples.isfinite().all() and math.isfinite(found.residual)
 
 
 def test_a_run_that_explodes_ends_at_its_last_finite_look() -> None:

@@ -129,8 +129,9 @@ def non_negative(
     """The λ ≥ 0 that minimises λᵀKλ − 2 pᵀλ, by block principal pivoting.
 
     Some λ are free and the others zero. All that are on the wrong side (free and below zero, or
-    zero and worth raising) change sides at once; where that has not helped for three rounds, one
-    at a time, which ends (Júdice and Pires 1994).
+    zero and worth raising) change sides at once (Júdice and Pires 1994). Where that has not helped
+    for three rounds, as where rounding decides what is below zero, it begins again with
+    `_one_by_one`.
 
     Args:
         gram: K, (n, n) float64.
@@ -149,21 +150,49 @@ def non_negative(
     free = products > 0 if start is None else start
     slack = 1e-10 * products.abs().max()
     fewest, patience = len(gram) + 1, 3
-    for _ in range(10 * len(gram)):
-        lower = _held_factor(gram, free)
-        solution = torch.cholesky_solve((products * free)[:, None], lower)[:, 0]
-        wrong = torch.where(free, solution < 0, products - gram @ (solution * free) > slack)
+    while patience >= 0:
+        solution, lower = _solved(gram, products, free)
+        wrong = torch.where(free, solution < 0, products - gram @ solution > slack)
         count = int(wrong.sum())
         if count == 0 or not solution.isfinite().all():
-            break
-        if count < fewest:
-            fewest, patience = count, 3
-        elif patience > 0:
-            patience -= 1
-        else:
-            wrong &= torch.arange(len(gram), device=gram.device) == wrong.nonzero().max()
+            return solution.clamp_min(0), lower
+        fewest, patience = (count, 3) if count < fewest else (fewest, patience - 1)
         free = free ^ wrong
-    return (solution * free).clamp_min(0), lower
+    return _one_by_one(gram, products, slack)
+
+
+def _one_by_one(gram: Tensor, products: Tensor, slack: Tensor) -> tuple[Tensor, Tensor]:
+    """The same from λ = 0 (Lawson and Hanson 1974): slower, and safe where K is nearly singular.
+
+    The λ most worth raising is set free; where the solution with it has others below zero, it is
+    approached until the first of them is zero, and that is held again. So every λ on the way is
+    admissible and no worse than the one before.
+    """
+    multipliers = torch.zeros_like(products)
+    free = torch.zeros_like(products, dtype=torch.bool)
+    refused = free.clone()  # by rounding alone: worth raising, and below zero once free
+    for _ in range(3 * len(gram)):
+        worth = (products - gram @ multipliers).masked_fill(free | refused, -torch.inf)
+        added = worth.argmax()
+        if not worth[added] > slack:
+            break
+        free[added] = True
+        solution, _ = _solved(gram, products, free)
+        while (below := free & (solution <= 0)).any():
+            shares = (multipliers / (multipliers - solution)).masked_fill(~below, torch.inf)
+            first = shares.argmin()
+            multipliers = multipliers + shares[first].nan_to_num() * (solution - multipliers)
+            free[first], refused[first] = False, refused[first] | (first == added)
+            multipliers = multipliers * free
+            solution, _ = _solved(gram, products, free)
+        multipliers = solution
+    return multipliers, _held_factor(gram, multipliers > 0)
+
+
+def _solved(gram: Tensor, products: Tensor, free: Tensor) -> tuple[Tensor, Tensor]:
+    """The λ of least value with all but the free held at zero, (n,), and the factor for it."""
+    lower = _held_factor(gram, free)
+    return torch.cholesky_solve((products * free)[:, None], lower)[:, 0] * free, lower
 
 
 def _held_factor(gram: Tensor, free: Tensor) -> Tensor:

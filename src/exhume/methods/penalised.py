@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from exhume.coefficients import Rule
-from exhume.domain import Box, Composed, Domain
+from exhume.domain import Box, Composed, Domain, Sphere
 from exhume.errors import InputError
 from exhume.features import Linearization
 from exhume.features.activations import Activation
@@ -136,9 +136,21 @@ def pattern_at(problem: Problem, candidates: Tensor, labels: Tensor) -> Tensor |
 
 
 def bounds(domain: Domain, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Lower and upper bounds of the inputs: of the domain's box, or those assumed."""
-    box = domain.box if isinstance(domain, Composed) else domain
-    low, high = (box if isinstance(box, Box) else ASSUMED).bounds.like(like).unbind()
+    """Lower and upper bounds of the inputs (n, d): of the domain's box, or those assumed.
+
+    No entry of an input is larger than its norm, so where that alone is known it is the bound.
+
+    Example:
+        >>> [bound.item() for bound in bounds(Sphere(), torch.zeros(1, 4))]
+        [-2.0, 2.0]
+    """
+    parts = domain.domains if isinstance(domain, Composed) else (domain,)
+    boxes = [part for part in parts if isinstance(part, Box)]
+    lengths = [part.length(like.shape[1]) for part in parts if isinstance(part, Sphere)]
+    if lengths and not boxes:
+        length = like.new_tensor(lengths[0])
+        return -length, length
+    low, high = (*boxes, ASSUMED)[0].bounds.like(like).unbind()
     return low, high
 
 
@@ -590,9 +602,11 @@ class Penalised:
         return progress.next_round(replace(begun, memory=begun.memory | tuning))
 
     def _run(self, problem: Problem, progress: Progress, best: dict[str, Tensor]) -> Progress:
-        """Go on from the best trial."""
+        """Go on from the best trial; where none was any good, what is kept is a start."""
         if not best:
-            return replace(progress, outcome=Outcome.DIVERGED)
+            count = len(progress.state.point.candidates)
+            start = self.begin(problem, count, progress.seed)
+            return progress.next_round(start, outcome=Outcome.DIVERGED)
         memory = dict(best)
         candidates, steps = memory.pop("candidates"), int(memory.pop("steps").item())
         settings = self.settings_of(problem, progress.seed, memory)

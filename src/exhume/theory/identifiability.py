@@ -244,9 +244,10 @@ class _View:
 
 
 def _view(neurons: Neurons, rank: int | None, tolerance: float | None, level: float) -> _View:
-    for word, value in (("tolerance", tolerance), ("level", level)):
-        if value is not None and not 0 < value < math.inf:
-            raise InputError(f"{word}: expected a number above 0, got {value}.")
+    if not 0 < level < math.inf:
+        raise InputError(f"level: expected a number above 0, got {level}.")
+    if tolerance is not None and not 0 < tolerance < 1:
+        raise InputError(f"tolerance: expected a number between 0 and 1, got {tolerance}.")
     sizes, last = neurons.first.norm(dim=1), neurons.last.abs()
     heard = (sizes > SILENT * sizes.max()) & (last > SILENT * last.max())
     if not heard.any():
@@ -254,7 +255,14 @@ def _view(neurons: Neurons, rank: int | None, tolerance: float | None, level: fl
     first = neurons.first[heard]
     basis, noise = _span(first, neurons.eps, rank)
     inside = replace(neurons, first=first @ basis, last=neurons.last[heard])
-    return _View(neurons, inside, basis, tolerance or max(ROUNDED * neurons.eps, 10 * noise))
+    blurred = max(ROUNDED * neurons.eps, 10 * noise)
+    if tolerance is None and blurred >= 1:
+        raise InputError(
+            f"model: weights are rounded to {neurons.eps:.0e}, and {noise:.0e} of the neurons lies "
+            f"outside of {basis.shape[1]} dimensions: too much for a rank to be told. Save the "
+            "weights with more digits, leave out the rank, or give a tolerance below 1."
+        )
+    return _View(neurons, inside, basis, tolerance or blurred)
 
 
 def _span(first: Tensor, eps: float, rank: int | None) -> tuple[Tensor, float]:
