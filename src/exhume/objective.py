@@ -102,7 +102,7 @@ def evaluate(problem: Problem, candidates: Tensor, near: Point | None = None) ->
     residual = problem.target - linearization.combine(coefficients)
     size = problem.target.double().square().sum()
     value = residual.double().square().sum() / size
-    if problem.rule is Rule.FREE or rows > 1:
+    if problem.rule is Rule.FREE or rows != 1:
         return Point(candidates, linearization, coefficients, factor, residual, value.item())
     slack = _slack(problem, linearization, products[:, 0], coefficients[:, 0], size)
     left, penalty = torch.stack([value, slack.value / size]).tolist()
@@ -141,7 +141,8 @@ def at(problem: Problem, candidates: Tensor, coefficients: Tensor) -> Point:
 def descent(point: Point) -> Tensor:
     """JᵀR with J = push(·, A), (n, d), and what pulls candidates to the margin.
 
-    A is optimal, so its change does not count; the factor 2/‖Δ‖² is left out.
+    A is optimal for the residual, so its change does not count there; the weights and the level of
+    the slack, which move with A, are taken as they are. The factor 2/‖Δ‖² is left out.
     """
     pulled = point.linearization.pull(point.residual, point.coefficients)
     if point.slack is None:
@@ -151,7 +152,7 @@ def descent(point: Point) -> Tensor:
 
 
 def gradient(problem: Problem, point: Point) -> Tensor:
-    """∂L/∂X = −(2/‖Δ‖²) JᵀR, (n, d)."""
+    """∂L/∂X = −(2/‖Δ‖²) JᵀR, (n, d); with slack, that of the cost with weights and level held."""
     pulled = descent(point)
     return pulled * (-2 / problem.target.double().square().sum()).to(pulled.dtype)
 

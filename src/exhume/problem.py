@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -70,6 +71,13 @@ class FirstLayer:
 
     initial: Tensor
     trained: Tensor
+
+    @cached_property
+    def spectrum(self) -> tuple[Tensor, Tensor]:
+        """Singular values (r,) and right singular vectors (r, d) of what training added."""
+        change = (self.trained.double() - self.initial.double()).cpu()
+        _, sizes, directions = torch.linalg.svd(change, full_matrices=False)
+        return sizes, directions
 
     def to(self, device: torch.device) -> "FirstLayer":
         """The same elsewhere, in the precision it was stored in."""

@@ -16,8 +16,13 @@ from exhume.domain import Box
 from exhume.errors import InputError
 from exhume.evaluate import chance_level, other_data, published_score, score, wrong_prior
 from exhume.methods import reconstruct
-from exhume.methods.progress import Progress
+from exhume.methods.buzaglo2023 import Buzaglo2023
+from exhume.methods.exhume import Exhume
+from exhume.methods.haim2022 import Haim2022
+from exhume.methods.progress import Method, Progress
+from exhume.methods.shen2026 import Shen2026
 from exhume.problem import Problem
+from exhume.search.tuning import FACTOR, rungs
 from exhume.victims import Victim
 
 COLUMNS = (
@@ -27,6 +32,9 @@ COLUMNS = (
 
 CLOSE, CLOSER = 0.9, 0.97
 """Cosines with a training sample that are counted."""
+
+PROBE = 3.0
+"""Most seconds in which it is found out how many steps of a recipe there is time for."""
 
 SHIFT = 2.0
 """By what the box of the wrong prior is moved: no sample lies in it."""
@@ -87,7 +95,7 @@ def kkt(
     """Reconstruction from the weights of networks trained to the margin.
 
     Every attack has the same time and begins with the same number of candidates, two for each
-    sample; shen2026, which splits some, with fewer.
+    sample; shen2026, which splits some, with fewer. Recipes spend a third of it on tuning.
 
     Args:
         cases: digits (odd/even, n = 20), mnist (odd/even, 784-500-500-1, n = 100), mnist_full
@@ -126,10 +134,10 @@ def _attack_all(
     known = case.data(seed)
     held_out = data.held_out(known)
     victim = _trained(known, case, seed, device)
-    chance = chance_level(known, held_out)
+    chance = chance_level(known, data.held_out(known, 2 * known.samples))
     console.print(
-        f"  held-out images in place of candidates: SSIM > 0.4 {chance.good} of {known.samples}, "
-        f"top-10 SSIM {chance.top10_ssim:.3f}, top-10 L2 {chance.top10_l2:.2f}"
+        f"  twice as many held-out images in place of candidates: SSIM > 0.4 {chance.good} of "
+        f"{known.samples}, top-10 SSIM {chance.top10_ssim:.3f}, top-10 L2 {chance.top10_l2:.2f}"
     )
     row = _Row(table, known, held_out, seed)
     row.add("—", "rows of W₁", victim.trained["1.weight"].double(), None)
@@ -138,15 +146,30 @@ def _attack_all(
     for box in boxes:
         domain = victim.problem.domain if box == "wide" else _pixel_box(known)
         problem = replace(victim.problem, domain=domain).to(device)
-        for method in ("exhume", case.recipe, "shen2026"):
+        for method in _methods(case.recipe, problem, known.samples, seed, limit):
             row.attack(box, method, problem, limit)
     if not controls:
         return
     prior = wrong_prior(victim.problem, SHIFT).to(device)
-    row.attack(f"[−1, 1] + {SHIFT:g}", "exhume", prior, limit)
+    row.attack(f"[−1, 1] + {SHIFT:g}", Exhume(), prior, limit)
     stranger = _trained(held_out, case, seed, device)
     other = replace(stranger.problem, domain=_pixel_box(held_out)).to(device)
-    row.attack("pixels", "exhume", other, limit, "trained on the held-out, exhume")
+    row.attack("pixels", Exhume(), other, limit, "trained on the held-out, exhume")
+
+
+def _methods(
+    name: str, problem: Problem, samples: int, seed: int, limit: float
+) -> tuple[Method, ...]:
+    """Ours, the recipe and the recipe with splits, the last two with the steps there is time for.
+
+    A third of them goes into tuning, and splits come at quarters of the rest.
+    """
+    recipe = {"haim2022": Haim2022, "buzaglo2023": Buzaglo2023}[name]
+    tried = reconstruct(problem, samples, seed, recipe(), time_limit=min(PROBE, limit / 10))
+    steps = max(1, round(tried.steps * limit / tried.seconds))
+    tuning = sum(FACTOR**rung * size for rung, size in enumerate(rungs(recipe().trials)))
+    base = recipe(steps=10**9, probe=max(10, steps // (3 * tuning)))
+    return Exhume(), base, Shen2026(base, max(10, steps // 6))
 
 
 def _pixel_box(known: Data) -> Box:
@@ -182,9 +205,12 @@ class _Row:
     def __init__(self, table: Table, known: Data, held_out: Data, seed: int) -> None:
         self.table, self.known, self.held_out, self.seed = table, known, held_out, seed
 
-    def attack(self, box: str, method: str, problem: Problem, limit: float, note: str = "") -> None:
+    def attack(
+        self, box: str, method: Method, problem: Problem, limit: float, note: str = ""
+    ) -> None:
+        """Attack and add a row."""
         samples = self.known.samples
-        if method == "shen2026":
+        if isinstance(method, Shen2026):
             samples = max(1, 3 * samples // 4)
         last = 0.0
 
@@ -193,12 +219,14 @@ class _Row:
             if seconds - last > 10:
                 last = seconds
                 console.print(
-                    f"  {method} {seconds:5.0f} s  {progress.phase:8} step {progress.total_steps} "
+                    f"  {method.name} {seconds:5.0f} s  {progress.phase:8} step {progress.total_steps} "
                     f"residual {progress.state.point.value:.1e}"
                 )
 
         found = reconstruct(problem, samples, self.seed, method, time_limit=limit, observe=watch)
-        self.add(box, note or method, found.samples, (found.seconds, found.steps, found.residual))
+        self.add(
+            box, note or method.name, found.samples, (found.seconds, found.steps, found.residual)
+        )
 
     def add(
         self,

@@ -66,7 +66,7 @@ class Buzaglo2023(Penalised):
     name: str = "buzaglo2023"
 
     def check(self, problem: Problem) -> None:
-        """Margin or free coefficients: all are welcome."""
+        """Margin or free coefficients: all are welcome, a change of weights too."""
 
     def ranges(self, problem: Problem) -> Mapping[str, Range]:
         """As published."""

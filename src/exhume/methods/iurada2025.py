@@ -17,7 +17,7 @@ from exhume.features.random import RandomFeatures
 from exhume.features.weights import Stored
 from exhume.methods.progress import Progress, stream
 from exhume.objective import Point, evaluate
-from exhume.problem import Problem
+from exhume.problem import Premise, Problem
 from exhume.solvers import Outcome
 from exhume.solvers.gradient import Momentum
 
@@ -58,6 +58,12 @@ class Iurada2025:
 
     def init(self, problem: Problem, samples: int | None, seed: int) -> Progress:
         """N(0, 1) candidates, as many as samples."""
+        if problem.premise is not Premise.CHANGE:
+            raise InputError(
+                "iurada2025 is for a change of weights (premise change), but here the weights are "
+                f"the target (premise {problem.premise.value}); use exhume, haim2022 at the margin "
+                "with one output, or buzaglo2023."
+            )
         if samples is None:
             raise InputError(
                 "iurada2025 needs the number of samples: pass samples=, or use the method "

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from exhume.coefficients import Rule
 from exhume.errors import InputError
 from exhume.features.activations import Activation, softplus
 from exhume.methods.penalised import Hyperparameters, Penalised, outputs
-from exhume.problem import Problem
+from exhume.problem import Premise, Problem
 from exhume.search.tuning import Range
 
 SCALE, BOX, SMOOTHNESS = 0.2, 0.1, 0.0015
@@ -54,12 +53,12 @@ class Loo2023(Penalised):
     name: str = "loo2023"
 
     def check(self, problem: Problem) -> None:
-        """Free coefficients; smoothness is for images."""
-        if problem.rule is not Rule.FREE:
+        """A change of weights; smoothness is for images."""
+        if problem.premise is not Premise.CHANGE:
             raise InputError(
                 "loo2023 is for a change of weights (premise change), but here the weights are "
-                "taken to be at the margin; use haim2022 for one output or buzaglo2023 for "
-                "several."
+                f"the target (premise {problem.premise.value}); use haim2022 at the margin with "
+                "one output, or buzaglo2023."
             )
         if self.smoothness and len(problem.shape) < 2:
             raise InputError(

@@ -35,7 +35,8 @@ class Sharpened:
 
     Attributes:
         surplus: candidates in units of the samples.
-        sharpness: of ReLU in one trial after the other; the last for all that follow.
+        sharpness: of ReLU in one trial after the other, in units of what the first neurons are
+            given; the last for all that follow.
         trials: how many in all.
         steps: most solver steps a trial.
         renewed: share of the candidates that start again after a trial, at least.
@@ -43,7 +44,7 @@ class Sharpened:
     """
 
     surplus: float = 2.0
-    sharpness: tuple[float, ...] = (100.0, 200.0, 500.0, 1000.0)
+    sharpness: tuple[float, ...] = (25.0, 50.0, 125.0, 250.0)
     trials: int = 60
     steps: int = 30
     renewed: float = 0.1
@@ -63,9 +64,11 @@ class Sharpened:
             state = replace(state, point=evaluate(view, state.point.candidates))
         if state.outcome is None and state.steps < self.steps:
             return replace(progress, state=_noted(self._solver.step(view, state)))
-        if state.outcome in (Outcome.CONVERGED, Outcome.DIVERGED):
-            return replace(progress, outcome=state.outcome)
         point, last = state.point, len(self.sharpness) - 1
+        if state.outcome is Outcome.DIVERGED or (
+            state.outcome is Outcome.CONVERGED and trial >= last
+        ):
+            return replace(progress, outcome=state.outcome)
         if trial >= last and point.cost < progress.best_value:
             progress = replace(progress, best=point.candidates, best_value=point.cost)
         if trial + 1 >= self.trials:
@@ -90,7 +93,7 @@ class Sharpened:
         return LevenbergMarquardt(tolerance=self.tolerance)
 
     def _sharpened(self, problem: Problem, trial: int) -> Problem:
-        sharpness = self.sharpness[min(trial, len(self.sharpness) - 1)]
+        sharpness = self.sharpness[min(trial, len(self.sharpness) - 1)] / _unit(problem)
         return replace(problem, features=problem.features.substituted(softplus(sharpness)))
 
     def _begin(self, problem: Problem, start: Tensor, trial: int) -> State:
@@ -114,7 +117,7 @@ def starts(problem: Problem, count: int, generator: torch.Generator) -> Tensor:
     drawn = problem.domain.start(count, problem.dim, generator)
     if problem.first_layer is None:
         return drawn
-    _, sizes, directions = _spectrum(problem)
+    sizes, directions = _spectrum(problem)
     inside = torch.randn(count, len(sizes), generator=generator, dtype=torch.float64)
     inside = (inside * sizes.sqrt()) @ directions
     norms = SPREAD * drawn.norm(dim=1, keepdim=True) / inside.norm(dim=1, keepdim=True)
@@ -130,16 +133,30 @@ def traces(point: Point) -> Tensor:
 
 
 def _visible(problem: Problem) -> int:
-    return problem.dim if problem.first_layer is None else _spectrum(problem)[0]
+    return problem.dim if problem.first_layer is None else len(_spectrum(problem)[0])
 
 
-def _spectrum(problem: Problem) -> tuple[int, Tensor, Tensor]:
-    """Number of visible singular values of W₁, these (r,), and its right singular vectors."""
+def _spectrum(problem: Problem) -> tuple[Tensor, Tensor]:
+    """Visible singular values of W₁ over the largest, (r,), and their directions (r, d)."""
     assert problem.first_layer is not None
-    layer = problem.first_layer.trained.double().cpu()
-    _, sizes, directions = torch.linalg.svd(layer, full_matrices=False)
+    sizes, directions = problem.first_layer.spectrum
     rank = max(1, int((sizes > VISIBLE * sizes[0]).sum()))
-    return rank, sizes[:rank] / sizes[0], directions[:rank]
+    return sizes[:rank] / sizes[0], directions[:rank]
+
+
+def _unit(problem: Problem) -> float:
+    """The size of W₁x at the starts, which neurons are given; 1 without a dense first layer.
+
+    A network of ReLU that is scaled has the same samples, and should meet the same sharpness. With
+    x in the directions of the singular values s, in proportion to √s, |W₁x|²/|x|² is Σ s³/Σ s.
+    """
+    if problem.first_layer is None:
+        return 1.0
+    sizes = problem.first_layer.spectrum[0]
+    norm = SPREAD * problem.domain.start(8, problem.dim, stream(0, 0)).norm(dim=1).mean()
+    rows = len(problem.first_layer.trained)
+    given = norm * (sizes.pow(3).sum() / sizes.sum() / rows).sqrt()
+    return max(float(given), torch.finfo(given.dtype).tiny)
 
 
 def _noted(state: State) -> State:

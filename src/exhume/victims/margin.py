@@ -35,14 +35,14 @@ from exhume.problem import Pixels, Premise
 from exhume.victims import Victim
 from exhume.victims.training import LOSSES, Loss, largest_eigenvalue
 
-INERTIA = 0.9
+INERTIA = 0.95
 STABLE = 0.5
 """Share of the largest stable step that is taken, while training moves."""
 
 FINE = 0.05
 """The same at the end, so that neurons settle on their kinks."""
 
-CAREFUL = 0.3
+CAREFUL = 0.4
 """Share of either that is taken at the margin, where log Σ ℓ bends more than its estimate."""
 
 LARGEST_STEP = 0.05
@@ -112,7 +112,8 @@ def kkt_mlp(
     module = architectures.build("mlp", arguments)
     _initialise(module, small, seed)
     initial = {key: w.to(dtype).clone() for key, w in module.state_dict().items()}
-    module = module.to(usable_device(device), dtype)
+    device = usable_device(device)
+    module = module.to(device, dtype)
     start = time.perf_counter()
     run = _Descent(module, data, LOSSES[name], decay, math.log(1 / level))
     done = run.to_rest(steps, show)
@@ -217,8 +218,10 @@ class _Descent:
     def _go_back(self) -> None:
         """To where the loss was lower, at rest, and with half the steps from now on."""
         self.caution /= 2
-        if self.caution < 1e-6:
-            raise InputError("training: diverges however small the steps are.")
+        if self.caution < 1e-6 or not self.kept:
+            raise InputError(
+                "training: the loss is not finite, or rises however small the steps are."
+            )
         with torch.no_grad():
             for weight, velocity, kept in zip(self.weights, self.velocity, self.kept, strict=True):
                 weight.copy_(kept)
@@ -264,7 +267,7 @@ class _Descent:
             result: dict[str, Any] = {
                 "loss": float(self.loss.value(outputs, self.labels)),
                 "stationarity": float(
-                    1 - (theta @ pull).square() / (theta @ theta) / (pull @ pull).clamp_min(1e-300)
+                    1 - torch.cosine_similarity(theta, pull, 0).clamp_min(0) ** 2
                 ),
             }
             if self.loss is not LOSSES["squared"]:
