@@ -78,7 +78,7 @@ CASES = {
         lambda seed: data.load("cifar10", 500, seed, classes="all", centre="pixels"),
         (1000, 1000),
         "buzaglo2023",
-        15_000,
+        30_000,
     ),
 }
 
@@ -219,8 +219,8 @@ class _Row:
             if seconds - last > 10:
                 last = seconds
                 console.print(
-                    f"  {method.name} {seconds:5.0f} s  {progress.phase:8} step {progress.total_steps} "
-                    f"residual {progress.state.point.value:.1e}"
+                    f"  {method.name} {seconds:5.0f} s  {progress.phase:8} step "
+                    f"{progress.total_steps} residual {progress.state.point.value:.1e}"
                 )
 
         found = reconstruct(problem, samples, self.seed, method, time_limit=limit, observe=watch)
