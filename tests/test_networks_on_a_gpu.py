@@ -4,8 +4,10 @@ import pytest
 import torch
 
 from exhume import data, evaluate, reconstruct, victims
+from exhume.formulation import weights_problem
 from exhume.objective import evaluate as objective
 from exhume.objective import gauss_newton, gradient
+from exhume.problem import Premise
 from nets import SIZES, make
 from problems import gaussian
 
@@ -53,3 +55,23 @@ def test_any_module_is_attacked_on_the_gpu() -> None:
         problem = victim.posed(parameters).to("cuda")
         found = reconstruct(problem, 2, 0, time_limit=30)
         assert evaluate.score(found.samples, known).recovered == 1
+
+
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_the_margin_agrees_with_the_cpu(outputs: int) -> None:
+    net = make("mlp", outputs)
+    problem = weights_problem(net.network, net.trained, Premise.MARGIN)
+    x = gaussian(4, problem.dim, seed=3)
+    here, there = objective(problem, x), objective(problem.to("cuda", torch.float64), x)
+    assert there.value == pytest.approx(here.value, rel=1e-9)
+    assert there.penalty == pytest.approx(here.penalty, rel=1e-9)
+    assert torch.allclose(there.coefficients.cpu(), here.coefficients, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("method", ["exhume", "haim2022", "shen2026"])
+def test_weights_at_the_margin_are_attacked_on_the_gpu(method: str) -> None:
+    known = data.sphere(12, 6, 100)
+    victim = victims.kkt_mlp(known, (40,), seed=100, steps=400, device="cuda")
+    found = reconstruct(victim.problem.to("cuda"), 6, 0, method, time_limit=3)
+    assert found.samples.isfinite().all()
+    assert found.residual < 0.5
