@@ -25,6 +25,9 @@ from exhume.solvers.levenberg_marquardt import LevenbergMarquardt
 SPREAD = 0.2
 """Norm of the starts in units of those that the domain draws: samples seldom fill their box."""
 
+PRODUCTS = 15
+"""Most products a step: kinks make exact steps worth little."""
+
 VISIBLE = 1e-3
 """Relative size of a singular value of the first layer below which its direction is not used."""
 
@@ -90,7 +93,7 @@ class Sharpened:
 
     @property
     def _solver(self) -> LevenbergMarquardt:
-        return LevenbergMarquardt(tolerance=self.tolerance)
+        return LevenbergMarquardt(tolerance=self.tolerance, products=PRODUCTS)
 
     def _sharpened(self, problem: Problem, trial: int) -> Problem:
         sharpness = self.sharpness[min(trial, len(self.sharpness) - 1)] / _unit(problem)
