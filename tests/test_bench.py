@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 import exhume
 from exhume import data, victims
@@ -227,3 +228,80 @@ def test_splitting_refuses_an_unknown_case(capsys: pytest.CaptureFixture[str]) -
         main(["bench", "splitting", "--cases", "[margins]"])
     assert stopped.value.code == 2
     assert "case 'margins': expected some of margin" in capsys.readouterr().err
+
+
+@pytest.fixture
+def tiny_kkt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network of 20 neurons and 4 digits, and one of three classes, in place of the cases."""
+    module = importlib.import_module("exhume.bench.kkt")
+
+    def digits(classes: Any, samples: int) -> Any:
+        return lambda seed: data.load("digits", samples, seed, classes=classes, centre="pixels")
+
+    cases = {
+        "tiny": module.Case(digits("parity", 4), (20,), "haim2022", 100),
+        "classes": module.Case(digits((1, 4, 7), 6), (20,), "buzaglo2023", 100),
+    }
+    monkeypatch.setattr(module, "CASES", cases)
+    monkeypatch.setattr(module, "console", Console(highlight=False, width=300))
+
+
+def attacks(said: str) -> list[list[str]]:
+    """Cells of the rows of the table of bench kkt."""
+    lines = [line for line in said.splitlines() if line.startswith("│")]
+    return [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]
+
+
+@pytest.mark.usefixtures("tiny_kkt")
+def test_kkt(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--cases", "[tiny]", "--limit", 0.3, "--first-seed", 3, "--device", "cpu")
+    said = bench(capsys, "kkt", *words)
+    rows = attacks(said)
+    assert [(cells[1], cells[2]) for cells in rows] == [
+        ("—", "rows of W₁"),
+        ("—", "blank, noise of 0.001"),
+        *[(box, name) for box in ("wide", "pixels") for name in ("exhume", "haim2022", "shen2026")],
+        ("[−1, 1] + 2", "exhume"),
+        ("pixels", "trained on the held-out, exhume"),
+    ]
+    for cells in rows:
+        assert len(cells) == 14 and cells[0] == "3"
+        recovered, close, closer, good = cells[7], *map(int, cells[8:11])
+        assert recovered.endswith("%") and 0 <= float(recovered[:-1]) <= 100
+        assert 0 <= closer <= close <= 4 and 0 <= good <= 4
+        assert re.fullmatch(r"AUC [01]\.\d\d, p \de[+-]\d\d", cells[13])
+    assert [cells[4] for cells in rows[:2]] == ["20", "8"]
+    assert all(cells[3] == cells[5] == cells[6] == "—" for cells in rows[:2])
+    for cells in rows[2:]:
+        assert 1 <= int(cells[4]) <= 8 and cells[5].isdigit() and 0 <= float(cells[6]) < 10
+    wrong = next(cells for cells in rows if cells[1].startswith("[−1, 1] +"))
+    assert wrong[7:10] == ["0.0%", "0", "0"]  # where no sample can lie
+    assert said.count("samples active") == 2  # the network and that of the held-out
+    assert "twice as many held-out images" in said and "of 4" in said
+
+
+@pytest.mark.usefixtures("tiny_kkt")
+def test_kkt_of_several_classes_without_controls(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--cases", "[classes]", "--limit", 0.3, "--boxes", "[pixels]", "--controls", "False")
+    rows = attacks(bench(capsys, "kkt", *words, "--device", "cpu"))
+    assert [cells[2] for cells in rows[2:]] == ["exhume", "buzaglo2023", "shen2026"]
+    assert all(cells[1] == "pixels" for cells in rows[2:])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--cases", "[digit]"], "case 'digit': expected some of digits"),
+        (["--boxes", "[wide,pixel]"], "box 'pixel': expected some of wide, pixels"),
+        (["--seeds", 0], "seeds"),
+        (["--device", "abacus"], "abacus"),
+    ],
+    ids=str,
+)
+def test_kkt_refuses_what_it_does_not_know(
+    words: list[object], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["bench", "kkt", *map(str, words)])
+    assert stopped.value.code == 2
+    assert said in capsys.readouterr().err

@@ -277,7 +277,7 @@ class _Descent:
 
 
 def margins(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Margins y f, or f_y − max_{k≠y} f_k, (n,), for labels ±1 (n, 1) or one-hot (n, c).
+    """The least y f for labels ±1 (n, c), or f_y − max_{k≠y} f_k for one-hot ones, (n,).
 
     Example:
         >>> margins(torch.tensor([[2.0, 5.0, 1.0]]), torch.tensor([[0.0, 1.0, 0.0]])).tolist()
@@ -285,5 +285,6 @@ def margins(outputs: Tensor, labels: Tensor) -> Tensor:
     """
     if outputs.shape[1] == 1:
         return (labels * outputs)[:, 0]
-    own = (labels * outputs).sum(1)
-    return own - outputs.masked_fill(labels > 0, -torch.inf).amax(1)
+    each = labels * outputs
+    ahead = each.sum(1) - outputs.masked_fill(labels > 0, -torch.inf).amax(1)
+    return torch.where((labels < 0).any(), each.amin(1), ahead)
