@@ -435,3 +435,9 @@ def test_a_victim_is_read_as_it_was_written(
     assert problem.premise is victim.problem.premise
     assert torch.equal(problem.target, victim.problem.target)
     assert problem.domain.name == victim.problem.domain.name
+
+
+def test_an_unknown_premise_is_refused() -> None:
+    victim = victims.two_layer(data.sphere(4, 2), width=5, steps=1, until=0.0)
+    with pytest.raises(InputError, match="premise"):
+        victim.posed(premise="margins")

@@ -10,6 +10,7 @@ from torch import Tensor
 from exhume.checkpoint import TRUTH, NetworkModel, write_model, write_network
 from exhume.data import Data, save
 from exhume.files import new_folder
+from exhume.premises import premise_named
 from exhume.problem import Premise, Problem
 
 
@@ -48,7 +49,8 @@ class Victim:
         """
         if self.model is None:
             return self.problem
-        return self.model.problem(parameters, point, Premise(premise))
+        named = premise if isinstance(premise, Premise) else premise_named(premise)
+        return self.model.problem(parameters, point, named)
 
     def save(self, folder: Path, store: bool = False) -> None:
         """Write model and truth to a new folder, the truth in a file of its own.
