@@ -49,8 +49,7 @@ class Victim:
         """
         if self.model is None:
             return self.problem
-        named = premise if isinstance(premise, Premise) else premise_named(premise)
-        return self.model.problem(parameters, point, named)
+        return self.model.problem(parameters, point, premise_named(premise))
 
     def save(self, folder: Path, store: bool = False) -> None:
         """Write model and truth to a new folder, the truth in a file of its own.
