@@ -38,7 +38,7 @@ from exhume.methods.penalised import (
     terms_of,
 )
 from exhume.methods.progress import Progress, stream
-from exhume.objective import at
+from exhume.objective import Point, at
 from exhume.problem import Premise, Problem
 from exhume.run_folder import Event, Opened, Settings
 from exhume.search.tuning import Range, found_again, merit, next_trial, rungs
@@ -609,6 +609,18 @@ def test_a_run_that_explodes_ends_at_its_last_finite_look() -> None:
     found = reconstruct(posed(net_of(1), Rule.MARGIN), 3, method=method)
     assert found.outcome is Outcome.DIVERGED
     assert found.samples.isfinite().all() and math.isfinite(found.residual)
+
+
+class Blown(Haim2022):
+    """A recipe that was stopped while its residual was huge and still finite."""
+
+    def finish(self, problem: Problem, progress: Progress) -> Point:
+        return replace(super().finish(problem, progress), value=1e6)
+
+
+def test_a_run_that_is_stopped_while_it_explodes_has_diverged() -> None:
+    found = reconstruct(posed(net_of(1), Rule.MARGIN), 3, method=Blown(**GOOD), time_limit=0)
+    assert found.outcome is Outcome.DIVERGED
 
 
 def test_what_is_given_is_not_tuned_and_the_rest_lies_in_the_published_ranges() -> None:

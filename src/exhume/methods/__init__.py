@@ -33,6 +33,9 @@ METHODS: dict[str, Callable[[], Method]] = {
 SMALL = 2e7
 """Multiplications a product (n·p·d) under which one thread is enough."""
 
+BLOWN_UP = 1e3
+"""A relative residual above which a run has diverged; without any candidate it is 1."""
+
 Observer = Callable[[Progress, float], None]
 """Called after every move with the progress and the seconds used."""
 
@@ -162,6 +165,8 @@ def _run(
         if observe is not None:
             observe(progress, time.perf_counter() - start)
     point = recipe.finish(problem, progress)
+    if not point.value <= BLOWN_UP:
+        outcome = Outcome.DIVERGED
     return Reconstruction(
         samples=point.candidates.double().cpu(),
         coefficients=point.coefficients.cpu(),
