@@ -129,7 +129,7 @@ def test_the_result_says_all_that_a_report_needs(run: Path) -> None:
         *("schema", "exhume", "versions", "device", "device_name", "seed", "method", "started"),
         *("seconds", "outcome", "sentence", "residual", "candidates", "samples_given", "steps"),
         *("products", "problem", "threat_model", "display", "claims", "limits"),
-        *("parameters", "point", "rank", "prepared"),
+        *("parameters", "point", "premise", "rank", "prepared"),
     }
     assert (result["schema"], result["seed"], result["method"]) == (1, 0, "exhume")
     assert (result["outcome"], result["candidates"], result["samples_given"]) == ("converged", 4, 4)

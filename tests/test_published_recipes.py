@@ -429,7 +429,7 @@ def test_the_start_is_the_published_one() -> None:
     [
         (Haim2022(), Rule.FREE, 1, "buzaglo2023 .* premise decay.* loo2023 .* premise change"),
         (Haim2022(), Rule.MARGIN, 3, "one output, but this has 3; use buzaglo2023"),
-        (Loo2023(), Rule.MARGIN, 1, "haim2022 for one output or buzaglo2023"),
+        (Loo2023(), Rule.MARGIN, 1, "premise margin.*haim2022 at the margin .* buzaglo2023"),
     ],
 )
 def test_a_problem_that_a_recipe_is_not_for(

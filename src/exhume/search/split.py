@@ -148,7 +148,8 @@ def smallest_eigenpairs(
         if k + 1 < steps:
             length = torch.where(alive, length, 0)
             matrices[:, k, k + 1] = matrices[:, k + 1, k] = length
-            vectors = torch.nn.functional.normalize(image, dim=1) * alive[:, None]
+            unit = image.double() / torch.where(alive, length, 1)[:, None]
+            vectors = unit.to(image.dtype) * alive[:, None]
     matrices = matrices / torch.where(size > 0, size, 1)[:, None, None]
     matrices.diagonal(dim1=1, dim2=2).masked_fill_(dead, 4.0)  # above every eigenvalue
     weights = torch.linalg.eigh(matrices.nan_to_num()).eigenvectors[:, :, 0]
