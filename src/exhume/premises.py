@@ -79,10 +79,8 @@ def beyond(layer: FirstLayer, samples: int) -> float:
         >>> beyond(layer, 1), beyond(layer, 2)
         (4.0, 0.0)
     """
-    weight = layer.trained.double()
-    gram = weight @ weight.T if weight.shape[0] < weight.shape[1] else weight.T @ weight
-    values = torch.linalg.eigvalsh(gram)
-    return float(values[: max(0, len(values) - samples)].clamp_min(0).sum())
+    sizes, _ = layer.spectrum
+    return float(sizes[samples:].square().sum())
 
 
 def doubts(problem: Problem, samples: int | None) -> tuple[str, ...]:

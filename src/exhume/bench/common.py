@@ -1,6 +1,7 @@
 """What the measurements share: the heading, tables, and momentum timed against the truth."""
 
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 import torch
@@ -34,6 +35,19 @@ def check_count(name: str, value: int) -> None:
     """Refuse a measurement of nothing."""
     if value < 1:
         raise InputError(f"{name}: expected a number of at least 1, got {value}.")
+
+
+def training_shown() -> Callable[[int, float], None]:
+    """Says every five seconds where a training is; called with the step and the loss."""
+    last = time.perf_counter()
+
+    def show(step: int, loss: float) -> None:
+        nonlocal last
+        if time.perf_counter() - last > 5:
+            last = time.perf_counter()
+            console.print(f"  training: step {step}, loss {loss:.1e}")
+
+    return show
 
 
 def momentum_until(

@@ -1,6 +1,5 @@
 """Networks trained to the margin: what the published recipes and ours find, in the same time."""
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -9,7 +8,7 @@ from rich.table import Table
 from torch import Tensor
 
 from exhume import data, victims
-from exhume.bench.common import check_count, console, heading
+from exhume.bench.common import check_count, console, heading, training_shown
 from exhume.data import Data
 from exhume.device import usable_device
 from exhume.domain import Box
@@ -180,15 +179,9 @@ def _pixel_box(known: Data) -> Box:
 
 
 def _trained(known: Data, case: Case, seed: int, device: str) -> Victim:
-    last = time.perf_counter()
-
-    def show(step: int, loss: float) -> None:
-        nonlocal last
-        if time.perf_counter() - last > 5:
-            last = time.perf_counter()
-            console.print(f"  training: step {step}, loss {loss:.1e}")
-
-    victim = victims.kkt_mlp(known, case.widths, seed, steps=case.steps, device=device, show=show)
+    victim = victims.kkt_mlp(
+        known, case.widths, seed, steps=case.steps, device=device, show=training_shown()
+    )
     record = victim.training
     console.print(
         f"  seed {seed}: trained in {record['seconds']:.0f} s; KKT violation "

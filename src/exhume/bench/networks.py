@@ -1,6 +1,5 @@
 """Trained networks: what their last layers, or all their parameters, give back."""
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -8,7 +7,7 @@ import torch
 from rich.table import Table
 
 from exhume import data, victims
-from exhume.bench.common import Watch, check_count, console, heading
+from exhume.bench.common import Watch, check_count, console, heading, training_shown
 from exhume.data import Data
 from exhume.device import usable_device
 from exhume.errors import InputError
@@ -64,15 +63,7 @@ class _Bench:
 
     def train(self, make: Callable[..., Victim], known: Data, seed: int, **options: Any) -> Victim:
         """A victim, with a word on its training."""
-        last = time.perf_counter()
-
-        def show(step: int, loss: float) -> None:
-            nonlocal last
-            if time.perf_counter() - last > 5:
-                last = time.perf_counter()
-                console.print(f"  training: step {step}, loss {loss:.1e}")
-
-        return make(known, seed=seed, device=self.device, show=show, **options)
+        return make(known, seed=seed, device=self.device, show=training_shown(), **options)
 
     def attack(
         self, case: str, seed: int, victim: Victim, problem: Problem, method: str, note: str = ""
