@@ -315,3 +315,15 @@ def test_methods_are_known_by_their_names() -> None:
     assert {name: method_named(name).name for name in METHODS} == {name: name for name in METHODS}
     mine = Exhume(patience=2)
     assert method_named(mine) is mine
+
+
+@pytest.mark.parametrize("method", ["exhume", "iurada2025"])
+def test_a_budget_of_products_ends_a_run_at_the_same_place_every_time(method: str) -> None:
+    known = data.sphere(10, 4, seed=3)
+    problem = victims.random_features(known, 44, seed=3).problem
+    runs = [reconstruct(problem, 4, 3, method, product_limit=300) for _ in range(2)]
+    assert runs[0].outcome is Outcome.BUDGET
+    assert 300 <= runs[0].products < 400
+    assert torch.equal(runs[0].samples, runs[1].samples)
+    with pytest.raises(InputError, match="product_limit"):
+        reconstruct(problem, 4, product_limit=0)

@@ -80,8 +80,12 @@ def method_named(method: str | Method) -> Method:
     return METHODS[method]()
 
 
-def check_numbers(samples: int | None, seed: int, time_limit: float | None) -> None:
+def check_numbers(
+    samples: int | None, seed: int, time_limit: float | None, product_limit: int | None = None
+) -> None:
     """Refuse numbers that no run could use."""
+    if product_limit is not None and product_limit < 1:
+        raise InputError(f"product_limit: expected a number of at least 1, got {product_limit}.")
     if samples is not None and (not isinstance(samples, int) or samples < 1):
         raise InputError(f"samples: expected a whole number of at least 1, got {samples}.")
     if not isinstance(seed, int) or seed < 0:
@@ -103,6 +107,7 @@ def reconstruct(
     time_limit: float | None = None,
     observe: Observer | None = None,
     resume: tuple[Progress, float] | None = None,
+    product_limit: int | None = None,
 ) -> Reconstruction:
     """Recover the inputs that explain the weights.
 
@@ -114,11 +119,13 @@ def reconstruct(
         time_limit: seconds after which the best so far is returned.
         observe: called after every move.
         resume: progress of an interrupted run and the seconds it had used.
+        product_limit: passes over the features' derivative after which the best so far is returned:
+            a budget that, unlike seconds, is the same on every machine.
 
     Returns:
         The candidates with their residual and outcome.
     """
-    check_numbers(samples, seed, time_limit)
+    check_numbers(samples, seed, time_limit, product_limit)
     recipe = method_named(method)
     if samples is not None and samples > problem.features.width:
         raise InputError(
@@ -128,7 +135,9 @@ def reconstruct(
     start = time.perf_counter()
     problem = seen_by(recipe, problem)
     with threads_for(problem, samples):
-        return _run(recipe, problem, samples, seed, time_limit, observe, resume, start)
+        return _run(
+            recipe, problem, samples, seed, time_limit, observe, resume, start, product_limit
+        )
 
 
 @contextmanager
@@ -152,12 +161,16 @@ def _run(
     observe: Observer | None,
     resume: tuple[Progress, float] | None,
     start: float,
+    product_limit: int | None,
 ) -> Reconstruction:
     progress, before = resume or (recipe.init(problem, samples, seed), 0.0)
     start -= before
     outcome = progress.outcome
     while outcome is None:
         if time_limit is not None and time.perf_counter() - start >= time_limit:
+            outcome = Outcome.BUDGET
+            break
+        if product_limit is not None and progress.total_products >= product_limit:
             outcome = Outcome.BUDGET
             break
         progress = recipe.advance(problem, progress)
