@@ -1,0 +1,182 @@
+"""Hermite coefficients, kernels and signs against closed forms and simulation."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from exhume.errors import InputError
+from exhume.features.activations import (
+    Activation,
+    activation,
+    polynomial,
+    smoothed_relu,
+    softplus,
+)
+from exhume.theory.hermite import ORDERS, coefficients, kernel, sign_ambiguity
+from problems import ACTIVATIONS, gaussian
+
+RHO = torch.tensor(
+    [-1.0, -0.999999, -0.9, -0.3, 0.0, 0.2, 0.7, 0.99, 0.9999, 1 - 1e-7, 1 - 1e-12, 1.0],
+    dtype=torch.float64,
+)
+
+
+def relu_coefficient(k: int) -> float:
+    """E[relu(g) He_k(g)]/√k! by integrating by parts: He_{k−2}(0) φ(0)/√k! for k ≥ 2."""
+    if k < 2:
+        return (1 / math.sqrt(2 * math.pi), 0.5)[k]
+    if k % 2:
+        return 0.0
+    half = (k - 2) // 2
+    log = math.lgamma(k - 1) - math.lgamma(half + 1) - half * math.log(2) - math.lgamma(k + 1) / 2
+    return (-1) ** half * math.exp(log) / math.sqrt(2 * math.pi)
+
+
+def arc_cosine(rho: Tensor) -> Tensor:
+    """The kernel of ReLU, (√(1−ρ²) + (π − α)ρ)/2π with ρ = cos α."""
+    return ((1 - rho * rho).sqrt() + (math.pi - torch.arccos(rho)) * rho) / (2 * math.pi)
+
+
+def arc_sine(rho: Tensor) -> Tensor:
+    """The kernel of erf, (2/π) arcsin(2ρ/3)."""
+    return 2 / math.pi * torch.arcsin(2 * rho / 3)
+
+
+def test_relu_has_its_closed_form_up_to_the_highest_order() -> None:
+    found = coefficients("relu", ORDERS)
+    expected = torch.tensor([relu_coefficient(k) for k in range(ORDERS + 1)], dtype=torch.float64)
+    off = float((found.values - expected).abs().max())
+    assert off < 1e-13
+    assert off <= found.error < 1e-12
+    assert found.energy == pytest.approx(0.5, abs=1e-14)
+
+
+def test_erf_has_its_closed_form() -> None:
+    """h_k² are the coefficients of (2/π) arcsin(2ρ/3)."""
+    found = coefficients("erf", 41).values
+    for k in range(42):
+        j = (k - 1) // 2
+        series = math.comb(2 * j, j) / (4**j * (2 * j + 1)) * (2 / 3) ** k if k % 2 else 0.0
+        assert float(found[k]) ** 2 == pytest.approx(2 / math.pi * series, abs=1e-15)
+
+
+@given(st.lists(st.floats(-3, 3), min_size=2, max_size=9))
+@settings(max_examples=20, deadline=None)
+def test_polynomials_are_exact(numbers: list[float]) -> None:
+    found = coefficients(polynomial(*numbers), 12).values.numpy()
+    series = np.polynomial.hermite_e.poly2herme(numbers)
+    expected = np.zeros(13)
+    expected[: len(series)] = [c * math.sqrt(math.factorial(k)) for k, c in enumerate(series)]
+    assert np.allclose(found, expected, atol=1e-11 * max(1.0, np.abs(expected).max()))
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_energies_add_up(name: str) -> None:
+    found = coefficients(name, ORDERS)
+    rest = found.energy - float(found.values.square().sum())
+    kinked = "relu" in name  # h_k² falls as k^{−5/2}: about K^{−3/2} is left
+    assert -1e-12 * found.energy < rest < (1e-4 if kinked else 1e-9)
+    assert found.rest == pytest.approx(max(rest, 0.0) / found.energy, abs=1e-12)
+
+
+def test_what_the_caller_gives_is_the_same_by_name_by_object_and_as_a_function() -> None:
+    forms = ("relu", activation("relu"), torch.relu)
+    first, *others = (coefficients(form, 9).values for form in forms)
+    assert all(torch.equal(first, other) for other in others)
+    assert torch.equal(kernel("relu", RHO), kernel(torch.relu, RHO))
+
+
+def test_the_error_shows_a_kink_that_the_panels_miss() -> None:
+    def shifted(z: Tensor) -> Tensor:
+        return torch.relu(z - 0.3)
+
+    found = coefficients(shifted, 2)
+    density, above = math.exp(-0.045) / math.sqrt(2 * math.pi), 0.5 * math.erfc(0.3 / math.sqrt(2))
+    off = abs(float(found.values[0]) - (density - 0.3 * above))
+    assert off < 10 * found.error
+    assert 1e-9 < found.error < 1e-3
+
+
+@pytest.mark.parametrize(("name", "closed"), [("relu", arc_cosine), ("erf", arc_sine)])
+def test_kernels_have_their_closed_form_up_to_the_ends(name: str, closed: object) -> None:
+    assert callable(closed)
+    assert torch.allclose(kernel(name, RHO), closed(RHO), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_kernels_are_the_series_where_it_converges(name: str) -> None:
+    rho = torch.linspace(-0.75, 0.75, 31, dtype=torch.float64)
+    squares = coefficients(name, ORDERS).values.square()
+    series = (squares * rho[:, None] ** torch.arange(ORDERS + 1)).sum(1)
+    assert torch.allclose(kernel(name, rho), series, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("sigma", [*ACTIVATIONS, softplus(50.0), torch.sin])
+def test_at_one_the_kernel_is_the_energy_and_at_minus_one_that_of_the_parts(
+    sigma: str | Activation,
+) -> None:
+    energy, parts = coefficients(sigma, 0).energy, sign_ambiguity(sigma)
+    ends = kernel(sigma, torch.tensor([1.0, -1.0]))
+    assert float(ends[0]) == pytest.approx(energy, abs=1e-9)
+    assert float(ends[1]) == pytest.approx(parts.even - parts.odd, abs=1e-9)
+    assert parts.even + parts.odd == pytest.approx(energy, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", ["relu+tanh", "gelu"])
+@pytest.mark.parametrize("rho", [-0.6, 0.95])
+def test_kernels_agree_with_simulation(name: str, rho: float) -> None:
+    g = gaussian(2, 400_000)
+    value = activation(name).value
+    products = value(g[0]) * value(rho * g[0] + math.sqrt(1 - rho * rho) * g[1])
+    error = float(products.std()) / math.sqrt(len(products))
+    assert abs(float(products.mean() - kernel(name, rho))) < 4 * error
+
+
+def test_kernels_keep_the_shape() -> None:
+    assert kernel("tanh", RHO.reshape(3, 4)).shape == (3, 4)
+    assert kernel("tanh", 0.5).shape == ()
+
+
+@pytest.mark.parametrize(
+    "sigma",
+    [
+        *(activation(name) for name in ACTIVATIONS),
+        softplus(7.0),
+        smoothed_relu(30.0),
+        *(polynomial(*c) for c in ((0, 1), (1, 0, 2), (0, 1, 2), (0, 1, 0, 2), (1, 0, 0, 1))),
+        polynomial(0, 0),
+    ],
+    ids=lambda sigma: sigma.name,
+)
+def test_signs_are_what_activations_say_of_themselves(sigma: Activation) -> None:
+    assert sign_ambiguity(sigma).verdict == sigma.sign
+
+
+def test_energies_of_the_parts_are_those_of_the_coefficients() -> None:
+    found, values = sign_ambiguity("relu+tanh"), coefficients("relu+tanh", ORDERS).values
+    assert found.odd == pytest.approx(float(values[1::2].square().sum()), abs=1e-12)
+    assert found.bent == pytest.approx(float(values[3::2].square().sum()), abs=1e-12)
+    assert found.bent == pytest.approx(sign_ambiguity("tanh").bent, abs=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: coefficients("relu", ORDERS + 1), "orders"),
+        (lambda: coefficients("swish"), "unknown activation"),
+        (lambda: coefficients(lambda z: torch.exp(0.3 * z * z)), "grows too fast"),
+        (lambda: coefficients(lambda z: z.sum()), "shape"),
+        (lambda: coefficients(torch.log), "NaN"),
+        (lambda: kernel("relu", 1.1), "rho"),
+        (lambda: kernel("relu", math.nan), "rho"),
+    ],
+)
+def test_what_cannot_be_is_refused(call: object, said: str) -> None:
+    assert callable(call)
+    with pytest.raises(InputError, match=said):
+        call()

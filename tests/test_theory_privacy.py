@@ -1,0 +1,232 @@
+"""Bounds of differential privacy against simulated channels, closed forms and mechanisms."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import special, stats
+from torch import Tensor
+
+from exhume.errors import InputError
+from exhume.theory.privacy import (
+    ball_entropy,
+    box_entropy,
+    effective_dimension,
+    epsilon_of,
+    error_bound,
+    gaussian_entropy,
+    noise_variance,
+    rho_at_error,
+    rho_of,
+    sphere_error_bound,
+)
+from problems import gaussian, on_sphere
+
+positive = st.floats(1e-3, 1e3)
+
+
+@pytest.mark.parametrize("ratio", [0.05, 0.5, 2.0])
+def test_a_gaussian_channel_attains_the_bound_and_nobody_does_better(ratio: float) -> None:
+    """y = x + noise holds I = (d/2) ln(1 + 1/s) nats; the posterior mean is y/(1 + s)."""
+    dim, count = 8, 40_000
+    rho = ratio * dim
+    noise = 1 / math.expm1(2 * rho / dim)
+    x = gaussian(count, dim)
+    y = x + math.sqrt(noise) * gaussian(count, dim, seed=1)
+    least = error_bound(rho, dim)
+
+    def error(shrink: float) -> float:
+        return float((x - shrink * y).square().sum() / x.square().sum())
+
+    best = 1 / (1 + noise)
+    assert error(best) == pytest.approx(least, rel=0.01)
+    for shrink in (0.0, 0.8 * best, 1.2 * best):
+        assert error(shrink) > error(best)
+
+
+def test_a_gaussian_that_is_not_isotropic_attains_it_too_where_noise_follows_it() -> None:
+    """Error D in every direction costs Σ ½ ln(v_k/D) nats, as long as D is under every v_k."""
+    variances = torch.tensor([0.5, 1.0, 4.0], dtype=torch.float64)
+    level = 0.3
+    rho = float(0.5 * (variances / level).log().sum())
+    entropy = gaussian_entropy(3, torch.diag(variances))
+    relative = 3 * level / float(variances.sum())
+    assert error_bound(rho, 3, entropy) == pytest.approx(relative, rel=1e-12)
+
+
+def test_a_known_subspace_takes_the_place_of_the_space() -> None:
+    """Samples in s of d dimensions: d → s, the scale does not matter."""
+    assert error_bound(3.0, 6) == error_bound(3.0, 6, gaussian_entropy(6, 7 * torch.eye(6)))
+    assert error_bound(3.0, 6) < error_bound(3.0, 600)
+
+
+def test_entropies_are_those_of_samples() -> None:
+    """h = −E ln f, with f known from the volume of where the scaled samples lie."""
+    assert box_entropy(5, -1, 1) == pytest.approx(5 * math.log(math.sqrt(12)))
+    assert box_entropy(2, 0, 1) == pytest.approx(math.log(3))
+    for dim in (1, 2, 3, 7):
+        radius = math.sqrt(dim + 2)
+        points = radius * on_sphere(200_000, dim) / math.sqrt(dim)
+        points = points * torch.rand(len(points), 1, dtype=torch.float64) ** (1 / dim)
+        assert float(points.square().sum(1).mean()) == pytest.approx(dim, rel=0.01)
+        volume = math.pi ** (dim / 2) * radius**dim / special.gamma(dim / 2 + 1)
+        assert ball_entropy(dim) == pytest.approx(math.log(volume))
+
+
+def test_a_gaussian_has_the_largest_entropy_and_the_ball_comes_near_it() -> None:
+    for dim in (1, 4, 50, 400):
+        most = gaussian_entropy(dim)
+        assert box_entropy(dim, -1, 1) < most
+        assert ball_entropy(dim) < most
+        assert gaussian_entropy(dim, torch.diag(torch.arange(1.0, dim + 1))) <= most + 1e-9
+    assert (most - ball_entropy(400)) / 400 < 0.01
+
+
+def test_on_the_sphere_in_three_dimensions_there_is_a_closed_form() -> None:
+    for kappa in (1e-3, 0.3, 2.0, 30.0):
+        length = 1 / math.tanh(kappa) - 1 / kappa
+        nats = kappa * length + math.log(kappa / math.sinh(kappa))
+        assert sphere_error_bound(nats, 3) == pytest.approx(1 - length**2, rel=1e-6)
+
+
+def test_on_the_circle_by_bessel_functions() -> None:
+    for kappa in (0.1, 1.0, 20.0):
+        length = special.ive(1, kappa) / special.ive(0, kappa)
+        nats = kappa * length - math.log(special.ive(0, kappa)) - kappa
+        assert sphere_error_bound(nats, 2) == pytest.approx(1 - length**2, rel=1e-8)
+
+
+@pytest.mark.parametrize("dim", [2, 3, 5, 40])
+def test_the_error_on_a_sphere_is_convex_in_the_information(dim: int) -> None:
+    """Then no mixture of better and worse days beats the bound; it stays below the Gaussian one."""
+    rho = torch.linspace(0.02, 3, 60, dtype=torch.float64) * dim
+    errors = torch.tensor([sphere_error_bound(r, dim) for r in rho.tolist()], dtype=torch.float64)
+    assert bool((errors.diff().diff() > -1e-12).all())
+    assert bool((errors.diff() < 0).all())
+    assert all(e < error_bound(r, dim) for e, r in zip(errors.tolist(), rho.tolist(), strict=True))
+
+
+def test_a_noisy_channel_on_the_sphere_respects_its_bound() -> None:
+    """x on a circle, y = x + noise: the posterior mean's error and information, by simulation."""
+    count, noise = 20_000, 0.4
+    x = on_sphere(count, 2) / math.sqrt(2)
+    y = x + noise * gaussian(count, 2, seed=1)
+    kappa = (y.norm(dim=1) / noise**2).numpy()  # the posterior is von Mises around y
+    length = special.ive(1, kappa) / special.ive(0, kappa)
+    mean = torch.from_numpy(length)[:, None] * y / y.norm(dim=1, keepdim=True)
+    error = float((x - mean).square().sum(1).mean())
+    nats = kappa * length - kappa - np.log(special.ive(0, kappa))  # from the uniform distribution
+    least = sphere_error_bound(float(nats.mean()), 2)
+    assert least < error < 1.2 * least
+
+
+def test_on_large_spheres_the_bound_is_the_gaussian_one() -> None:
+    assert sphere_error_bound(3000, 3000) == pytest.approx(error_bound(3000, 3000), rel=1e-2)
+    assert sphere_error_bound(41 * 5, 5) == 0.0
+
+
+@given(positive, st.integers(1, 5000), st.floats(-2, 0))
+@settings(deadline=None)
+def test_the_error_and_its_inverse_go_round(rho: float, dim: int, less: float) -> None:
+    entropy = gaussian_entropy(dim) + less * dim
+    error = error_bound(rho, dim, entropy)
+    if error > 1e-290:
+        assert rho_at_error(error, dim, entropy) == pytest.approx(rho, rel=1e-6, abs=1e-6)
+
+
+@given(positive, st.floats(1e-12, 0.5))
+def test_epsilon_and_rho_go_round(rho: float, delta: float) -> None:
+    assert rho_of(epsilon_of(rho, delta), delta) == pytest.approx(rho, rel=1e-9)
+
+
+@given(st.floats(0.01, 5), st.floats(1e-8, 0.1))
+@settings(deadline=None)
+def test_the_gaussian_mechanism_keeps_what_the_conversion_promises(
+    rho: float, delta: float
+) -> None:
+    """Its exact δ(ε) = Φ(a/2 − ε/a) − e^ε Φ(−a/2 − ε/a), a = √(2ρ), is under δ."""
+    epsilon, ratio = epsilon_of(rho, delta), math.sqrt(2 * rho)
+    exact = stats.norm.cdf(ratio / 2 - epsilon / ratio) - math.exp(
+        epsilon + stats.norm.logcdf(-ratio / 2 - epsilon / ratio)
+    )
+    assert exact <= delta
+
+
+def test_pure_privacy_is_zcdp_with_half_the_square() -> None:
+    """Randomised response: Rényi divergences of order α stay under α ε²/2."""
+    epsilon = 1.3
+    p = torch.tensor([epsilon, 0.0], dtype=torch.float64).softmax(0)
+    q = p.flip(0)
+    for alpha in (1.01, 2.0, 8.0, 50.0):
+        divergence = float((p**alpha * q ** (1 - alpha)).sum().log()) / (alpha - 1)
+        assert divergence <= rho_of(epsilon) * alpha
+
+
+def huber_ridge(x: Tensor, y: Tensor, decay: float) -> Tensor:
+    """The minimiser of (1/n) Σ huber(x·θ − y) + (λ/2)|θ|², by plain descent."""
+    theta = torch.zeros(x.shape[1], dtype=torch.float64)
+    rate = 1 / (float(x.square().sum(1).max()) + decay)
+    for _ in range(4000):
+        slopes = (x @ theta - y).clamp(-1, 1)
+        theta = theta - rate * (x.T @ slopes / len(x) + decay * theta)
+    return theta
+
+
+def test_the_noise_covers_what_one_sample_can_change() -> None:
+    """ρ = Δ²/(2σ²) with Δ at least the change, and no more than the worst case has."""
+    n, decay, rho = 10, 0.5, 0.7
+    x = on_sphere(n, 3) / math.sqrt(3)
+    y = 5 * gaussian(n, seed=1)
+    sensitivity = math.sqrt(2 * rho * noise_variance(rho, n, decay, radius=1.0))
+    assert sensitivity == pytest.approx(2 / (decay * n))
+    x[0], y[0] = torch.tensor([1.0, 0, 0]), 100.0
+    before = huber_ridge(x, y, decay)
+    y[0] = -100.0  # the residual's slope turns from −1 to 1
+    change = float((huber_ridge(x, y, decay) - before).norm())
+    assert 0.3 * sensitivity < change <= sensitivity
+    assert noise_variance(rho, n, decay, 3.0, 2.0) == pytest.approx(
+        36 * noise_variance(rho, n, decay, 1.0)
+    )
+
+
+@given(st.integers(1, 6), st.integers(0, 5), st.floats(0.1, 10))
+@settings(deadline=None)
+def test_effective_dimensions(equal: int, empty: int, scale: float) -> None:
+    basis = torch.linalg.qr(gaussian(equal + empty, equal + empty)).Q
+    flat = torch.tensor([scale] * equal + [0.0] * empty, dtype=torch.float64)
+    covariance = basis @ torch.diag(flat) @ basis.T
+    assert effective_dimension(covariance) == pytest.approx(equal)
+    assert effective_dimension(covariance, "rank") == equal
+    steep = basis @ torch.diag(flat * 2.0 ** torch.arange(len(flat))) @ basis.T
+    assert effective_dimension(steep) <= equal + 1e-9
+    assert effective_dimension(steep, "rank") == equal
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: error_bound(0.0, 3), "rho"),
+        (lambda: error_bound(math.nan, 3), "rho"),
+        (lambda: error_bound(1.0, 0), "dim"),
+        (lambda: sphere_error_bound(1.0, 1), "dim"),
+        (lambda: rho_at_error(-1.0, 3), "error"),
+        (lambda: box_entropy(3, 1.0, 1.0), "low"),
+        (lambda: gaussian_entropy(2, torch.diag(torch.tensor([1.0, 0.0]))), "singular"),
+        (lambda: gaussian_entropy(3, torch.eye(2)), "covariance"),
+        (lambda: effective_dimension(torch.ones(2, 3)), "symmetric"),
+        (lambda: effective_dimension(torch.zeros(2, 2)), "zero"),
+        (lambda: effective_dimension(-torch.eye(2)), "negative"),
+        (lambda: effective_dimension(torch.eye(2), "median"), "rule"),  # type: ignore[arg-type]
+        (lambda: noise_variance(1.0, 5, 0.0, 1.0), "decay"),
+        (lambda: epsilon_of(1.0, 0.0), "delta"),
+        (lambda: rho_of(1.0, 1.0), "delta"),
+        (lambda: rho_of(-1.0), "epsilon"),
+    ],
+)
+def test_what_cannot_be_is_refused(call: object, said: str) -> None:
+    assert callable(call)
+    with pytest.raises(InputError, match=said):
+        call()

@@ -1,0 +1,210 @@
+"""The finite-width bound: every constant against brute force, and the guarantee against attacks."""
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from exhume.errors import InputError
+from exhume.experiments.failure import Failure
+from exhume.features.activations import activation as named
+from exhume.theory import hermite
+from exhume.theory.width import (
+    _apart,
+    _largest,
+    _moment,
+    _ring_kernel,
+    _steepest,
+    covering,
+    kernel_gap,
+    smallest_hit,
+    width_bound,
+)
+
+
+def unit(rows: Tensor) -> Tensor:
+    return rows / rows.norm(dim=-1, keepdim=True)
+
+
+def squared_distance(sigma: str, true: Tensor, c: Tensor, guess: Tensor, b: Tensor) -> float:
+    """E G² from the kernel, with the samples' coefficients c and the candidates' b."""
+    atoms, weights = torch.cat([true, guess]), torch.cat([c, -b])
+    gram = hermite.kernel(sigma, (atoms @ atoms.T).clamp(-1, 1))
+    return float(weights @ gram @ weights)
+
+
+@pytest.mark.parametrize("sigma", ["relu", "erf", "tanh"])
+@pytest.mark.parametrize("rank", [2, 3, 6])
+def test_no_solution_that_misses_a_sample_is_nearer_than_the_gap(sigma: str, rank: int) -> None:
+    generator = torch.Generator().manual_seed(rank)
+    samples, tolerance, separation = 2, 0.3, 0.7
+    gap = kernel_gap(sigma, rank, tolerance, 2 * samples - 1)
+    smallest = math.inf
+    for _ in range(300):
+        first = torch.eye(rank, dtype=torch.float64)[:1]
+        draw = torch.randn(2, samples, rank, generator=generator, dtype=torch.float64)
+        near = first + 0.4 * draw[0] if torch.rand((), generator=generator) < 0.7 else draw[0]
+        true = torch.cat([first, _apart(unit(draw[1, : samples - 1]), separation)])
+        guess = _apart(unit(near), tolerance)
+        c = torch.randn(samples, generator=generator, dtype=torch.float64).sign()
+        b = (2 * torch.rand(samples, generator=generator, dtype=torch.float64) - 1).clamp(-1, 1)
+        smallest = min(smallest, squared_distance(sigma, true, c, guess, b))
+    assert 0 < gap <= smallest
+
+
+def test_the_gap_of_one_atom_is_the_closed_form() -> None:
+    """T = 1 and ReLU: the best is one atom, or a pair about u, at the edge, at full weight."""
+    tolerance = 0.3
+    edge = 1 - tolerance**2 / 2
+    own, side = (float(hermite.kernel("relu", torch.tensor(x))) for x in (1.0, edge))
+    across = float(hermite.kernel("relu", torch.tensor(2 * edge**2 - 1)))
+    pair = own - 2 * side + (own + across) / 2  # half on either side, r = 2
+    assert kernel_gap("relu", 2, tolerance, 1.0) == pytest.approx(pair, rel=1e-3)
+
+
+def test_the_gap_falls_with_mass_and_dimension_and_grows_with_tolerance() -> None:
+    masses = [kernel_gap("relu", 3, 0.3, mass) for mass in (1, 3, 9)]
+    ranks = [kernel_gap("relu", rank, 0.3, 3) for rank in (2, 3, 10, 1000)]
+    tolerances = [kernel_gap("relu", 3, tolerance, 3) for tolerance in (0.6, 0.3, 0.1)]
+    for values in (masses, ranks, tolerances):
+        assert all(a > b > 0 for a, b in pairwise(values))
+
+
+@pytest.mark.parametrize("rank", [2, 3, 4, 9])
+def test_the_average_over_rings_is_that_of_random_points_on_them(rank: int) -> None:
+    generator = np.random.default_rng(0)
+    s, t = 0.8, -0.3
+
+    def on_ring(level: float) -> np.ndarray:
+        rest = generator.standard_normal((200_000, rank - 1))
+        rest /= np.linalg.norm(rest, axis=1, keepdims=True)
+        return np.hstack([np.full((len(rest), 1), level), math.sqrt(1 - level**2) * rest])
+
+    inner = (on_ring(s) * on_ring(t)).sum(1)
+    values = np.exp(inner)
+    averaged = _ring_kernel(np.exp, rank, np.array([s]), np.array([t]))[0, 0]
+    assert averaged == pytest.approx(values.mean(), abs=5 * values.std() / len(inner) ** 0.5)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 4), st.integers(2, 5), st.sampled_from(["relu", "tanh", "softplus"]),
+       st.integers(0, 10_000))  # fmt: skip
+def test_within_a_cell_of_the_net_the_residual_moves_by_no_more_than_tau(
+    samples: int, rank: int, sigma: str, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    tau, radius, ceiling = 0.1, 3.0, 1.5
+    function = named(sigma)
+    steepest, origin = _steepest(function), abs(float(function.value(torch.zeros(()))))
+
+    def uniform(*shape: int) -> Tensor:
+        return 2 * torch.rand(*shape, generator=generator, dtype=torch.float64) - 1
+
+    w = radius * unit(uniform(50, rank))
+    true, guess = unit(uniform(samples, rank)), unit(uniform(samples, rank))
+    moved = unit(guess + 1e-3 * uniform(samples, rank))
+    moved = guess + (moved - guess) * (tau / (2 * samples * ceiling * steepest * radius)) / (
+        moved - guess
+    ).norm(dim=1, keepdim=True)
+    c = ceiling * uniform(2 * samples)
+    shift = tau / (4 * samples * (origin + steepest * radius)) * uniform(2 * samples).sign()
+
+    def residual(candidates: Tensor, coefficients: Tensor) -> Tensor:
+        return function.value(w @ torch.cat([true, candidates]).T) @ coefficients
+
+    there = residual(guess, c)
+    # |c + shift| may pass the ceiling by the shift: move inwards, as points of the net are.
+    inwards = torch.where((c + shift).abs() > ceiling, c - shift, c + shift)
+    assert (residual(moved, inwards) - there).abs().max() <= tau * (1 + 1e-9)
+    assert covering(samples, rank, ceiling, tau, steepest, origin, radius) > 0
+
+
+def test_the_search_finds_smaller_hits_than_random_solutions_have() -> None:
+    tau = math.sqrt(kernel_gap("relu", 2, 0.3, 3) / 8)
+    found = smallest_hit("relu", 2, 2, 0.3, 0.7, 1.0, 1.0, tau)
+    at_random = smallest_hit("relu", 2, 2, 0.3, 0.7, 1.0, 1.0, tau, steps=0)
+    assert 0.02 < found < 0.8 * at_random
+
+
+def test_a_wider_threshold_is_hit_less() -> None:
+    hits = [smallest_hit("erf", 2, 1, 0.3, 0.7, 1.0, 1.0, tau) for tau in (0.01, 0.05, 0.1)]
+    assert hits[0] > hits[1] > hits[2]
+
+
+@pytest.fixture(scope="module")
+def bound():
+    return width_bound(2, 2, "erf", tolerance=0.5, separation=1.1)
+
+
+def test_the_ways_to_the_bound_are_ordered_and_keep_the_probability(bound) -> None:
+    assert 4 < bound.numerical < bound.certified < bound.hoeffding
+    assert bound.failure_at(int(bound.certified)) <= bound.failure
+    assert bound.failure_at(int(bound.certified) - 1) > bound.failure
+    assert bound.failure_at(int(bound.numerical), numerical=True) <= bound.failure
+    assert bound.failure_at(1) == 1.0
+    assert len(bound.assumptions) == 6
+
+
+def test_a_subspace_takes_the_place_of_the_dimension(bound) -> None:
+    inside = width_bound(2, 50, "erf", subspace=2, tolerance=0.5, separation=1.1)
+    assert inside.certified == bound.certified
+    assert "subspace of dimension 2" in " ".join(inside.assumptions)
+    assert width_bound(2, 4, "erf", tolerance=0.5, separation=1.1).certified > inside.certified
+
+
+def test_a_smaller_probability_costs_width(bound) -> None:
+    strict = width_bound(2, 2, "erf", tolerance=0.5, separation=1.1, failure=1e-9)
+    assert bound.certified < strict.certified < 2 * bound.certified
+
+
+def test_above_the_numerical_width_exact_solutions_are_the_samples(bound) -> None:
+    cells = [Failure(width=int(bound.numerical), starts=3, seed=seed) for seed in range(12)]
+    runs = [cell.run("cpu") for cell in cells]
+    assert sum(run["exact"] > 0 for run in runs) >= 11
+    assert not any(run["failed"] or run["wrong"] for run in runs)
+
+
+def test_below_the_counting_threshold_a_residual_of_zero_goes_with_wrong_data() -> None:
+    runs = [Failure(width=2, starts=4, seed=seed).run("cpu") for seed in range(6)]
+    assert sum(run["wrong"] for run in runs) >= 5
+    assert all(run["residual"] < 1e-11 for run in runs)
+
+
+def test_drawn_samples_are_as_assumed() -> None:
+    for seed in range(20):
+        truth = Failure(samples=3, dim=4, separation=0.9, seed=seed).drawn() / 2
+        cosines = (truth @ truth.T).abs().fill_diagonal_(0)
+        assert truth.norm(dim=1).sub(1).abs().max() < 1e-12
+        assert 2 - 2 * cosines.max() >= 0.81
+
+
+def test_moments_and_extremes() -> None:
+    assert _moment(named("relu"), 4) == pytest.approx(1.5, rel=1e-9)
+    assert _steepest(named("relu")) == 1
+    assert _largest(named("tanh"), 3.0) == pytest.approx(math.tanh(3))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"samples": 0}, "samples"),
+        ({"dim": 1}, "dim"),
+        ({"subspace": 9}, "subspace"),
+        ({"tolerance": 0.0}, "tolerance"),
+        ({"separation": 0.5}, "separation"),
+        ({"floor": 2.0}, "floor"),
+        ({"failure": 1.0}, "failure"),
+        ({"activation": "polynomial:0,0,1"}, "slope"),
+        ({"activation": "nothing"}, "nothing"),
+        ({"activation": "erf", "samples": 100, "tolerance": 0.1, "separation": 0.3}, "kernel gap"),
+    ],
+)
+def test_what_has_no_bound_is_refused(change: dict, said: str) -> None:
+    given = {"samples": 2, "dim": 3, "tolerance": 0.3, "separation": 0.7, **change}
+    with pytest.raises(InputError, match=said):
+        width_bound(**given)
