@@ -20,7 +20,8 @@ from safetensors.torch import load_file, save_file
 import exhume
 from exhume import data
 from exhume.checkpoint import CARD, INITIAL, TRAINED, TRUTH
-from exhume.cli import _training, main
+from exhume.cli import main
+from exhume.commands.victim import _training
 from exhume.evaluate.runs import MATCHED, SCORE
 from exhume.methods import METHODS
 from exhume.run_folder import CANDIDATES, CONFIG, EVENTS, RESULT
@@ -296,7 +297,7 @@ def test_training_can_be_interrupted_and_goes_on(
         yield show
 
     whole = trained("whole")
-    monkeypatch.setattr("exhume.cli._training", interrupting)
+    monkeypatch.setattr("exhume.commands.victim._training", interrupting)
     with pytest.raises(SystemExit) as ending:
         trained("model")
     assert ending.value.code == 130

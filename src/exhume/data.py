@@ -8,7 +8,8 @@ Shift and scale may be declared to an auditor. The norms are one number for each
 and a mean image, where one was subtracted, is an average of private samples. So both are truth:
 they never leave with the `card`, and norms are never used unless handed over.
 
-Inside: `Data`, `Transform`, `sphere`, `load`, `held_out`, `from_arrays`, `save`, `read`.
+Inside: `Data`, `Transform`, `sphere`, `subspace`, `load`, `held_out`, `from_arrays`, `save`,
+`read`.
 """
 
 import json
@@ -29,6 +30,9 @@ from exhume import _formats, _selection
 from exhume._selection import DEFAULT_CLASSES, Classes
 from exhume.errors import InputError
 from exhume.files import write_tensors
+
+SUBSPACE = 0x5B5ACE
+"""Tells the stream of the random subspace from that of the samples."""
 
 
 @dataclass(frozen=True)
@@ -191,7 +195,9 @@ class Data:
         return self.transform.undo(inputs, norms).reshape(-1, *self.shape)
 
 
-def sphere(dim: int, samples: int, seed: int = 0, noise: float = 0.5) -> Data:
+def sphere(
+    dim: int, samples: int, seed: int = 0, noise: float = 0.5, rank: int | None = None
+) -> Data:
     """Gaussian rows rescaled to norm √d, with noisy linear targets.
 
     y = X g + noise · N(0, 1) with g ~ N(0, I/d): the synthetic set-up of Iurada 2025.
@@ -201,22 +207,54 @@ def sphere(dim: int, samples: int, seed: int = 0, noise: float = 0.5) -> Data:
         samples: number of samples, n.
         seed: of numpy's generator, so that every platform draws the same.
         noise: standard deviation of the noise on the targets.
+        rank: dimension r of a random subspace that the samples lie in (see `subspace`): rows are
+            U z with Gaussian z. The whole space unless given.
 
     Example:
-        >>> data = sphere(dim=9, samples=2)
+        >>> data = sphere(dim=9, samples=4, rank=2)
         >>> data.inputs.norm(dim=1).round(decimals=9).tolist()
-        [3.0, 3.0]
+        [3.0, 3.0, 3.0, 3.0]
+        >>> torch.linalg.matrix_rank(data.inputs).item()
+        2
     """
     _check_positive("dim", dim)
     _check_positive("samples", samples)
     if not (math.isfinite(noise) and noise >= 0):
         raise InputError(f"noise={noise}: expected a finite number, zero or more")
+    basis = None if rank is None else subspace(dim, rank, seed).numpy()
     generator = _generator(seed)
-    rows = generator.standard_normal((samples, dim))
+    rows = generator.standard_normal((samples, dim if rank is None else rank))
+    rows = rows if basis is None else rows @ basis.T
     rows *= math.sqrt(dim) / np.linalg.norm(rows, axis=1, keepdims=True)
     weights = generator.standard_normal(dim) / math.sqrt(dim)
     targets = rows @ weights + noise * generator.standard_normal(samples)
     return Data(torch.from_numpy(rows), torch.from_numpy(targets)[:, None], (dim,), "sphere")
+
+
+def subspace(dim: int, rank: int, seed: int = 0) -> Tensor:
+    """A basis of the subspace that `sphere` draws its samples from: (d, r), orthonormal, float64.
+
+    Uniform among the subspaces of that dimension. It depends on the seed alone, not on the
+    samples, so that an attacker may be told of it.
+
+    Args:
+        dim: numbers in one sample, d.
+        rank: dimension of the subspace, r ≤ d.
+        seed: as of the samples.
+
+    Example:
+        >>> basis = subspace(dim=9, rank=2)
+        >>> data = sphere(dim=9, samples=4, rank=2)
+        >>> bool((data.inputs - data.inputs @ basis @ basis.T).abs().max() < 1e-12)
+        True
+    """
+    _check_positive("dim", dim)
+    if not 1 <= rank <= dim:
+        raise InputError(f"rank={rank}: expected a whole number from 1 to the dimension, {dim}")
+    _check_seed(seed)
+    generator = np.random.default_rng([seed, SUBSPACE])
+    basis, _ = np.linalg.qr(generator.standard_normal((dim, rank)))
+    return torch.from_numpy(basis)
 
 
 def load(
@@ -227,6 +265,7 @@ def load(
     classes: Classes | None = None,
     root: str | os.PathLike[str] | None = None,
     centre: Literal["all", "pixels"] = "all",
+    size: int | None = None,
 ) -> Data:
     """Real images, standardised by one mean and one deviation over all pixels drawn.
 
@@ -258,6 +297,8 @@ def load(
         root: the folder; the environment variable `EXHUME_DATA` unless given.
         centre: `"pixels"` subtracts the mean image of the samples drawn, pixel by pixel, and
             divides by nothing: inputs are in [-1, 1], as in Haim 2022.
+        size: side of the images, shrunk to it by averaging squares of pixels before all else; it
+            must divide their own side.
 
     Raises:
         InputError: the set is not there (the message says what to put where), or too small.
@@ -267,6 +308,8 @@ def load(
         [-1.0, 1.0, -1.0, 1.0]
         >>> load("digits", samples=30, centre="pixels").inputs.mean(0).abs().max().item() < 1e-12
         True
+        >>> load("digits", samples=30, size=4).shape
+        (4, 4)
     """
     if name not in DEFAULT_CLASSES:
         known = ", ".join(DEFAULT_CLASSES)
@@ -275,6 +318,7 @@ def load(
         raise InputError(f'centre={centre!r}: expected "all" or "pixels"')
     _check_positive("samples", samples)
     source = _formats.open_source(name, root)
+    source = source if size is None else _shrunk(source, size, name)
     groups = _selection.groups(source, DEFAULT_CLASSES[name] if classes is None else classes, name)
     generator = _generator(seed)
     if seed != 0 or source.bundled:
@@ -323,6 +367,9 @@ def held_out(
     count = known.samples if samples is None else samples
     _check_positive("samples", count)
     source = _formats.open_source(known.name, root)
+    height, width = _sides(source)
+    if height % known.shape[-1] == width % known.shape[-1] == 0:
+        source = _shrunk(source, known.shape[-1], known.name)
     rows, taken = _selection.look_up(source, known.images().flatten(1).cpu().numpy(), known.name)
     labels = np.zeros(source.size, np.int64) if source.labels is None else source.labels
     free = _generator(seed).permutation(np.setdiff1d(np.arange(source.size), taken))
@@ -417,6 +464,30 @@ def read(path: str | os.PathLike[str]) -> Data:
         raise InputError(f"{path} cannot be read as a data set: {error}") from error
 
 
+def _sides(source: _formats.Source) -> tuple[int, int]:
+    """Height and width of the images of a source."""
+    *_, height, width = source.pixels(np.arange(1)).shape
+    return height, width
+
+
+def _shrunk(source: _formats.Source, size: int, name: str) -> _formats.Source:
+    """The source with images of size × size, each pixel the mean of a square of theirs."""
+    height, width = _sides(source)
+    if size < 1 or height % size or width % size:
+        raise InputError(
+            f"size={size}: images of {name} are {height} × {width}; expected a number that divides "
+            "both sides"
+        )
+    squares = (size, height // size, size, width // size)
+
+    def pixels(rows: _formats.Rows) -> _formats.Pixels:
+        images = source.pixels(rows)
+        means: _formats.Pixels = images.reshape(*images.shape[:-2], *squares).mean((-3, -1))
+        return means
+
+    return source if (height, width) == (size, size) else replace(source, pixels=pixels)
+
+
 def _standardising(pixels: NDArray[Any], name: str) -> Transform:
     """One mean and one deviation over all numbers in pixels (n, *shape)."""
     if pixels.min() == pixels.max():
@@ -504,7 +575,11 @@ def _check_positive(word: str, value: int) -> None:
         raise InputError(f"{word}={value}: expected 1 or more")
 
 
-def _generator(seed: int) -> np.random.Generator:
+def _check_seed(seed: int) -> None:
     if seed < 0:
         raise InputError(f"seed={seed}: expected 0 or more")
+
+
+def _generator(seed: int) -> np.random.Generator:
+    _check_seed(seed)
     return np.random.default_rng(seed)

@@ -56,7 +56,7 @@ def identifiability(
     good = wrong = lucky = 0
     each = range(first_seed, first_seed + seeds)
     for seed in track(each, "seeds", console=console, transient=True):
-        victim, found = _identifiable(data.sphere(dim, samples, seed), enough, degree, seed)
+        victim, found = identifiable(data.sphere(dim, samples, seed), enough, degree, seed)
         good += _add(table, seed, victim, found) == samples
         few = victims.polynomial(victim.truth, samples, degree, seed)
         judged = _judged(few)
@@ -72,9 +72,7 @@ def identifiability(
         raise SystemExit(1)
 
 
-def _identifiable(
-    known: Data, width: int, degree: int, seed: int
-) -> tuple[Victim, Identifiability]:
+def identifiable(known: Data, width: int, degree: int, seed: int) -> tuple[Victim, Identifiability]:
     """A victim that fulfils the condition, under the first labels that allow it."""
     for labelled in victims.labellings(known, degree, seed):
         try:

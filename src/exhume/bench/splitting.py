@@ -4,6 +4,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from rich.table import Table
@@ -68,6 +69,10 @@ class Case:
     count: int
 
 
+Spent = Callable[[Method, Problem, Progress], Progress]
+"""A run until its budget is spent."""
+
+
 @dataclass(frozen=True)
 class Row:
     """One run, measured."""
@@ -112,8 +117,11 @@ def splitting(
         rows: dict[str, list[Row]] = {arm: [] for arm in ARMS}
         ratios = []
         for seed in range(first_seed, first_seed + seeds):
-            case = CASES[name](samples, width, seed)
-            ratios.append(_compare(case, seed, limit / len(ARMS), rows))
+            spent = partial(_spent, limit=limit / len(ARMS))
+            found, ratio = compared(CASES[name](samples, width, seed), seed, spent)
+            ratios.append(ratio)
+            for arm, row in found.items():
+                rows[arm].append(row)
             console.print(
                 f"  {name} seed {seed}: cosine "
                 + ", ".join(f"{arm} {rows[arm][-1].cosine:.3f}" for arm in ARMS)
@@ -125,8 +133,14 @@ def splitting(
             console.print(f"{name}: {_sentence(rule, rows)}")
 
 
-def _compare(case: Case, seed: int, limit: float, rows: dict[str, list[Row]]) -> float:
-    """All runs of one seed; the predicted decrease over the measured one, where the base ends."""
+def compared(case: Case, seed: int, spent: Spent) -> tuple[dict[str, Row], float]:
+    """All runs of one seed; the predicted decrease over the measured one, where the base ends.
+
+    Args:
+        case: the objective and its victim.
+        seed: of the attack.
+        spent: advances a run until its budget is spent.
+    """
     base, samples = case.base, len(case.truth)
     problem = seen_by(base, case.problem)
     start = CountMatched(base, case.count, _tuned(base, problem, samples, seed))
@@ -134,21 +148,20 @@ def _compare(case: Case, seed: int, limit: float, rows: dict[str, list[Row]]) ->
     def go(method: Method, begin: CountMatched) -> tuple[Row, Progress]:
         progress = begin.init(problem, samples, seed)
         with threads_for(problem, samples):
-            progress = _spent(method, problem, progress, limit)
+            progress = spent(method, problem, progress)
         point = method.finish(problem, progress)
         return _measured(point, progress.total_steps, case.truth), progress
 
     alone, at_rest = go(base, start)
-    rows["base"].append(alone)
+    found = {"base": alone}
     for rule in RULES:
         split, control = go(Shen2026(base, max(1, alone.steps // 4), rule=rule), start)[0], alone
         if split.candidates > case.count:
             control = go(base, replace(start, count=split.candidates))[0]
         else:
             split = alone  # nothing was split: the same run, but for where time cut it off
-        rows[f"split, {rule}"].append(split)
-        rows[f"count of {rule}"].append(control)
-    return predicted_over_measured(base, problem, at_rest)
+        found |= {f"split, {rule}": split, f"count of {rule}": control}
+    return found, predicted_over_measured(base, problem, at_rest)
 
 
 def _spent(method: Method, problem: Problem, progress: Progress, limit: float) -> Progress:

@@ -8,7 +8,8 @@ the method `exhume`. At the end the candidates are refined in the full space, wh
 allow it and show that it is worth it.
 
 In a random-features model the first layer does not move. There the span is estimated from the
-second moment of the last layer, which is too noisy for a constraint and serves as a start.
+second moment of the last layer, which is too noisy for a constraint and serves as a start; or the
+attacker is told it.
 """
 
 from dataclasses import dataclass, field
@@ -55,17 +56,22 @@ class Tansley2026:
         rank: r, for example the number of samples, or the rule to find it: gap or energy.
         search: what is run in the subspace.
         polish: most solver steps in the full space at the end.
+        basis: U (d, r), orthonormal, where the attacker is told the subspace; nothing is then
+            estimated, and the rank is that of U.
     """
 
     rank: int | str = "gap"
     search: Exhume = field(default_factory=Exhume)
     polish: int = 30
+    basis: Tensor | None = field(default=None, repr=False, compare=False)
     name: str = "tansley2026"
 
     def view(self, problem: Problem) -> Problem:
         """The problem in the coordinates of the subspace, or itself where W₁ did not move."""
         if isinstance(problem, Reduced):
             return problem
+        if self.basis is not None:
+            return reduced(problem, _told(self.basis, problem.dim))
         if problem.first_layer is None:
             if problem.drift > 0 or not _has_moment(problem):
                 raise InputError(
@@ -81,7 +87,8 @@ class Tansley2026:
     def init(self, problem: Problem, samples: int | None, seed: int) -> Progress:
         """Random candidates in the subspace, or in the span of the moment's eigenvectors."""
         if isinstance(problem, Reduced):
-            self._check_count(problem.subspace.rank, samples)
+            if self.basis is None:
+                self._check_count(problem.subspace.rank, samples)
             return self.search.init(problem, samples, seed)
         count = self.search.count(problem, samples)
         generator = stream(seed, 0)
@@ -160,6 +167,17 @@ def _reduced_domain(domain: Domain, dim: int) -> Domain:
         f"tansley2026 works on a sphere, but the samples are said to lie in: {domain.name}. Give "
         "their norm instead, or use the method 'exhume'."
     )
+
+
+def _told(basis: Tensor, dim: int) -> Subspace:
+    """A subspace that is known, not estimated: nothing lies outside of it."""
+    u = basis.double().cpu()
+    if u.ndim != 2 or len(u) != dim or not 1 <= u.shape[1] <= dim:
+        raise InputError(f"basis: expected shape ({dim}, r), r from 1 to {dim}, got {(*u.shape,)}.")
+    ones = torch.ones(u.shape[1], dtype=u.dtype)
+    if not (u.T @ u - torch.diag(ones)).abs().max() < 1e-5:
+        raise InputError("basis: expected orthonormal columns; make them so with torch.linalg.qr.")
+    return Subspace(u, ones, 1.0, torch.inf)
 
 
 def _has_moment(problem: Problem) -> bool:

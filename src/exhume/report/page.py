@@ -105,20 +105,25 @@ def render(run: Run, redact: bool = False) -> str:
     )
 
 
-@cache
 def _template() -> Template:
-    environment = Environment(
+    return environment().get_template("report.html.jinja")
+
+
+@cache
+def environment() -> Environment:
+    """The templates of this package, with its ways to write numbers."""
+    found = Environment(
         loader=PackageLoader("exhume", "report"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {
+    found.filters |= {
         name: getattr(_format, name)
         for name in ("number", "fixed", "percent", "plural", "duration", "moment")
     }
-    return environment.get_template("report.html.jinja")
+    return found
 
 
 def verdict(run: Run) -> Verdict:

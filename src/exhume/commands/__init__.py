@@ -1,0 +1,1 @@
+"""Commands, a file each; `exhume.cli` puts them together."""

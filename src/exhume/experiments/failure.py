@@ -1,0 +1,128 @@
+"""Is an exact solution the training set? The finite-width guarantee, put to the test."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from exhume.checkpoint import random_features_problem
+from exhume.errors import InputError
+from exhume.evaluate import score
+from exhume.experiments.samples import check_number, check_whole
+from exhume.features.activations import activation as named_activation
+from exhume.features.weights import Seeded, materialise
+from exhume.methods.progress import stream
+from exhume.problem import Problem
+from exhume.solvers import run
+from exhume.solvers.levenberg_marquardt import LevenbergMarquardt
+
+EXACT = 1e-11
+"""Relative residual from which a solution counts as exact."""
+
+SLACK = 1.001
+"""How far above the ceiling a coefficient may be, for rounding."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Samples and coefficients as `theory.width_bound` assumes them; solutions from many starts.
+
+    Attributes:
+        samples: n.
+        dim: d.
+        width: p.
+        activation: σ.
+        tolerance: ε, within which a sample counts as found.
+        separation: least distance over √d between two samples, up to sign.
+        floor: least size of a coefficient.
+        ceiling: largest.
+        starts: how many, each of Levenberg and Marquardt from random candidates.
+        steps: the most of each.
+        seed: of samples, coefficients, features and starts.
+    """
+
+    samples: int = 2
+    dim: int = 2
+    width: int = 1000
+    activation: str = "erf"
+    tolerance: float = 0.5
+    separation: float = 1.1
+    floor: float = 1.0
+    ceiling: float = 1.0
+    starts: int = 8
+    steps: int = 200
+    seed: int = 0
+
+    def check(self) -> None:
+        """Refuse what could not be run, before any work."""
+        for field in ("samples", "dim", "width", "starts", "steps"):
+            check_whole(field, getattr(self, field), 1)
+        check_whole("seed", self.seed, 0)
+        for field in ("tolerance", "separation", "floor", "ceiling"):
+            check_number(field, getattr(self, field))
+        if self.floor > self.ceiling:
+            raise InputError(f"floor: expected at most the ceiling, {self.ceiling:g}.")
+        named_activation(self.activation)
+
+    def run(self, device: str) -> dict[str, Any]:
+        """Look for exact solutions; the worst of them decides.
+
+        Returns:
+            `exact` (starts that ended at one), `failed` (whether one within the ceiling misses a
+            sample), `wrong` (whether any does, whatever its coefficients), `error` (largest
+            distance of a sample from its candidate in the worst exact solution), `residual` (the
+            least of all starts).
+        """
+        self.check()
+        truth = self.drawn()
+        problem = self.problem(truth).to(device, torch.float64)
+        solver = LevenbergMarquardt(tolerance=EXACT / 10)
+        worst, exact, failed, least = 0.0, 0, False, math.inf
+        for start in range(self.starts):
+            generator = stream(self.seed, 1 + start)
+            begin = problem.domain.start(self.samples, self.dim, generator).to(problem.target)
+            point = run(solver, problem, begin, self.steps).point
+            least = min(least, point.value)
+            if not point.value <= EXACT:
+                continue
+            exact += 1
+            error = float(score(point.candidates.cpu(), truth).errors.max())
+            within = float(point.coefficients.abs().max()) <= SLACK * self.ceiling
+            failed = failed or (within and error > self.tolerance)
+            worst = max(worst, error)
+        return {
+            "exact": exact,
+            "failed": failed,
+            "wrong": exact > 0 and worst > self.tolerance,
+            "error": worst if exact else None,
+            "residual": least,
+        }
+
+    def drawn(self) -> Tensor:
+        """Samples (n, d) of norm √d, drawn until they are far enough apart."""
+        generator = stream(self.seed, 0)
+        for _ in range(10_000):
+            x = torch.randn(self.samples, self.dim, generator=generator, dtype=torch.float64)
+            x /= x.norm(dim=1, keepdim=True)
+            nearest = (x @ x.T).abs().fill_diagonal_(0).max()
+            if math.sqrt(max(0.0, 2 - 2 * float(nearest))) >= self.separation:
+                return x * math.sqrt(self.dim)
+        raise InputError(
+            f"separation: no {self.samples} samples {self.separation:g} apart in dimension "
+            f"{self.dim} were found; ask for less."
+        )
+
+    def problem(self, truth: Tensor) -> Problem:
+        """Random features whose last layer is Σ_i c_i φ(x_i), with coefficients of random sign."""
+        generator = stream(self.seed, 10_000)
+        v = materialise(
+            Seeded(self.width, self.dim, self.seed).to(torch.device("cpu"), torch.float64)
+        )
+        signs = torch.randn(self.samples, 1, generator=generator, dtype=torch.float64).sign()
+        spread = torch.rand(self.samples, 1, generator=generator, dtype=torch.float64)
+        coefficients = signs * (self.floor + (self.ceiling - self.floor) * spread)
+        features = named_activation(self.activation).value(truth @ v.rows(0, self.width).T)
+        target = features.T @ coefficients
+        return random_features_problem(v, self.activation, target, (self.dim,), None)

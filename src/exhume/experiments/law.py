@@ -1,0 +1,447 @@
+"""The law of data reconstruction: grids over the ratio, and what comes out of them.
+
+Two thresholds, both counted: from p = n on the labels fit, from p = dn on the weights determine
+the data (p = rn where they lie in a known subspace of r dimensions). A sweep measures where fitting
+and recovery really start.
+
+Inside: `Law` (what to sweep), `summarise` (records to curves), `start` (where a curve crosses).
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import numpy as np
+
+from exhume.errors import InputError
+from exhume.experiments.attack import Attack
+from exhume.experiments.fitting import Fit
+from exhume.experiments.samples import check_whole
+from exhume.sweep import MOST, Grid, Record
+from exhume.theory import counting
+
+HALF = 0.5
+"""Mean share of the samples recovered from which recovery counts as started."""
+
+FITTED = 1e-6
+"""Relative error under which labels count as fitted; it falls from 1e-2 to rounding at p = n."""
+
+OURS, MOMENTUM, SUBSPACE = "exhume", "iurada2025", "tansley2026"
+
+PAIRS = 8
+"""Pictures that are kept at each ratio, of the first seed and the first method."""
+
+AXES = (
+    "architectures", "activations", "losses", "dims", "samples", "ranks", "methods", "ratios",
+)  # fmt: skip
+"""What a sweep goes over, beside the seeds."""
+
+
+@dataclass(frozen=True)
+class Law:
+    """What to sweep: every combination of these.
+
+    Attributes:
+        data: sphere, or a set of images.
+        dims: d, of sphere data.
+        samples: n.
+        ranks: dimensions of the subspace that sphere data lies in; None for the whole space.
+        ratios: p·m/(d·n).
+        seeds: how many, from 0 on.
+        methods: of attack.
+        activations: σ.
+        architectures: of the victims.
+        losses: that they are trained on.
+        products: budget of an attack.
+        size: of images: the side they are shrunk to.
+        classes: of images.
+        pictures: whether pictures of the samples may be kept.
+    """
+
+    data: str = "sphere"
+    dims: tuple[int | None, ...] = (60,)
+    samples: tuple[int, ...] = (12,)
+    ranks: tuple[int | None, ...] = (None,)
+    ratios: tuple[float, ...] = (0.5, 1.0, 2.0, 5.0)
+    seeds: int = 5
+    methods: tuple[str, ...] = (OURS, MOMENTUM)
+    activations: tuple[str, ...] = ("relu",)
+    architectures: tuple[str, ...] = ("random_features",)
+    losses: tuple[str, ...] = ("squared",)
+    products: int | None = 30_000
+    size: int | None = None
+    classes: str | None = None
+    pictures: bool = False
+
+    def _common(self) -> dict[str, Any]:
+        return {
+            "data": self.data,
+            "size": self.size,
+            "classes": self.classes,
+            "activation": self.activations,
+            "dim": self.dims,
+            "samples": self.samples,
+            "rank": self.ranks,
+            "seed": range(self.seeds),
+        }
+
+    def attacks(self) -> Grid:
+        """Attacks on victims at each ratio."""
+        return Grid(
+            Attack,
+            self._common()
+            | {
+                "architecture": self.architectures,
+                "loss": self.losses,
+                "method": self.methods,
+                "products": self.products,
+                "ratio": self.ratios,
+            },
+        )
+
+    def fits(self) -> list[Fit]:
+        """Label fitting by random features, at widths from n/4 to that of the largest ratio."""
+        if "random_features" not in self.architectures or "squared" not in self.losses:
+            return []
+        cells = [cast(Fit, cell) for cell in Grid(Fit, self._common())]
+        known = cells[0].known()  # images are all of one size
+        every = []
+        for cell in cells:
+            unknowns = (cell.dim or known.dim) * cell.samples
+            largest = max(self.ratios) * unknowns / known.outputs
+            every += [replace(cell, width=width) for width in widths(cell.samples, largest)]
+        return every
+
+    def cells(self) -> list[Attack | Fit]:
+        """All cells, checked.
+
+        Raises:
+            InputError: a value that could not be run, data that is not there, or too many cells.
+        """
+        check_whole("seeds", self.seeds, 1)
+        for field in AXES:
+            values = getattr(self, field)
+            if not values:
+                raise InputError(f"{field}: expected one value or more, got none.")
+            if len(set(values)) < len(values):
+                raise InputError(f"{field}: expected different values, got {values}.")
+        count = self.seeds * math.prod(len(getattr(self, field)) for field in AXES)
+        if count > MOST:
+            raise InputError(
+                f"this grid has {count:,} attacks; expected at most {MOST:,}: take fewer ratios or "
+                "seeds."
+            )
+        attacks = [self._with_pictures(cast(Attack, cell)) for cell in self.attacks()]
+        for cell in attacks:
+            cell.check()
+        for cell in attacks:
+            if cell.seed == 0 and (cell.ratio, cell.method) == (self.ratios[0], self.methods[0]):
+                cell.width(cell.known())
+        return [*self.fits(), *attacks]
+
+    def _with_pictures(self, cell: Attack) -> Attack:
+        first = cell.seed == 0 and cell.method == self.methods[0]
+        return replace(cell, keep=PAIRS) if self.pictures and first else cell
+
+
+def widths(samples: int, largest: float) -> list[int]:
+    """Widths from n/4 to the largest, close together where labels begin to fit.
+
+    Example:
+        >>> widths(12, 720)
+        [3, 5, 6, 8, 9, 11, 12, 15, 24, 132, 720]
+    """
+    near = [samples * share / 8 for share in (2, 3, 4, 5, 6, 7, 8, 10, 16)]
+    far = np.geomspace(2 * samples, max(largest, 2 * samples), 3).tolist()
+    return sorted({max(1, math.ceil(width - 1e-9)) for width in near + far})
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the points of a curve have in common, beside the method."""
+
+    architecture: str
+    activation: str
+    loss: str
+    dim: int
+    samples: int
+    rank: int | None
+    outputs: int
+
+    @property
+    def kind(self) -> tuple[str, str, str]:
+        """The model, whatever the data."""
+        return self.architecture, self.activation, self.loss
+
+    @property
+    def labels_fit(self) -> int:
+        """The p from which on labels fit, by counting."""
+        return counting.label_fitting(self.samples)
+
+    @property
+    def determined(self) -> int:
+        """The p from which on the data are determined, by counting."""
+        return counting.reconstruction(self.dim, self.samples, self.outputs)
+
+
+@dataclass(frozen=True)
+class Point:
+    """One ratio (or width) over all seeds.
+
+    Attributes:
+        width: p.
+        ratio: p·m/(d·n).
+        error: median over the seeds; of the labels, or of the reconstruction.
+        low: lower quartile.
+        high: upper quartile.
+        recovered: mean share of the samples recovered; None for label fitting.
+        exact: mean share recovered exactly.
+        label_error: median, where a victim was trained.
+        chance: mean error of random candidates.
+        seeds: how many there were.
+    """
+
+    width: float
+    ratio: float
+    error: float | None
+    low: float | None
+    high: float | None
+    recovered: float | None = None
+    exact: float | None = None
+    label_error: float | None = None
+    chance: float | None = None
+    seeds: int = 1
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A method in a setting, against the ratio; or label fitting, where there is no method."""
+
+    setting: Setting
+    method: str | None
+    points: tuple[Point, ...]
+
+    @property
+    def start(self) -> float | None:
+        """The ratio from which on recovery has started; the width from which on labels fit."""
+        if self.method is None:
+            fitted = [point.error is not None and point.error < FITTED for point in self.points]
+            return start([point.width for point in self.points], fitted, between=False)
+        shares = [point.recovered or 0.0 for point in self.points]
+        return start([point.ratio for point in self.points], shares)
+
+    @property
+    def counted(self) -> int:
+        """The p from which on the data can come back, by counting what the method has to find."""
+        own = self.setting
+        rank = own.rank if self.method == SUBSPACE else None
+        return counting.reconstruction(own.dim, own.samples, own.outputs, rank)
+
+    @property
+    def starting_width(self) -> float | None:
+        """The same as a width, p."""
+        if self.start is None or self.method is None:
+            return self.start
+        return self.start * self.setting.dim * self.setting.samples / self.setting.outputs
+
+
+@dataclass(frozen=True)
+class Summary:
+    """All curves of a sweep, and the cells that failed."""
+
+    fits: tuple[Curve, ...]
+    attacks: tuple[Curve, ...]
+    failed: tuple[Record, ...] = ()
+
+    @property
+    def settings(self) -> tuple[Setting, ...]:
+        """In the order of the sweep."""
+        return tuple(dict.fromkeys(curve.setting for curve in self.attacks))
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """In the order of the sweep."""
+        return tuple(dict.fromkeys(curve.method for curve in self.attacks if curve.method))
+
+
+def start(places: Sequence[float], shares: Sequence[float], between: bool = True) -> float | None:
+    """The first place from which on every share is at least one half.
+
+    Args:
+        places: in increasing order, positive.
+        shares: one for each.
+        between: interpolate to where the share is one half, on a logarithmic axis.
+
+    Returns:
+        The place; None if the last share is below one half, the first place if none is.
+
+    Example:
+        >>> start([1.0, 4.0, 8.0], [0.0, 1.0, 1.0])
+        2.0
+        >>> start([1.0, 2.0], [1.0, 0.0])
+    """
+    below = [index for index, share in enumerate(shares) if share < HALF]
+    first = below[-1] + 1 if below else 0
+    if first == len(places):
+        return None
+    if first == 0 or not between:
+        return places[first]
+    (left, right), (low, high) = places[first - 1 : first + 1], shares[first - 1 : first + 1]
+    return float(left * (right / left) ** ((HALF - low) / (high - low)))
+
+
+def summarise(records: Iterable[Record]) -> Summary:
+    """Curves of a sweep's records; cells that failed are listed and left out of the curves."""
+    fits: dict[Setting, dict[float, list[Record]]] = {}
+    attacks: dict[tuple[Setting, str], dict[float, list[Record]]] = {}
+    failed = []
+    for record in records:
+        cell, values = record.cell, record.values
+        if values is None:
+            failed.append(record)
+        elif isinstance(cell, Fit):
+            fits.setdefault(setting_of(record), {}).setdefault(cell.width, []).append(record)
+        elif isinstance(cell, Attack):
+            by_ratio = attacks.setdefault((setting_of(record), cell.method), {})
+            by_ratio.setdefault(values["actual_ratio"], []).append(record)
+    return Summary(
+        tuple(Curve(own, None, _points(group)) for own, group in fits.items()),
+        tuple(Curve(own, method, _points(group)) for (own, method), group in attacks.items()),
+        tuple(failed),
+    )
+
+
+def setting_of(record: Record) -> Setting:
+    """What a finished cell shares with the others of its curve."""
+    cell, values = record.cell, record.values or {}
+    if not isinstance(cell, Attack | Fit):
+        raise TypeError(f"{cell!r} is not part of the law")
+    architecture, loss = (cell.architecture, cell.loss) if isinstance(cell, Attack) else FIT
+    return Setting(
+        architecture=architecture,
+        activation=cell.activation,
+        loss=loss,
+        dim=values["inputs"],
+        samples=cell.samples,
+        rank=cell.rank,
+        outputs=values["outputs"],
+    )
+
+
+FIT = ("random_features", "squared")
+"""What label fitting is measured on."""
+
+
+def _points(groups: dict[float, list[Record]]) -> tuple[Point, ...]:
+    return tuple(_point(groups[place]) for place in sorted(groups))
+
+
+def _point(records: list[Record]) -> Point:
+    """The records of one curve at one place, over the seeds."""
+    rows = [record.values or {} for record in records]
+    cell, first = records[0].cell, rows[0]
+
+    def numbers(name: str) -> list[float]:
+        return [float(row[name]) for row in rows if row.get(name) is not None]
+
+    def mean(name: str) -> float | None:
+        return float(np.mean(found)) if (found := numbers(name)) else None
+
+    fit = isinstance(cell, Fit)
+    errors = numbers("label_error" if fit else "error")
+    low, median, high = np.quantile(errors, (0.25, 0.5, 0.75)) if errors else (None,) * 3
+    labels = numbers("label_error")
+    width = cell.width if isinstance(cell, Fit) else first["parameters"] / first["outputs"]
+    return Point(
+        width=width,
+        ratio=width * first["outputs"] / (first["inputs"] * getattr(cell, "samples", 1)),
+        error=None if median is None else float(median),
+        low=None if low is None else float(low),
+        high=None if high is None else float(high),
+        recovered=None if fit else mean("recovered") or 0.0,
+        exact=None if fit else mean("exact") or 0.0,
+        label_error=float(np.median(labels)) if labels else None,
+        chance=mean("chance"),
+        seeds=len(rows),
+    )
+
+
+NAMES = {OURS: "exhume", MOMENTUM: "published momentum", SUBSPACE: "subspace-aware"}
+"""What methods are called in sentences and figures."""
+
+
+def sentences(summary: Summary) -> list[str]:
+    """What a sweep shows: labels and the best attack in the first sentence, then the others."""
+    methods = sorted(summary.methods, key=lambda method: method != SUBSPACE)
+    said = []
+    for method in methods:
+        curves = [curve for curve in summary.attacks if curve.method == method]
+        said.append(f"with {NAMES.get(method, method)} the data {_on_data(curves)}.")
+    if summary.fits:
+        said[0] = f"labels {_on_labels(summary.fits)}; {said[0]}"
+    return [sentence[0].upper() + sentence[1:] for sentence in said]
+
+
+def _on_data(curves: Sequence[Curve]) -> str:
+    """Where data come back: a width, or several in units of dn; of rn for who knows the rank."""
+    found = [curve for curve in curves if curve.start is not None]
+    if not found:
+        return "do not come back"
+    starts = [curve.start or 0.0 for curve in found]
+    if len(curves) == 1:
+        width = round_to(found[0].starting_width or 0.0)
+        return f"come back from p ≈ {width:,} = {_short(starts[0])} dn"
+    place = f"{_span(starts)} dn"
+    if found[0].method == SUBSPACE and all(curve.setting.rank for curve in found):
+        units = [curve.setting.dim / (curve.setting.rank or 1) for curve in found]
+        inside = [start * unit for start, unit in zip(starts, units, strict=True)]
+        place = f"{_span(inside)} rn ({place})"
+    missing = len(curves) - len(found)
+    never = f", and not at all in {missing} of {len(curves)} settings" if missing else ""
+    return f"come back from p ≈ {place}{never}"
+
+
+def _span(values: Sequence[float]) -> str:
+    """The least and the largest.
+
+    Example:
+        >>> _span([1.62, 1.4, 1.5]), _span([1.61, 1.62])
+        ('1.4 to 1.6', '1.6')
+    """
+    low, high = _short(min(values)), _short(max(values))
+    return low if low == high else f"{low} to {high}"
+
+
+def _short(value: float) -> str:
+    """Two digits, or a whole number.
+
+    Example:
+        >>> _short(1.0), _short(0.1468), _short(13.0), _short(131.4)
+        ('1.0', '0.15', '13', '131')
+    """
+    return f"{value:.0f}" if value >= 99.5 else f"{value:#.2g}".rstrip(".")
+
+
+def _on_labels(fits: Sequence[Curve]) -> str:
+    """Where labels fit: a width, or several in units of n."""
+    starts = [(curve.start, curve.setting.samples) for curve in fits]
+    found = [place / samples for place, samples in starts if place is not None]
+    if not found:
+        return "do not fit at any width"
+    exactly = _span(found)
+    unit = "n" if exactly == "1.0" else f"{exactly} n"
+    width = f"{starts[0][0]:,.0f} = " if len(fits) == 1 else ""
+    return f"fit from p = {width}{unit}"
+
+
+def round_to(value: float, digits: int = 3) -> int:
+    """A whole number with so many digits that mean something.
+
+    Example:
+        >>> round_to(1078.4), round_to(12.4)
+        (1080, 12)
+    """
+    if value <= 0:
+        return 0
+    return int(round(value, digits - 1 - math.floor(math.log10(value))))

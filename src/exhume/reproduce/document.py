@@ -1,0 +1,124 @@
+"""docs/reproduction.md, from the results that are stored beside it.
+
+Inside: `publish` (results of runs → docs), `stored` (what is there), `document` (→ Markdown).
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from exhume.files import finite, read_json
+from exhume.reproduce.experiment import Experiment
+
+LARGEST = 200_000
+"""Bytes of a figure in the docs."""
+
+HEAD = """# Reproduction
+
+Results of the sources as named experiments: what is claimed (in our words), what we measured, and
+whether the one bears out the other. Verdicts follow from the results by rules in
+`src/exhume/reproduce/`. This page is written by `exhume reproduce --document docs` from what is in
+`docs/reproduction/`; `exhume reproduce --list` shows what there is. *Small* takes minutes on two
+cores, *full* is for a GPU. A sample is *recovered* if its relative error, up to its sign, is under
+0.1. d is the number of entries of a sample, n the number of samples, p the number of features (p_L
+of parameters of the last layer).
+"""
+
+
+def publish(
+    out: Path, docs: Path, experiments: Mapping[str, Experiment]
+) -> list[tuple[str, str | None]]:
+    """Copy results and figures into docs/reproduction, then write docs/reproduction.md.
+
+    A result that is in the docs and not among the new ones stays.
+
+    Returns:
+        What was copied, each with the reason why its figure was not.
+    """
+    target = docs / "reproduction"
+    target.mkdir(parents=True, exist_ok=True)
+    copied: list[tuple[str, str | None]] = []
+    for file in sorted(out.glob("*/result.json")):
+        result, name = read_json(file), file.parent.name
+        if result.get("name") not in experiments or name != f"{result['name']}-{result['scale']}":
+            continue
+        drawn, why = None, None
+        if result["drawn"]:
+            drawn = file.with_name("figure.svg").read_bytes()
+            if len(drawn) > LARGEST:
+                why = f"{len(drawn):,} bytes, more than {LARGEST:,}"
+        result["drawn"] = drawn is not None and why is None
+        if drawn is not None and why is None:
+            (target / f"{name}.svg").write_bytes(drawn)
+        text = json.dumps(finite(result), indent=2, ensure_ascii=False)
+        (target / f"{name}.json").write_text(text + "\n", encoding="utf-8")
+        copied.append((name, why))
+    page = document(stored(docs), list(experiments))
+    (docs / "reproduction.md").write_text(page, encoding="utf-8")
+    return copied
+
+
+def stored(docs: Path) -> list[dict[str, Any]]:
+    """The results in docs/reproduction."""
+    return [read_json(file) for file in sorted((docs / "reproduction").glob("*.json"))]
+
+
+def document(results: Sequence[Mapping[str, Any]], order: Sequence[str]) -> str:
+    """The page: a table of all results, then a section for each claim.
+
+    Args:
+        results: what result.json holds.
+        order: names of experiments in the order of the page.
+    """
+    scales = ("small", "full")
+    known = sorted(
+        (result for result in results if result["name"] in order),
+        key=lambda result: (order.index(result["name"]), scales.index(result["scale"])),
+    )
+    parts = [HEAD, "| experiment | claim | our figure | verdict | scale |", "|---|---|---|---|---|"]
+    for result in known:
+        name = f"[{result['name']}](#{result['name']})"
+        words = (result["claim"], result["figure"], result["verdict"], result["scale"])
+        parts.append("| " + " | ".join(map(_cell, (name, *words))) + " |")
+    for name in order:
+        found = [result for result in known if result["name"] == name]
+        if found:
+            latest = found[-1]
+            parts += ["", f"## {name}", "", f"*{latest['source']}.* {latest['claim']}"]
+            parts += [_section(result) for result in found]
+    return "\n".join(parts) + "\n"
+
+
+def _section(result: Mapping[str, Any]) -> str:
+    """One scale of one experiment."""
+    name = f"{result['name']}-{result['scale']}"
+    lines = ["", f"    {result['command']}", ""]
+    lines.append(f"**{result['verdict'].capitalize()}** ({result['scale']}): {result['figure']}.")
+    if result["note"]:
+        lines.append(result["note"])
+    failed = f", {result['failed']} of which failed" if result["failed"] else ""
+    lines += [
+        "",
+        f"{result['hardware']}; torch {result['torch']}; exhume {result['exhume']}; "
+        f"{result['date']}; {result['cells']} cells{failed}, "
+        f"{_duration(result['seconds'])} in all.",
+    ]
+    if result["drawn"]:
+        lines += ["", f"![{result['name']}, {result['scale']}](reproduction/{name}.svg)"]
+    return "\n".join(lines)
+
+
+def _duration(seconds: float) -> str:
+    """Seconds, or minutes.
+
+    Example:
+        >>> _duration(59.6), _duration(150)
+        ('60 s', '2.5 min')
+    """
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.3g} min"
+
+
+def _cell(text: str) -> str:
+    """Text that can stand in a table."""
+    return text.replace("|", "\\|").replace("\n", " ")

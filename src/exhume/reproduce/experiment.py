@@ -1,0 +1,77 @@
+"""What an experiment is: a claim, the cells that put it to the test, the rules that judge it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from matplotlib.figure import Figure
+
+from exhume.sweep import Cell, Record
+
+Scale = Literal["small", "full"]
+"""`small` takes minutes on two cores, `full` is for a GPU."""
+
+BUNDLED = ("sphere", "digits", "faces", "photos")
+"""Sets that need no folder."""
+
+Verdict = Literal["holds", "holds in part", "does not hold", "not decided"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What the results say of a claim.
+
+    Attributes:
+        figure: the measured result, in one line.
+        verdict: of the claim, by the rules of the experiment.
+        note: what a reader should know beside it.
+    """
+
+    figure: str
+    verdict: Verdict
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One result of a source, to be reproduced.
+
+    Attributes:
+        name: by which it is called.
+        source: the paper, and where in it.
+        claim: of the source, in our words, in one sentence.
+        cells: what to run at a scale.
+        judge: the finding, from the results alone.
+        draw: a figure of the results; None if there is nothing to draw.
+        minutes: about how long it takes, at small scale on two cores and at full scale on a GPU.
+    """
+
+    name: str
+    source: str
+    claim: str
+    cells: Callable[[Scale], list[Cell]]
+    judge: Callable[[Sequence[Record]], Finding]
+    draw: Callable[[Sequence[Record]], Figure | None]
+    minutes: tuple[float, float]
+
+    def data(self, scale: Scale) -> list[str]:
+        """Sets that have to be in the folder EXHUME_DATA."""
+        named = dict.fromkeys(getattr(cell, "data", "sphere") for cell in self.cells(scale))
+        return [name for name in named if name not in BUNDLED]
+
+
+def judged(core: bool, *rest: bool) -> Verdict:
+    """The verdict on a claim whose core must hold; where more of it fails, it holds in part.
+
+    Example:
+        >>> judged(True, True), judged(True, False), judged(False, True)
+        ('holds', 'holds in part', 'does not hold')
+    """
+    if not core:
+        return "does not hold"
+    return "holds" if all(rest) else "holds in part"
+
+
+def undecided(what: str) -> Finding:
+    """The finding where results are missing."""
+    return Finding("no result", "not decided", f"Too few cells ended: {what}.")

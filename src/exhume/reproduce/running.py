@@ -1,0 +1,91 @@
+"""Run an experiment, judge it, and write down what was found."""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from exhume import __version__, data, sweep
+from exhume.device import device_name
+from exhume.errors import InputError
+from exhume.experiments import figures
+from exhume.files import private_folder, write_json, write_private
+from exhume.reproduce.experiment import Experiment, Scale
+from exhume.sweep import Record
+
+
+def missing(experiment: Experiment, scale: Scale) -> str | None:
+    """Why the data of an experiment cannot be read here; None if they can."""
+    for name in experiment.data(scale):
+        try:
+            data.load(name, 2)
+        except InputError as error:
+            return str(error)
+    return None
+
+
+def perform(
+    experiment: Experiment,
+    scale: Scale,
+    folder: Path,
+    engine: str = "loky",
+    address: str | None = None,
+    workers: int | None = None,
+    device: str = "cpu",
+    show: Callable[[Record], None] | None = None,
+) -> dict[str, Any]:
+    """Run the cells that are not in the folder yet, judge, and write the result.
+
+    Writes cells/, table.csv, figure.png, figure.svg and result.json.
+
+    Returns:
+        What result.json holds.
+    """
+    private_folder(folder)
+    cells = experiment.cells(scale)
+    records = sweep.run(cells, engine, folder, address, workers, device, show=show)
+    sweep.write_csv(folder / "table.csv", [_without_pictures(record) for record in records])
+    figure = experiment.draw(records) if any(r.values is not None for r in records) else None
+    if figure is not None:
+        write_private(folder / "figure.png", figures.png(figure))
+        write_private(folder / "figure.svg", figures.svg(figure).encode())
+    result = described(experiment, scale, records, device) | {"drawn": figure is not None}
+    write_json(folder / "result.json", result)
+    return result
+
+
+def described(
+    experiment: Experiment, scale: Scale, records: Sequence[Record], device: str
+) -> dict[str, Any]:
+    """The finding, with what it takes to find it again: plain JSON values."""
+    return {
+        "name": experiment.name,
+        "scale": scale,
+        "source": experiment.source,
+        "claim": experiment.claim,
+        **asdict(experiment.judge(records)),
+        "command": command(experiment, scale),
+        "hardware": f"{device_name(device).partition(',')[0]}, {os.cpu_count()} cores",
+        "torch": torch.__version__,
+        "exhume": __version__,
+        "date": datetime.now(UTC).date().isoformat(),
+        "seconds": round(sum(record.seconds for record in records), 1),
+        "cells": len(records),
+        "failed": sum(record.error is not None for record in records),
+    }
+
+
+def command(experiment: Experiment, scale: Scale) -> str:
+    """What to type to run it."""
+    words = f"exhume reproduce {experiment.name} --scale {scale}"
+    return f"EXHUME_DATA=… {words}" if experiment.data(scale) else words
+
+
+def _without_pictures(record: Record) -> Record:
+    if record.values is None:
+        return record
+    return replace(record, values={k: v for k, v in record.values.items() if k != "picture"})
