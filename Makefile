@@ -19,7 +19,7 @@ types: $(VENV)/ready
 	$(BIN)/mypy
 
 tests: $(VENV)/ready
-	$(BIN)/pytest
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile
 
 # The wheel on its own: installed in a clean environment, away from the source tree.
 wheel: $(VENV)/ready

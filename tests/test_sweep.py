@@ -80,8 +80,8 @@ def test_a_failure_is_kept_unless_it_is_to_be_retried(tmp_path: Path) -> None:
     log = tmp_path / "log"
     cells = [Square(x, log=str(log)) for x in (1.0, 2.0, 3.0)]
     store = Store.opened(tmp_path / "sweep")
-    store.write(address_of(cells[0]), outcome(cells[0], None, "OSError: a bad day", 1.0))
-    store.write(address_of(cells[1]), outcome(cells[1], {"y": -1}, None, 1.0))
+    store.write(address_of(cells[0]), outcome(cells[0], None, "OSError: a bad day", 1.0, None))
+    store.write(address_of(cells[1]), outcome(cells[1], {"y": -1}, None, 1.0, None))
     kept = sweep.run(cells[:2], folder=store.folder)
     assert [record.error for record in kept] == ["OSError: a bad day", None]
     assert not log.exists()
@@ -291,9 +291,9 @@ def test_the_address_is_the_content() -> None:
         b'{"kind": "sw',
         b"[1]",
         b"{}",
-        json.dumps(outcome(Square(2.0), {"y": 4}, None, 0.0)).encode(),
-        json.dumps(outcome(Square(1.0), None, None, 0.0)).encode(),
-        json.dumps({**outcome(Square(1.0), {}, None, 0.0), "seconds": "long"}).encode(),
+        json.dumps(outcome(Square(2.0), {"y": 4}, None, 0.0, None)).encode(),
+        json.dumps(outcome(Square(1.0), None, None, 0.0, None)).encode(),
+        json.dumps({**outcome(Square(1.0), {}, None, 0.0, None), "seconds": "long"}).encode(),
     ],
 )
 def test_a_damaged_file_is_named_before_any_work(tmp_path: Path, content: bytes) -> None:
@@ -406,3 +406,13 @@ def test_the_bar_counts_cells_and_failures(terminal: bool) -> None:
         show(Record(Fails(1), None, "ValueError: no", 0.1))
     assert ("2/3" in text.getvalue() and "1 failed" in text.getvalue()) == terminal
     assert terminal or not text.getvalue().strip()
+
+
+def test_a_cell_says_where_and_when_it_was_made() -> None:
+    finished = worker.attempt(Square(1.0), 0, "cpu")
+    record = Record(Square(1.0), finished["values"], None, 0.1, finished["made"])
+    assert record.made["torch"] == torch.__version__
+    assert sweep.made([record, record], "hardware").endswith(" cores")
+    other = replace(record, made={"hardware": "abacus, 1 cores"})
+    assert sweep.made([record, other], "hardware").startswith("abacus, 1 cores, ")
+    assert sweep.made([other], "date") == ""

@@ -1,5 +1,6 @@
 """Devices by name, and what they are called."""
 
+import os
 import platform
 
 import torch
@@ -23,3 +24,8 @@ def device_name(device: str) -> str:
     if torch.device(device).type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
+
+
+def hardware(device: str) -> str:
+    """The device and the cores beside it, in words."""
+    return f"{device_name(device).partition(',')[0]}, {os.cpu_count()} cores"

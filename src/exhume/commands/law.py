@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from exhume.commands.console import console as _console
 from exhume.errors import InputError
 
 if TYPE_CHECKING:
@@ -79,17 +80,14 @@ def law(
     cells = plan.cells()
     check_folder(out)
 
-    from rich.console import Console
-
     from exhume import sweep
-    from exhume.device import device_name, usable_device
+    from exhume.device import usable_device
     from exhume.experiments import figures, page
     from exhume.experiments.law import sentences, summarise
     from exhume.files import write_private
 
-    here = engine == "loky"
-    device = usable_device(device) if here else device
-    console = Console(highlight=False, soft_wrap=True)
+    device = usable_device(device) if engine == "loky" else device
+    console = _console()
     with sweep.progress(console, len(cells)) as show:
         records = sweep.run(cells, engine, out, address, workers, device, retry, show)
     summary = summarise(records)
@@ -98,7 +96,7 @@ def law(
             f"all {len(cells)} cells failed, the first one with {summary.failed[0].error}"
         )
     figure = figures.draw(summary)
-    where = device_name(device) if here else f"{engine} cluster, {device}"
+    where = sweep.made(records, "hardware")
     text = page.render(summary, records, figure, _command(given), where, redact)
     for name, content in (
         ("law.png", figures.png(figure)),

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from exhume.commands.console import console as _console
 from exhume.errors import InputError
 
 if TYPE_CHECKING:
@@ -41,13 +42,11 @@ def reproduce(
         document: folder of the docs; the results in `out` are copied there, and the page on
             reproduction is written again.
     """
-    from rich.console import Console
-
     from exhume import sweep
     from exhume.device import usable_device
     from exhume.reproduce import EXPERIMENTS, missing, perform, publish
 
-    console = Console(highlight=False, soft_wrap=True)
+    console = _console()
     if list:
         console.print(_table(EXPERIMENTS))
         return

@@ -69,11 +69,12 @@ def lines(
 
 
 def _logarithmic(axes: Axes, which: str) -> None:
-    """A logarithmic axis: powers of ten up, plain numbers across."""
+    """A logarithmic axis: plain numbers across where there are few, else powers of ten."""
     axes.set(**{f"{which}scale": "log"})
     axis = axes.xaxis if which == "x" else axes.yaxis
     axis.set_minor_locator(NullLocator())
-    if which == "x":
+    low, high = axis.get_view_interval()
+    if which == "x" and high < 1000 * low:
         axis.set_major_locator(LogLocator(10, subs=(1.0, 2.0, 5.0), numticks=12))
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     else:

@@ -14,6 +14,9 @@ Scale = Literal["small", "full"]
 BUNDLED = ("sphere", "digits", "faces", "photos")
 """Sets that need no folder."""
 
+FIRST = 20
+"""The first seed of the runs that are judged; sizes and rules were set on others."""
+
 Verdict = Literal["holds", "holds in part", "does not hold", "not decided"]
 
 
@@ -58,6 +61,16 @@ class Experiment:
         """Sets that have to be in the folder EXHUME_DATA."""
         named = dict.fromkeys(getattr(cell, "data", "sphere") for cell in self.cells(scale))
         return [name for name in named if name not in BUNDLED]
+
+
+def seeds(count: int) -> range:
+    """So many seeds on which no size or rule was set.
+
+    Example:
+        >>> seeds(3)
+        range(20, 23)
+    """
+    return range(FIRST, FIRST + count)
 
 
 def judged(core: bool, *rest: bool) -> Verdict:

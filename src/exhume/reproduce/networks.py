@@ -11,7 +11,7 @@ from typing import Any
 from exhume.experiments import Attack
 from exhume.reproduce.curves import Row, Threshold, means, percent, rows
 from exhume.reproduce.drawing import phases
-from exhume.reproduce.experiment import Experiment, Finding, Scale, judged, undecided
+from exhume.reproduce.experiment import Experiment, Finding, Scale, judged, seeds, undecided
 from exhume.reproduce.law import LAW
 from exhume.sweep import Cell, Grid, Record
 from exhume.theory import local_identifiability
@@ -139,21 +139,21 @@ NETWORK_EXPERIMENTS = (
         "two-layer",
         "two-layer networks",
         (1, 10),
-        {**DIGITS, **TWO, "samples": 6, "products": 5000, "seed": range(3)},
+        {**DIGITS, **TWO, "samples": 6, "products": 5000, "seed": seeds(3)},
         {**CIFAR10, **TWO, "samples": 20, "until": 1e-7},
     ),
     _experiment(
         "residual-net",
         "residual networks",
         (1, 15),
-        {**DIGITS, **RESNET, **FEW, "samples": 2, "products": 1500, "seed": range(2)},
+        {**DIGITS, **RESNET, **FEW, "samples": 2, "products": 1500, "seed": seeds(2)},
         {**CIFAR10, **RESNET, "samples": 4, "until": 1e-7, "products": 5000},
     ),
     _experiment(
         "transformer",
         "vision transformers",
         (1, 15),
-        {**DIGITS, **VIT, **FEW, "samples": 2, "products": 400},
+        {**DIGITS, **VIT, **FEW, "samples": 2, "products": 400, "seed": seeds(1)},
         {**DIGITS, **VIT, "samples": 4, "until": 1e-7, "products": 20_000, "dtype": "float32"},
         counted=(0.5, 0.75, 1.0, 1.5, 2.0),
     ),
@@ -161,7 +161,7 @@ NETWORK_EXPERIMENTS = (
         "logistic",
         "two-layer networks trained on the logistic loss",
         (1, 10),
-        {**DIGITS, **TWO, "loss": "logistic", "samples": 6, "products": 8000, "seed": range(3)},
+        {**DIGITS, **TWO, "loss": "logistic", "samples": 6, "products": 8000, "seed": seeds(3)},
         {**CIFAR10, **TWO, "loss": "logistic", "size": 16, "samples": 20},
     ),
     _experiment(
@@ -175,7 +175,7 @@ NETWORK_EXPERIMENTS = (
             "loss": "cross_entropy",
             "samples": 10,
             "products": 8000,
-            "seed": range(3),
+            "seed": seeds(3),
         },
         {**CIFAR10, "classes": "all", **TWO, "loss": "cross_entropy", "samples": 100},
     ),

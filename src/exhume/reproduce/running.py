@@ -1,16 +1,11 @@
 """Run an experiment, judge it, and write down what was found."""
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from exhume import __version__, data, sweep
-from exhume.device import device_name
 from exhume.errors import InputError
 from exhume.experiments import figures
 from exhume.files import private_folder, write_json, write_private
@@ -53,14 +48,12 @@ def perform(
     if figure is not None:
         write_private(folder / "figure.png", figures.png(figure))
         write_private(folder / "figure.svg", figures.svg(figure).encode())
-    result = described(experiment, scale, records, device) | {"drawn": figure is not None}
+    result = described(experiment, scale, records) | {"drawn": figure is not None}
     write_json(folder / "result.json", result)
     return result
 
 
-def described(
-    experiment: Experiment, scale: Scale, records: Sequence[Record], device: str
-) -> dict[str, Any]:
+def described(experiment: Experiment, scale: Scale, records: Sequence[Record]) -> dict[str, Any]:
     """The finding, with what it takes to find it again: plain JSON values."""
     return {
         "name": experiment.name,
@@ -69,10 +62,8 @@ def described(
         "claim": experiment.claim,
         **asdict(experiment.judge(records)),
         "command": command(experiment, scale),
-        "hardware": f"{device_name(device).partition(',')[0]}, {os.cpu_count()} cores",
-        "torch": torch.__version__,
+        **{word: sweep.made(records, word) for word in ("hardware", "torch", "date")},
         "exhume": __version__,
-        "date": datetime.now(UTC).date().isoformat(),
         "seconds": round(sum(record.seconds for record in records), 1),
         "cells": len(records),
         "failed": sum(record.error is not None for record in records),

@@ -16,7 +16,7 @@ from exhume.methods.progress import Method, Progress
 from exhume.problem import Problem
 from exhume.reproduce.curves import Row, chosen, rows, values
 from exhume.reproduce.drawing import bars, lines, sheet
-from exhume.reproduce.experiment import Experiment, Finding, Scale, judged, undecided
+from exhume.reproduce.experiment import Experiment, Finding, Scale, judged, seeds, undecided
 from exhume.sweep import Cell, Grid, Record
 from exhume.theory.recovery import decompose
 from exhume.theory.tensors import matrix, powers
@@ -71,7 +71,7 @@ class Splitting:
 
 def _splitting_cells(scale: Scale) -> list[Cell]:
     small = scale == "small"
-    axes = {"case": PUBLISHED, "steps": 2500 if small else 20_000, "seed": range(3)}
+    axes = {"case": PUBLISHED, "steps": 2500 if small else 20_000, "seed": seeds(4)}
     sizes = {"samples": 6, "width": 100} if small else {"samples": 12, "width": 200}
     return [*Grid(Splitting, {**axes, **sizes})]
 
@@ -221,13 +221,13 @@ class Stationary:
 
 
 def _rank_cells(scale: Scale) -> list[Cell]:
-    seeds = range(3 if scale == "small" else 10)
+    drawn = seeds(3 if scale == "small" else 10)
     cells: list[Cell] = []
     for dim in (3, 4, 5):
         fewest = theory.fewest_neurons(3, dim)
-        cells += Grid(Rank, {"dim": dim, "width": (fewest - 1, fewest, fewest + 2), "seed": seeds})
-    cells += Grid(Terms, {"degree": (2, 3, 4), "seed": seeds})
-    cells += Grid(Stationary, {"seed": seeds})
+        cells += Grid(Rank, {"dim": dim, "width": (fewest - 1, fewest, fewest + 2), "seed": drawn})
+    cells += Grid(Terms, {"degree": (2, 3, 4), "seed": drawn})
+    cells += Grid(Stationary, {"seed": drawn})
     return cells
 
 

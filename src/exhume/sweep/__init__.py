@@ -15,7 +15,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -31,7 +31,7 @@ from exhume.sweep.worker import Task
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["MOST", "Cell", "Grid", "Record", "progress", "run", "table", "write_csv"]
+__all__ = ["MOST", "Cell", "Grid", "Record", "made", "progress", "run", "table", "write_csv"]
 
 MOST = 100_000
 """The most cells of a sweep."""
@@ -96,12 +96,14 @@ class Record:
         values: what its `run` returned, with None for NaN and infinities; None after an error.
         error: type and message of what it raised, if it did.
         seconds: how long it ran.
+        made: `hardware`, `torch` and `date`, as they were where it ran.
     """
 
     cell: Cell
     values: dict[str, Any] | None
     error: str | None
     seconds: float
+    made: Mapping[str, str] = field(default_factory=dict)
 
 
 def run(
@@ -144,9 +146,8 @@ def run(
     found: dict[str, Record] = {}
 
     def keep(address: str, finished: Outcome) -> None:
-        record = Record(
-            cells[address], finished["values"], finished["error"], float(finished["seconds"])
-        )
+        values, error, made = (finished[word] for word in ("values", "error", "made"))
+        record = Record(cells[address], values, error, float(finished["seconds"]), made)
         found[address] = record
         if show is not None:
             show(record)
@@ -278,7 +279,7 @@ def _finish(tasks: dict[str, Task], engine: Engine, store: Store) -> Generator[t
         for place in [place for place in left if deaths[place] >= engine.tries]:
             message = "the worker died each time the cell was run (killed, or out of memory)"
             task = left.pop(place)
-            yield place, store.write(place, outcome(task.cell, None, message, 0.0))
+            yield place, store.write(place, outcome(task.cell, None, message, 0.0, None))
             store.release(place)
         stalls = stalls + 1 if before == (len(left), deaths.total()) else 0
         if stalls == engine.tries:
@@ -297,6 +298,11 @@ def table(records: Iterable[Record]) -> list[dict[str, Any]]:
         row |= record.values or {}
         rows.append(row if record.error is None else row | {"failure": record.error})
     return rows
+
+
+def made(records: Iterable[Record], word: str) -> str:
+    """What a word of `Record.made` is, all values where there are several."""
+    return ", ".join(sorted({record.made[word] for record in records if word in record.made}))
 
 
 def write_csv(path: Path, records: Iterable[Record]) -> None:

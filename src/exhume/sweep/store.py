@@ -17,15 +17,19 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, is_dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import torch
+
+from exhume.device import hardware
 from exhume.errors import InputError
 from exhume.files import private_folder, read_json
 
 Outcome = dict[str, Any]
-"""A finished cell as its file has it: kind, fields, version, values, error, seconds."""
+"""A finished cell as its file has it: kind, fields, version, values, error, seconds, made."""
 
 
 def identity(cell: Any) -> dict[str, Any]:
@@ -73,13 +77,28 @@ def address_of(cell: Any) -> str:
         ) from error
 
 
-def outcome(cell: Any, values: Any, error: str | None, seconds: float) -> Outcome:
-    """A finished cell as its file has it."""
+def outcome(
+    cell: Any, values: Any, error: str | None, seconds: float, device: str | None
+) -> Outcome:
+    """A finished cell as its file has it.
+
+    Args:
+        cell: the cell.
+        values: what it gave, plain JSON.
+        error: what it raised.
+        seconds: how long it ran.
+        device: where; None if nobody can tell.
+    """
     return {
         **identity(cell),
         "values": values,
         "error": error,
         "seconds": seconds,
+        "made": {
+            "hardware": "unknown" if device is None else hardware(device),
+            "torch": torch.__version__,
+            "date": datetime.now(UTC).date().isoformat(),
+        },
     }
 
 
@@ -213,7 +232,7 @@ def remove(folder: Path, address: str) -> None:
 
 def _check(found: Any, address: str) -> None:
     """Refuse what is not the finished cell of an address."""
-    words = {"kind", "fields", "version", "values", "error", "seconds"}
+    words = {"kind", "fields", "version", "values", "error", "seconds", "made"}
     if not isinstance(found, dict) or set(found) != words:
         raise InputError(f"a finished cell has {', '.join(sorted(words))}")
     if digest({word: found[word] for word in ("kind", "fields", "version")}) != address:

@@ -68,7 +68,7 @@ def attempt(cell: Any, number: int, device: str) -> Outcome:
     finally:
         if device.startswith("cuda"):
             torch.cuda.empty_cache()  # the next cell may be another process's
-    return outcome(cell, values, error, time.perf_counter() - start)
+    return outcome(cell, values, error, time.perf_counter() - start, device)
 
 
 def _chosen(device: str, number: int) -> str:
@@ -81,4 +81,4 @@ def _cores(device: str) -> int:
     """One; beside a GPU, which is fed from random numbers drawn on the CPU, its share of all."""
     if device == "cpu":
         return 1
-    return max(1, joblib.cpu_count() // max(1, torch.cuda.device_count()))
+    return max(1, int(joblib.cpu_count()) // max(1, torch.cuda.device_count()))

@@ -347,7 +347,30 @@ def smallest_hit(
         steps: of Adam.
     """
     sigma = named_activation(activation) if isinstance(activation, str) else activation
-    count = min(samples, ACTIVE)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # sums in another order would send the search elsewhere
+    try:
+        return _smallest_hit(
+            sigma, rank, min(samples, ACTIVE), tolerance, separation, floor, ceiling, tau, seed,
+            starts, steps,
+        )  # fmt: skip
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _smallest_hit(
+    sigma: Activation,
+    rank: int,
+    count: int,
+    tolerance: float,
+    separation: float,
+    floor: float,
+    ceiling: float,
+    tau: float,
+    seed: int,
+    starts: int,
+    steps: int,
+) -> float:
     space = min(rank, 2 * count)
     generator = torch.Generator().manual_seed(seed)
 
