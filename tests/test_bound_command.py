@@ -44,7 +44,7 @@ def test_sizes_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         "reconstruction in full space": counting.reconstruction(8, 3, 2),
     }
     assert record["counting"]["ratios"]["label fitting"] == pytest.approx(20 / 3)
-    bounded = width.width_bound(3, 8, "relu", 4, **SMALL)
+    bounded = width.width_bound(3, 8, "relu", 4, floor=0.1, **SMALL)
     assert record["guarantee"]["certified"] == bounded.certified
     assert record["guarantee"]["failure_at_width"] == bounded.failure_at(20)
     assert record["hermite"]["coefficients"][1] == pytest.approx(0.5)
@@ -219,3 +219,19 @@ def test_a_file_that_is_there_is_not_written_over(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="already"):
         bound(dim=8, samples=2, out=out)
     assert out.read_text() == "mine"
+
+
+def test_a_trained_network_has_no_guarantee_and_says_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    victims.two_layer(data.sphere(6, 3), width=12, until=1e-2).save(tmp_path / "model")
+    record = found(tmp_path, model=str(tmp_path / "model"), samples=3)
+    assert "random features" in record["guarantee"]["none"]
+    assert "no guarantee: it is for random features" in capsys.readouterr().out
+
+
+def test_privacy_by_epsilon_is_said_with_its_condition(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found(tmp_path, dim=8, samples=3, epsilon=3.0, delta=1e-5, **SMALL)
+    assert "if ε and δ come from that ρ" in capsys.readouterr().out

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import optimize
 from torch import Tensor
 
 from exhume.errors import InputError
@@ -55,6 +56,34 @@ def test_no_solution_that_misses_a_sample_is_nearer_than_the_gap(sigma: str, ran
         b = (2 * torch.rand(samples, generator=generator, dtype=torch.float64) - 1).clamp(-1, 1)
         smallest = min(smallest, squared_distance(sigma, true, c, guess, b))
     assert 0 < gap <= smallest
+
+
+@pytest.mark.parametrize("samples", [2, 3])
+def test_the_gap_is_close_to_the_best_solution_that_misses_a_sample(samples: int) -> None:
+    """In the plane, for ReLU: 2n − 1 atoms outside the caps, moved to make E G² small."""
+    tolerance, count = 0.3, 2 * samples - 1
+    edge = 2 * math.asin(tolerance / 2)
+    generator = np.random.default_rng(samples)
+
+    def squared(unknowns: np.ndarray, side: np.ndarray) -> float:
+        angles = edge + (math.pi - 2 * edge) * (1 + np.sin(unknowns[:count])) / 2 + side * math.pi
+        angles, weights = np.append(angles, 0.0), np.append(-np.sin(unknowns[count:]), 1.0)
+        between = np.arccos(np.clip(np.cos(angles[:, None] - angles), -1, 1))
+        gram = (np.sin(between) + (math.pi - between) * np.cos(between)) / (2 * math.pi)
+        return float(weights @ gram @ weights)
+
+    best = min(
+        optimize.minimize(
+            squared,
+            generator.standard_normal(2 * count),
+            args=(generator.integers(0, 2, count),),
+            method="BFGS",
+            options={"maxiter": 200},
+        ).fun
+        for _ in range(25)
+    )
+    gap = kernel_gap("relu", 2, tolerance, count)
+    assert gap < best < 2 * gap
 
 
 def test_the_gap_of_one_atom_is_the_closed_form() -> None:
@@ -131,8 +160,18 @@ def test_the_search_finds_smaller_hits_than_random_solutions_have() -> None:
     assert 0.02 < found < 0.8 * at_random
 
 
+def test_the_search_ends_at_the_same_hit_from_other_starts() -> None:
+    tau = math.sqrt(kernel_gap("relu", 3, 0.3, 3) / 8)
+    hits = [smallest_hit("relu", 3, 2, 0.3, 0.7, 1.0, 1.0, tau, seed) for seed in range(2)]
+    assert 0.15 < hits[0] < 0.3
+    assert hits[1] == pytest.approx(hits[0], rel=0.1)
+
+
 def test_a_wider_threshold_is_hit_less() -> None:
-    hits = [smallest_hit("erf", 2, 1, 0.3, 0.7, 1.0, 1.0, tau) for tau in (0.01, 0.05, 0.1)]
+    options = {"starts": 24, "steps": 100}
+    hits = [
+        smallest_hit("erf", 2, 1, 0.3, 0.7, 1.0, 1.0, tau, **options) for tau in (0.01, 0.05, 0.1)
+    ]
     assert hits[0] > hits[1] > hits[2]
 
 
@@ -160,6 +199,8 @@ def test_a_subspace_takes_the_place_of_the_dimension(bound) -> None:
 def test_a_smaller_probability_costs_width(bound) -> None:
     strict = width_bound(2, 2, "erf", tolerance=0.5, separation=1.1, failure=1e-9)
     assert bound.certified < strict.certified < 2 * bound.certified
+    tiny = width_bound(1, 2, "erf", tolerance=0.5, separation=1.1, failure=1e-320)
+    assert strict.certified / 100 < tiny.certified < math.inf
 
 
 def test_above_the_numerical_width_exact_solutions_are_the_samples(bound) -> None:
@@ -199,6 +240,7 @@ def test_moments_and_extremes() -> None:
         ({"separation": 0.5}, "separation"),
         ({"floor": 2.0}, "floor"),
         ({"failure": 1.0}, "failure"),
+        ({"failure": 0.0}, "failure"),
         ({"activation": "polynomial:0,0,1"}, "slope"),
         ({"activation": "nothing"}, "nothing"),
         ({"activation": "erf", "samples": 100, "tolerance": 0.1, "separation": 0.3}, "kernel gap"),

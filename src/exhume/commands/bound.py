@@ -34,6 +34,9 @@ LAST = (
 )
 
 
+TRAINED = "it is for random features, and the layers below the last one were trained here."
+
+
 @dataclass(frozen=True)
 class _Sizes:
     """What is asked about; shapes of the trained parameters where there is a checkpoint."""
@@ -60,7 +63,7 @@ def bound(
     activation: str | None = None,
     tolerance: float = 0.1,
     separation: float = 0.5,
-    floor: float = 1.0,
+    floor: float = 0.1,
     ceiling: float = 1.0,
     failure: float = 0.05,
     rho: float | None = None,
@@ -90,8 +93,9 @@ def bound(
             softplus, or polynomial:c0,c1,…
         tolerance: distance, over √d, within which a sample counts as found.
         separation: least distance, over √d, between two samples.
-        floor: least size of a sample's coefficient.
-        ceiling: largest size of one.
+        floor: least size of a sample's coefficient, in any unit; the guarantee depends on how far
+            it is from the largest alone.
+        ceiling: largest size of one, also of the attack's.
         failure: probability that the guarantee may fail.
         rho: of a training that is ρ-zCDP.
         epsilon: of one that is (ε, δ)-DP.
@@ -119,7 +123,9 @@ def bound(
         }
     }
     assumptions = [*COUNTS, SPAN]
-    if samples is not None and sizes.activation is not None:
+    if samples is not None and sizes.head is not None:
+        found["guarantee"] = {"none": TRAINED}
+    elif samples is not None and sizes.activation is not None:
         found["guarantee"], more = _guarantee(
             sizes, samples, subspace, tolerance, separation, floor, ceiling, failure
         )
@@ -132,7 +138,7 @@ def bound(
     if sizes.activation is not None:
         found["hermite"] = _hermite(sizes.activation)
     if private is not None:
-        found["privacy"], more = _privacy(private, subspace or sizes.dim, delta)
+        found["privacy"], more = _privacy(private, subspace or sizes.dim, rho is not None, delta)
         assumptions += more
     found["assumptions"] = assumptions
     console = _console()
@@ -368,12 +374,15 @@ def _hermite(name: str) -> dict[str, Any]:
     }
 
 
-def _privacy(rho: float, dim: int, delta: float | None) -> tuple[dict[str, Any], list[str]]:
+def _privacy(
+    rho: float, dim: int, told: bool, delta: float | None
+) -> tuple[dict[str, Any], list[str]]:
     """The least error of any attack at ρ, for samples of which the attacker knows nothing."""
     from exhume.theory.privacy import error_bound, rho_at_error, sphere_error_bound
 
     record = {
         "rho": rho,
+        "told": told,
         "dim": dim,
         "error_gaussian": error_bound(rho, dim),
         "error_sphere": sphere_error_bound(rho, dim) if dim > 1 else None,
@@ -491,9 +500,10 @@ def _show_hermite(console: "Console", record: dict[str, Any], name: str) -> None
 
 def _show_privacy(console: "Console", record: dict[str, Any]) -> None:
     sphere = record["error_sphere"]
+    given = "" if record["told"] else ", if ε and δ come from that ρ,"
     on_sphere = "" if sphere is None else f" ({sphere:.3g} on a sphere)"
     console.print(
-        f"privacy: at ρ = {record['rho']:.3g} no attack has a mean relative error "
+        f"privacy: at ρ = {record['rho']:.3g}{given} no attack has a mean relative error "
         f"E‖x − x̂‖²/E‖x‖² below {record['error_gaussian']:.3g}{on_sphere} in {record['dim']:,} "
         f"dimensions; an error of 0.5 is out of reach below ρ = {record['rho_at_half']:,.3g}",
         markup=False,

@@ -153,10 +153,15 @@ def width_bound(
     certified = 5 / 8 * gap / largest
 
     found = smallest_hit(sigma, rank, samples, tolerance, separation, floor, ceiling, tau, seed=0)
+    if not found > 0:
+        raise NoBoundError(
+            f"hits of {sigma.name} in dimension {rank}: a solution was found that violates no "
+            "equation noticeably; ask for a larger tolerance or a higher floor."
+        )
     outside = found / 20
     wide = max(radius, stats.chi.isf(outside, rank))
     log_covering = covering(samples, rank, ceiling, tau, steepest, abs(_at(sigma, 0.0)), wide)
-    needed = log_covering + math.log(1 / failure)
+    needed = log_covering - math.log(failure)
     numerical = found - outside
     return WidthBound(
         hoeffding=math.ceil(needed / (2 * certified**2)),
@@ -307,7 +312,10 @@ def _ring(rank: int) -> tuple[Array, Array]:
     if rank == 3:
         steps = (np.arange(RING) + 0.5) * math.pi / RING
         return np.cos(steps), np.full(RING, 1 / RING)
-    reach = min(1.0, 9 / math.sqrt(rank - 3))
+    if rank < 100:
+        nodes, weights = special.roots_gegenbauer(RING, (rank - 3) / 2)
+        return nodes, weights / weights.sum()
+    reach = 9 / math.sqrt(rank - 3)  # beyond it there is nothing left of the density
     nodes, weights = special.roots_legendre(RING)
     nodes = reach * nodes
     weights = weights * np.exp((rank - 4) / 2 * np.log1p(-(nodes**2)))
@@ -324,8 +332,8 @@ def smallest_hit(
     ceiling: float,
     tau: float,
     seed: int = 0,
-    starts: int = 48,
-    steps: int = 200,
+    starts: int = 96,
+    steps: int = 300,
 ) -> float:
     """The smallest probability of |G(w)| > τ that is found, over everything the assumptions allow.
 
@@ -380,14 +388,15 @@ def _smallest_hit(
     inputs, more = normal(1024, space), normal(32_768, space)
     others = normal(starts, count - 1, space)
     candidates = normal(starts, count, space)
-    # Half of the starts have a candidate close to each sample, as solutions that nearly fit have.
-    near = torch.cat(
-        [torch.eye(space, dtype=torch.float64)[:1].expand(starts, 1, space), others], 1
-    )
-    half = starts // 2
-    candidates[:half] = near[:half] / near[:half].norm(dim=2, keepdim=True) + 0.3 * normal(
-        half, count, space
-    )
+    # Two thirds of the starts have a candidate close to each sample, as solutions that nearly fit
+    # have, and half of those lie in one plane, where the worst ones have been seen.
+    own = torch.eye(space, dtype=torch.float64)[:1].expand(starts, 1, space)
+    near = torch.cat([own, others], 1)
+    near = near / near.norm(dim=2, keepdim=True) + 0.3 * normal(starts, count, space)
+    third = starts // 3
+    candidates[third:] = near[third:]
+    for points in (others, candidates):
+        points[2 * third :, :, 2:] = 0
     sizes, signs = normal(starts, count), normal(starts, count).sign()
     fitted = 2 * signs + normal(starts, count)
     variables = [x.requires_grad_() for x in (others, candidates, sizes, fitted)]
@@ -403,19 +412,22 @@ def _smallest_hit(
         coefficients = torch.cat([own, -ceiling * torch.tanh(fitted)], 1)
         return (coefficients[:, :, None] * features).sum(1)
 
-    optimiser = torch.optim.Adam(variables, lr=0.05)
+    optimiser = torch.optim.Adam(variables, lr=0.1)
+    decay = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps, 0.002)
     for step in range(steps):
         optimiser.zero_grad()
         g = outputs(inputs)
-        if step < steps // 2:
+        if step < steps // 3:
             loss = (g.square().mean(1) + 1e-12).log().sum()
-        else:
-            loss = torch.sigmoid((g.abs() - tau) / (0.3 * tau)).mean(1).sum()
+        else:  # a soft step that becomes sharp
+            soft = 2 * tau * 0.05 ** ((step - steps // 3) / (steps - steps // 3))
+            loss = torch.sigmoid((g.abs() - tau) / soft).mean(1).sum()
         loss.backward()  # type: ignore[no-untyped-call]
         optimiser.step()
+        decay.step()
     with torch.no_grad():
         share = (outputs(more).abs() > tau).double().mean(1).min().item()
-    return max(share - 3 * math.sqrt(share / len(more)), 1e-6)
+    return max(share - 3 * math.sqrt(share / len(more)), 0.0)
 
 
 def _apart(vectors: Tensor, distance: float) -> Tensor:
