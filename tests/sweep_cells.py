@@ -83,6 +83,42 @@ FAILURES = [
 """What cells Fails(1) to Fails(4) are recorded with."""
 
 
+class Unspeakable(Exception):
+    """An error that cannot say its message."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("not even this")
+
+
+class Unspeakably(Unspeakable):
+    """Nor what it is."""
+
+    def __repr__(self) -> str:
+        raise KeyboardInterrupt
+
+
+RAISED: dict[str, BaseException] = {
+    "Unspeakable: Unspeakable(7)": Unspeakable(7),
+    "Unspeakably": Unspeakably(7),
+    "OSError: caf\\udce9": OSError("caf\udce9"),
+    "KeyboardInterrupt: by hand": KeyboardInterrupt("by hand"),
+    "GeneratorExit": GeneratorExit(),
+}
+"""What cells raise that is hard to write down, by how it is recorded."""
+
+
+@dataclass(frozen=True)
+class Raises:
+    """Raises one of these, or returns a text that UTF-8 cannot write."""
+
+    recorded: str
+
+    def run(self, device: str) -> dict[str, Any]:
+        if self.recorded in RAISED:
+            raise RAISED[self.recorded]
+        return {"file": ["caf\udce9"], "\ud800": {"\udce9": "ü"}}
+
+
 @dataclass(frozen=True)
 class Neighbour:
     """Is in the middle of its work when another cell's worker dies."""

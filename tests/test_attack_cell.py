@@ -82,6 +82,7 @@ def test_the_budget_is_kept() -> None:
 def test_who_is_told_the_subspace_needs_fewer_features() -> None:
     cell = replace(SMALL, dim=24, rank=3, ratio=0.6)
     inside, full = (replace(cell, method=m).run("cpu") for m in ("tansley2026", "exhume"))
+    assert (inside["subspace"], full["subspace"]) == ("told", None)
     assert inside["confined"] == 3 and inside["recovered"] == 1.0
     assert full["confined"] is None and full["recovered"] < 0.5
 
@@ -92,6 +93,7 @@ def test_a_network_shows_its_subspace() -> None:
     )
     values = cell.run("cpu")
     assert values["confined"] == 2 and values["recovered"] == 1.0
+    assert values["subspace"] == "estimated"
     assert values["label_error"] < 1e-6 and values["floor"] > 1e-9
 
 
@@ -191,6 +193,28 @@ def test_bad_fields_are_named(field: str, value: Any, words: str) -> None:
     with pytest.raises(InputError, match=field) as caught:
         replace(SMALL, **{field: value}).check()
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        ({"dim": 10**8, "samples": 2}, "dim · samples: expected at most 100,000,000"),
+        ({"dim": 10**400}, "dim · samples"),
+        ({"dim": 10**5, "rank": 10**5}, "dim · rank"),
+        ({"dim": 10**5, "samples": 999, "ratio": 2.0}, "ratio · dim · samples"),
+    ],
+)
+def test_what_no_memory_holds_is_refused(sizes: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        replace(SMALL, **sizes).check()
+    replace(SMALL, dim=10**5, samples=1000, ratio=1.0).check()
+
+
+def test_the_width_for_images_is_bounded_too() -> None:
+    cell = Attack(data="digits", samples=500, ratio=9999.0)
+    cell.check()
+    with pytest.raises(InputError, match=r"ratio · dim · samples.* got 319,968,000"):
+        cell.width(cell.known())
 
 
 def test_models_of_images_need_images() -> None:

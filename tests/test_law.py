@@ -14,6 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from rich.console import Console
+from rich.table import Table
 
 from exhume import sweep
 from exhume.commands import law as command
@@ -22,6 +24,7 @@ from exhume.experiments import Attack, Fit, figures, page
 from exhume.experiments.law import (
     Curve,
     Law,
+    Point,
     Setting,
     Summary,
     sentences,
@@ -141,6 +144,8 @@ def test_widths_go_from_a_quarter_to_the_largest(samples: int, ratio: float, dim
         ({"data": "faces", "dim": None, "samples": "1000"}, "only 100"),
         ({"engine": "slurm"}, "slurm"),
         ({"workers": 0}, "workers"),
+        ({"dim": "100000000", "samples": "100000", "ratios": "9999"}, "dim · samples: expected at"),
+        ({"data": "digits", "dim": None, "samples": "500", "ratios": "1,9999"}, "319,968,000"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_made(
@@ -230,6 +235,12 @@ def test_undetermined_points_recover_nothing() -> None:
 # Figures
 
 
+def text_of(table: Table) -> str:
+    console = Console(file=io.StringIO(), width=200)
+    console.print(table)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
 def check_figure(summary: Summary, words: Sequence[str]) -> None:
     drawn = figures.draw(summary)
     text = figures.svg(drawn)
@@ -264,8 +275,72 @@ def test_ranks_are_drawn_against_both_counts() -> None:
         methods=("exhume", "tansley2026"),
     )  # fmt: skip
     summary = summarise(here(plan.cells()))
-    check_figure(summary, ("p / (rn)", "p / (dn)", "r = 2", "r = 6", "subspace-aware"))
-    assert " rn (" in sentences(summary)[0]
+    told = "tansley2026, subspace told"
+    check_figure(summary, ("p / (rn)", "p / (dn)", "r = 2", "r = 6", told))
+    first, second = sentences(summary)
+    assert f"; with {told}, the data come back" in first and " rn (" in first
+    assert second.startswith("With exhume the data")
+    assert text_of(command._starts(summary)).count(told) == 2
+    shown = page.render(summary, [], figures.draw(summary), "exhume law", "a machine")
+    assert shown.count(f"<td>{told}</td>") == 2 + 4
+
+
+def test_who_estimates_the_subspace_is_not_said_to_be_told() -> None:
+    inside = Setting("random_features", "relu", "squared", 12, 3, 2, 1)
+    network, everywhere = replace(inside, architecture="two_layer"), replace(inside, rank=None)
+    names = [Curve(setting, "tansley2026", ()).name for setting in (inside, network, everywhere)]
+    assert [name.rpartition(" ")[2] for name in names] == ["told", "estimated", "estimated"]
+    points = (Point(36, 1.0, 0.9, 0.9, 0.9, 0.0), Point(144, 4.0, 0.0, 0.0, 0.0, 1.0))
+    curves = [Curve(setting, "tansley2026", points) for setting in (inside, network)]
+    said = sentences(Summary((), tuple(curves)))
+    assert [sentence.split(" the data")[0] for sentence in said] == [
+        f"With {n}," for n in names[:2]
+    ]
+    check_figure(Summary((), tuple(curves)), names[:2])
+
+
+def at_first(*ratios: float, dim: int = 60) -> Curve:
+    """A curve that is up from the first of these ratios on, and not at 0.1."""
+    setting = Setting("random_features", "relu", "squared", dim, 12, None, 1)
+    shares = [(0.0 if ratio == 0.1 else 1.0, ratio) for ratio in ratios]
+    unknowns = dim * 12
+    points = [Point(r * unknowns, r, 1 - share, None, None, share) for share, r in shares]
+    return Curve(setting, "exhume", tuple(points))
+
+
+def test_a_start_at_the_smallest_ratio_is_a_bound() -> None:
+    there, rises = at_first(2.0, 4.0), at_first(0.1, 0.4)
+    assert there.start == 2.0 and there.at_or_below and not rises.at_or_below
+    assert not at_first(2.0, 0.1).at_or_below
+    (said,) = sentences(Summary((), (there,)))
+    assert said == (
+        "With exhume the data come back at or below p ≈ 1,440 = 2.0 dn, the smallest tried."
+    )
+    (said,) = sentences(Summary((), (there, at_first(3.0, dim=30))))
+    assert "come back at or below p ≈ 2.0 to 3.0 dn, the smallest tried." in said
+    (said,) = sentences(Summary((), (there, replace(rises, setting=at_first(dim=30).setting))))
+    assert said.endswith("to 2.0 dn, in 1 of 2 settings at or below the smallest tried.")
+    (said,) = sentences(Summary((), (rises,)))
+    assert "come back from p ≈ 144 = 0.20 dn." in said
+
+
+def test_tables_show_a_bound_as_one() -> None:
+    inside = replace(at_first(2.0, 4.0), setting=replace(at_first().setting, rank=6))
+    for curve, count in ((inside, 3), (at_first(2.0, 4.0), 2), (at_first(0.1, 0.4), 0)):
+        summary = Summary((), (curve,))
+        assert text_of(command._starts(summary)).count("≤ ") == count
+        shown = page.render(summary, [], figures.draw(summary), "exhume law", "a machine")
+        assert shown.count("<td>≤ ") == count
+
+
+def test_labels_that_fit_at_the_smallest_width_may_fit_below() -> None:
+    setting = at_first().setting
+    for width, words in (
+        (3, "Labels fit at or below p = 3 = 0.25 n"),
+        (1, "Labels fit from p = 1"),
+    ):
+        fit = Curve(setting, None, (Point(width, 0.1, 0.0, None, None),))
+        assert sentences(Summary((fit,), (at_first(0.1, 0.4),)))[0].startswith(words)
 
 
 def test_each_kind_of_model_has_a_panel(records: list[Record]) -> None:
@@ -316,6 +391,15 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is a file"):
         command.law(**TINY, out=tmp_path / "thesis.tex")
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_what_a_killed_write_left_is_no_obstacle(tmp_path: Path) -> None:
+    for name in (*command.FILES, ".law.html.abc", ".table.csv.x_1", ".sweep.json.0"):
+        (tmp_path / name).touch()
+    command.check_folder(tmp_path)
+    (tmp_path / ".thesis.tex.abc").touch()
+    with pytest.raises(InputError, match=r"holds something else \(\.thesis\.tex\.abc\)"):
+        command.check_folder(tmp_path)
 
 
 @pytest.mark.usefixtures("in_process")

@@ -2,6 +2,8 @@
 
 import io
 import json
+import os
+import re
 import signal
 import threading
 import time
@@ -16,16 +18,19 @@ import torch
 from joblib.externals.loky.process_executor import TerminatedWorkerError
 from rich.console import Console
 
+import exhume
 from exhume import sweep
 from exhume.errors import InputError
-from exhume.sweep import Grid, Record, engines, worker
-from exhume.sweep.store import Store, address_of, outcome, write_once
+from exhume.sweep import Grid, Record, engines, store, worker
+from exhume.sweep.store import Store, address_of, outcome, remove_failure, write_once
 from exhume.sweep.worker import Task, work
 from sweep_cells import (
     FAILURES,
+    RAISED,
     Checked,
     Fails,
     Killer,
+    Raises,
     Slow,
     Square,
     note,
@@ -119,10 +124,11 @@ def test_an_interrupt_keeps_what_is_finished_and_ends_the_workers(tmp_path: Path
     folder, log = tmp_path / "sweep", tmp_path / "log"
     with start_driver(folder, log, "loky") as driver:
         wait_for(log, "end", 4)
-        driver.send_signal(signal.SIGINT)
+        os.killpg(driver.pid, signal.SIGINT)  # as a terminal does: to the workers, too
         assert driver.wait(30) == 77
-    kept = len(list((folder / "cells").glob("*.json")))
-    assert 2 <= kept < 10
+    kept = [json.loads(path.read_text()) for path in (folder / "cells").glob("*.json")]
+    assert 2 <= len(kept) < 10
+    assert [finished["error"] for finished in kept] == [None] * len(kept)
     wait_until_gone(noted(log, "process"))
 
 
@@ -131,6 +137,18 @@ def test_whatever_a_cell_raises_is_its_outcome() -> None:
     assert [finished["error"] for finished in found] == [None, *FAILURES]
     assert found[0]["values"] == {"y": 0, "z": None, "by": {"1": [2]}}
     assert [finished["values"] for finished in found[1:]] == [None] * 4
+
+
+@pytest.mark.parametrize("recorded", [*RAISED, "nothing"])
+def test_an_error_that_is_hard_to_write_down_is_written_down(recorded: str, tmp_path: Path) -> None:
+    [task] = tasks_of([Raises(recorded)], Store.opened(tmp_path)).values()
+    _, finished = work(task)
+    assert finished["error"] == (recorded if recorded in RAISED else None)
+    if recorded == "nothing":
+        assert finished["values"] == {"file": ["caf\\udce9"], "\\ud800": {"\\udce9": "ü"}}
+    assert task.store.read(task.address) == finished
+    record = Record(task.cell, finished["values"], finished["error"], 0.1)
+    sweep.write_csv(tmp_path / "table.csv", [record])
 
 
 def test_an_error_in_show_ends_the_sweep_and_loses_nothing(
@@ -271,10 +289,69 @@ def test_a_worker_that_does_not_see_the_folder_returns_what_it_found(tmp_path: P
     assert store.write(address, {**finished, "seconds": -1.0}) == finished
 
 
-def test_a_worker_of_another_version_is_refused(tmp_path: Path) -> None:
+def test_only_a_failure_is_removed(tmp_path: Path) -> None:
+    good, bad = (Square(x) for x in (1.0, 2.0))
+    kept = Store.opened(tmp_path)
+    kept.write(address_of(bad), outcome(bad, None, "OSError: a bad day", 1.0, None))
+    written = kept.write(address_of(good), outcome(good, {"y": 1}, None, 1.0, None))
+    for cell in (good, bad, Square(3.0)):
+        remove_failure(tmp_path, address_of(cell))
+    assert kept.read(address_of(bad)) is None and kept.read(address_of(good)) == written
+
+
+def test_a_retry_keeps_what_another_driver_has_mended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell, kept = Square(1.0), Store.opened(tmp_path)
+    kept.write(address_of(cell), outcome(cell, None, "OSError: a bad day", 1.0, None))
+
+    @contextmanager
+    def late(*options: Any) -> Iterator[engines.Engine]:
+        """By the time that this engine is open, another driver has finished the cell."""
+        remove_failure(tmp_path, address_of(cell))
+        kept.write(address_of(cell), outcome(cell, {"y": -1}, None, 1.0, None))
+        yield engines.Engine(1, {"backend": "threading"})
+
+    monkeypatch.setitem(engines.ENGINES, "loky", late)
+    [record] = sweep.run([cell], folder=tmp_path, retry=True)
+    assert record.values == {"y": -1}
+
+
+def test_a_worker_of_another_version_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     [task] = tasks_of([Square(3.0)], Store.opened(tmp_path)).values()
+    monkeypatch.setattr(store, "version", lambda: "0.1.0+000000000000")
     with pytest.raises(InputError, match="version"):
-        work(replace(task, address="0" * 64))
+        work(task)
+
+
+def test_the_version_tells_sources_apart(tmp_path: Path) -> None:
+    (tmp_path / "inner").mkdir()
+    one, two = tmp_path / "one.py", tmp_path / "inner" / "two.py"
+    found = []
+    for first, second in (("a", "b"), ("a", "c"), ("ab", ""), ("", "ab")):
+        one.write_text(first)
+        two.write_text(second)
+        found.append(store.digest_of_sources(tmp_path))
+    two.rename(tmp_path / "two.py")
+    found.append(store.digest_of_sources(tmp_path))
+    assert len(set(found)) == 5
+    (tmp_path / "notes.txt").write_text("no source")
+    assert store.digest_of_sources(tmp_path) == found[-1]
+    number, _, digest = store.identity(Square(1.0))["version"].partition("+")
+    assert exhume.__version__.startswith(number) and re.fullmatch("[0-9a-f]{12}", digest)
+    assert digest == store.digest_of_sources(Path(exhume.__file__).parent)
+
+
+def test_cells_of_other_sources_are_not_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell, kept = Square(1.0), Store.opened(tmp_path)
+    kept.write(address_of(cell), outcome(cell, {"y": 1}, None, 1.0, None))
+    assert sweep._earlier(tmp_path, [address_of(cell)], False)
+    monkeypatch.setattr(store, "version", lambda: "0.1.0+000000000000")
+    assert not sweep._earlier(tmp_path, [address_of(cell)], False)
 
 
 def test_the_address_is_the_content() -> None:
@@ -294,6 +371,8 @@ def test_the_address_is_the_content() -> None:
         json.dumps(outcome(Square(2.0), {"y": 4}, None, 0.0, None)).encode(),
         json.dumps(outcome(Square(1.0), None, None, 0.0, None)).encode(),
         json.dumps({**outcome(Square(1.0), {}, None, 0.0, None), "seconds": "long"}).encode(),
+        json.dumps(outcome(Square(float("nan")), {}, None, 0.0, None)).encode(),
+        json.dumps(outcome(Square(1.0, log="\udce9"), {}, None, 0.0, None)).encode(),
     ],
 )
 def test_a_damaged_file_is_named_before_any_work(tmp_path: Path, content: bytes) -> None:
@@ -324,6 +403,15 @@ class NoRun:
     x: int = 0
 
 
+def local_cell() -> Any:
+    @dataclass(frozen=True)
+    class Local(NoRun):
+        def run(self, device: str) -> dict[str, Any]:
+            return {}
+
+    return Local()
+
+
 GOOD = Grid(Square, {"x": 1.0})
 
 
@@ -342,9 +430,13 @@ GOOD = Grid(Square, {"x": 1.0})
         (["text"], {}, "method run"),
         (Grid(Square, {"x": float("nan")}), {}, "plain JSON"),
         (Grid(Square, {"x": torch.zeros(1)}), {}, "plain JSON"),
+        (Grid(Square, {"x": 1.0, "log": "caf\udce9"}), {}, "plain JSON"),
+        ([local_cell()], {}, "Local: .* must be importable.*at the top of a module"),
         (Grid(Square, {"x": [1.0, 2.0, 1.0]}), {}, "twice.*x=1.0"),
         (GOOD, {"engine": "slurm"}, "'slurm'.*loky, dask, ray"),
         (GOOD, {"workers": 0}, "workers 0"),
+        (GOOD, {"workers": 1.5}, "workers 1.5: expected a whole number"),
+        (GOOD, {"workers": True}, "workers True"),
         (GOOD, {"device": "abacus"}, "device 'abacus'"),
         (GOOD, {"address": "localhost:1"}, "takes no address"),
     ],

@@ -190,6 +190,21 @@ def test_a_listener_that_is_no_cluster(engine: str, monkeypatch: pytest.MonkeyPa
             sweep.run([Square(1.0)], engine, address=address)
 
 
+def test_an_encrypted_dask_address_needs_certificates(tmp_path: Path) -> None:
+    pytest.importorskip("distributed")
+    import dask
+
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        for scheme in ("tls", "wss"):
+            address = f"{scheme}://127.0.0.1:{other.getsockname()[1]}"
+            with pytest.raises(InputError, match=r"certificates.*distributed\.comm\.tls"):
+                sweep.run([Square(1.0)], "dask", address=address)
+        missing = dict.fromkeys(("ca-file", "client.cert"), str(tmp_path / "none.pem"))
+        wrong = {f"distributed.comm.tls.{word}": path for word, path in missing.items()}
+        with dask.config.set(wrong), pytest.raises(InputError, match=r"certificates.*\(.*Error"):
+            sweep.run([Square(1.0)], "dask", address=address)
+
+
 def test_dask_needs_an_address() -> None:
     pytest.importorskip("distributed")
     with pytest.raises(InputError, match="needs the address of a scheduler"):

@@ -59,7 +59,8 @@ def law(
             values with commas.
         seeds: how many, each of data, model and attack alike.
         methods: of attack; exhume,iurada2025 (ours and the published momentum), or with --ranks
-            exhume,tansley2026.
+            exhume,tansley2026. In random features tansley2026 is told the subspace that the data
+            lie in ("subspace told"), elsewhere it estimates it ("subspace estimated").
         activations: relu, relu+tanh, tanh, gelu, erf, softplus, or polynomial:c0,c1,…
         architectures: random_features, two_layer, resnet, vit.
         losses: squared, logistic, cross_entropy.
@@ -83,6 +84,7 @@ def law(
     from exhume import sweep
     from exhume.device import usable_device
     from exhume.experiments import figures, page
+    from exhume.experiments.attack import without_picture
     from exhume.experiments.law import sentences, summarise
     from exhume.files import write_private
 
@@ -104,7 +106,7 @@ def law(
         ("law.html", text.encode()),
     ):
         write_private(out / name, content)
-    sweep.write_csv(out / "table.csv", [_without_picture(record) for record in records])
+    sweep.write_csv(out / "table.csv", map(without_picture, records))
     console.print(_starts(summary))
     console.print(" ".join(sentences(summary)), markup=False)
     if summary.failed:
@@ -122,7 +124,8 @@ def planned(given: dict[str, Any]) -> "Law":
     Raises:
         InputError: an option that cannot be read.
     """
-    from exhume.experiments.law import MOMENTUM, OURS, SUBSPACE, Law
+    from exhume.experiments.attack import SUBSPACE
+    from exhume.experiments.law import MOMENTUM, OURS, Law
 
     methods, dim, ranks = given["methods"], given["dim"], given["ranks"]
     default = (OURS, MOMENTUM if ranks is None else SUBSPACE)
@@ -212,7 +215,9 @@ def check_folder(out: Path) -> None:
         return
     if not out.is_dir():
         raise InputError(f"{out}: is a file; choose another --out.")
-    other = sorted(path.name for path in out.iterdir() if path.name not in FILES)
+    left = tuple(f".{name}." for name in FILES)  # of a write that was killed, see files.py
+    names = (path.name for path in out.iterdir())
+    other = sorted(name for name in names if name not in FILES and not name.startswith(left))
     if other:
         raise InputError(
             f"{out}: holds something else ({other[0]}); choose another --out, or the folder of an "
@@ -232,19 +237,11 @@ def _command(given: dict[str, Any]) -> str:
     return shlex.join(said)
 
 
-def _without_picture(record: Any) -> Any:
-    from dataclasses import replace
-
-    kept = {key: value for key, value in (record.values or {}).items() if key != "picture"}
-    return replace(record, values=kept if record.values is not None else None)
-
-
 def _starts(summary: "Summary") -> "Table":
     """Where recovery starts, a line for each curve."""
     from rich.table import Table
 
     from exhume.experiments.figures import model
-    from exhume.experiments.law import NAMES
     from exhume.report._format import number
 
     kinds = len({setting.kind for setting in summary.settings}) > 1
@@ -252,19 +249,21 @@ def _starts(summary: "Summary") -> "Table":
     headings = (
         ("model",) * kinds + ("d", "n") + ("r",) * ranks + ("method", "counted p", "back from p")
     )
-    table = Table(*headings, "p/(dn)", *(("p/(rn)",) if ranks else ()))
+    equations = "p" if all(setting.outputs == 1 for setting in summary.settings) else "p·m"
+    table = Table(*headings, f"{equations}/(dn)", *((f"{equations}/(rn)",) if ranks else ()))
     for curve in summary.attacks:
         setting, start, width = curve.setting, curve.start, curve.starting_width
         inside = start and setting.rank and start * setting.dim / setting.rank
+        most = "≤ " if curve.at_or_below else ""
         table.add_row(
             *((model(setting),) if kinds else ()),
             f"{setting.dim:,}",
             f"{setting.samples:,}",
             *((number(setting.rank, "–"),) if ranks else ()),
-            NAMES.get(curve.method or "", curve.method or ""),
+            curve.name,
             f"{curve.counted:,}",
-            number(width and round(width), "never"),
-            number(start, "–"),
-            *((number(inside, "–"),) if ranks else ()),
+            most + number(width and round(width), "never"),
+            most + number(start, "–"),
+            *((most + number(inside) if inside else "–",) if ranks else ()),
         )
     return table

@@ -92,15 +92,16 @@ def _named(
 
 
 def _table(experiments: "Mapping[str, Experiment]") -> "Table":
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    table = Table("name", "claim", "source", "needs", "minutes: small", "full", show_lines=True)
+    table = Table(Column("name", no_wrap=True), "claim", "source", "needs", "minutes", "about, full")
+    table.show_lines = True
     for experiment in experiments.values():
         small, full = experiment.minutes
         table.add_row(
             experiment.name,
             experiment.claim,
-            experiment.source,
+            experiment.source.partition(",")[0],
             ", ".join(experiment.data("small")) or "nothing",
             f"{small:g}",
             ", ".join((f"{full:g}", "GPU", *experiment.data("full"))),

@@ -3,7 +3,7 @@
 import base64
 import io
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ from exhume.experiments.samples import (
     Samples,
     check_absent,
     check_number,
+    check_size,
     check_whole,
     check_word,
 )
@@ -29,6 +30,7 @@ from exhume.methods.progress import Method
 from exhume.methods.tansley2026 import Tansley2026
 from exhume.problem import Problem
 from exhume.report._gallery import to_pixels
+from exhume.sweep import Record
 from exhume.victims import Victim
 from exhume.victims.training import LOSSES
 
@@ -50,6 +52,12 @@ STEPS = {"vit": 4}
 LARGEST = 10_000
 """The largest ratio that is not taken for a slip."""
 
+SUBSPACE = "tansley2026"
+"""The method that confines candidates to a subspace."""
+
+TOLD, ESTIMATED = "told", "estimated"
+"""How that method comes by the subspace."""
+
 
 @dataclass(frozen=True)
 class Attack(Samples):
@@ -65,8 +73,7 @@ class Attack(Samples):
         until: training loss at which a network is done; `UNTIL` unless given.
         lazy: α of α(f − f₀), see `victims.Training`.
         dtype: precision of the training of a network.
-        method: of `exhume.methods`. In random features, whose first layer does not move,
-            tansley2026 is told the subspace if there is a rank; elsewhere it finds it.
+        method: of `exhume.methods`; tansley2026 may be told the subspace, see `subspace_is`.
         told: the number of samples that the attack is given; n unless given.
         products: budget of the attack, in passes over the features. There is no clock, so that
             results repeat; None for no limit.
@@ -107,7 +114,15 @@ class Attack(Samples):
         for field in ("told", "products"):
             if getattr(self, field) is not None:
                 check_whole(field, getattr(self, field), 1)
+        if self.dim is not None:
+            self._equations(self.dim)
         self._check_model()
+
+    def _equations(self, dim: int) -> float:
+        """The parameters that are asked for, ratio · d · n."""
+        equations = self.ratio * dim * self.samples
+        check_size("ratio · dim · samples, the parameters that are attacked", round(equations))
+        return equations
 
     def _check_model(self) -> None:
         if self.architecture == "random_features":
@@ -140,24 +155,26 @@ class Attack(Samples):
 
         Returns:
             `inputs` (d), `width`, `outputs` (m), `parameters` (p·m), `actual_ratio` (as the width
-            has it), `fit` (training loss), `label_error` (the same, over that of a model that
-            answers zero), what `Score.summary` has, `flips`, `recovered_flips` (those among
-            the recovered), `candidates`, `outcome`, `steps`, `products_used`, `residual`,
-            `floor` (the residual at the truth), `span_residual`, `chance` (error of random
-            candidates), `neighbour` (error of the nearest other sample), `confined` (rank that
-            candidates were held to), and `picture` (PNG, base64) where one is kept.
+            has it), `subspace` (told, estimated, or None), `fit` (training loss), `label_error`
+            (the same, over that of a model that answers zero), what `Score.summary` has, `flips`,
+            `recovered_flips` (those among the recovered), `candidates`, `outcome`, `steps`,
+            `products_used`, `residual`, `floor` (the residual at the truth), `span_residual`,
+            `chance` (error of random candidates), `neighbour` (error of the nearest other sample),
+            `confined` (rank that candidates were held to), and `picture` (PNG, base64) where one
+            is kept.
         """
         self.check()
         known = self.known()
         width = self.width(known)
         count = self.told or self.samples
         features, equations = self._sizes(known, width)
-        sizes = {
+        sizes: dict[str, Any] = {
             "inputs": known.dim,
             "width": width,
             "outputs": known.outputs,
             "parameters": equations,
             "actual_ratio": equations / (known.dim * known.samples),
+            "subspace": subspace_is(self.method, self.architecture, self.rank),
         }
         rows = known.outputs if self.block == "all" else 1
         if features <= rows * max(count, known.samples):
@@ -184,7 +201,7 @@ class Attack(Samples):
             >>> cell.width(cell.known())
             60
         """
-        wanted = self.ratio * known.dim * known.samples
+        wanted = self._equations(known.dim)
         step = STEPS.get(self.architecture, 1)
 
         def equations(steps: int) -> int:
@@ -258,8 +275,8 @@ class Attack(Samples):
         )
 
     def _method(self) -> Method:
-        subspace_aware = self.method == "tansley2026" and self.architecture == "random_features"
-        if subspace_aware and self.dim and self.rank:
+        told = subspace_is(self.method, self.architecture, self.rank) == TOLD
+        if told and self.dim and self.rank:
             return Tansley2026(basis=data.subspace(self.dim, self.rank, self.seed))
         return method_named(self.method)
 
@@ -294,6 +311,31 @@ RESULTS = (
     "neighbour", "confined",
 )  # fmt: skip
 """What an attack adds to the sizes; None where nothing was attacked."""
+
+
+def subspace_is(method: str, architecture: str, rank: int | None) -> str | None:
+    """How an attack comes by the subspace of the samples; None if it does not look for one.
+
+    The first layer of random features does not move and shows no subspace: where the samples have
+    a rank, tansley2026 is handed the true basis there. Elsewhere it estimates one.
+
+    Example:
+        >>> subspace_is("tansley2026", "random_features", 4)
+        'told'
+        >>> subspace_is("tansley2026", "two_layer", 4)
+        'estimated'
+        >>> subspace_is("exhume", "random_features", 4)
+    """
+    if method != SUBSPACE:
+        return None
+    return TOLD if architecture == "random_features" and rank is not None else ESTIMATED
+
+
+def without_picture(record: Record) -> Record:
+    """The same record for a table, which has no place for a picture."""
+    if record.values is None:
+        return record
+    return replace(record, values={k: v for k, v in record.values.items() if k != "picture"})
 
 
 def picture(known: Data, candidates: Tensor, result: Score, count: int) -> str:

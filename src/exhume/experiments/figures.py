@@ -19,7 +19,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from exhume.experiments.law import NAMES, OURS, SUBSPACE, Curve, Point, Setting, Summary
+from exhume.experiments.attack import SUBSPACE
+from exhume.experiments.law import OURS, Curve, Point, Setting, Summary
 from exhume.report._format import power_of_ten
 
 CARD, INK, MUTED, LINE, ACCENT, SECOND, LOW, HIGH = (
@@ -251,7 +252,7 @@ def _name_methods(axes: Axes, attacks: Sequence[Curve], threshold: float) -> Non
     order = sorted(attacks, key=lambda curve: _crossing(curve, 0.45) or math.inf)
     colours = {id(curve): colour for curve, colour, _ in _styled(attacks)}
     for index, curve in enumerate(order):
-        words = NAMES.get(curve.method or "", curve.method or "")
+        words = curve.name
         level = 0.45 if index == 0 else min(1.05, 0.42 + 0.3 * index)
         place = _crossing(curve, level)
         colour = colours[id(curve)]
@@ -396,18 +397,18 @@ def _rank_panels(left: Axes, right: Axes, fits: list[Curve], attacks: list[Curve
 
 
 def _solid(attacks: Sequence[Curve]) -> str | None:
-    """The method that is drawn with solid lines: the one that knows the subspace, or the first."""
+    """The method that is drawn with solid lines: the one of the subspace, or the first."""
     aware = any(curve.method == SUBSPACE for curve in attacks)
     return SUBSPACE if aware else attacks[0].method
 
 
 def _method_entries(curves: Sequence[Curve]) -> list[tuple[str, str, Any]]:
-    """What solid and dashed lines mean, where there are both."""
-    methods = list(dict.fromkeys(curve.method or "" for curve in curves))
-    if len(methods) < 2:
+    """What solid and dashed lines mean, where there are both or a subspace was looked for."""
+    methods = {curve.name: curve.method for curve in curves}
+    if len(methods) < 2 and SUBSPACE not in methods.values():
         return []
     first = _solid(curves)
-    return [(NAMES.get(m, m), MUTED, "-" if m == first else DASHES) for m in methods]
+    return [(name, MUTED, "-" if m == first else DASHES) for name, m in methods.items()]
 
 
 def _legend(axes: Axes, entries: Sequence[tuple[str, str, Any]]) -> None:

@@ -15,7 +15,7 @@ from typing import Any, cast
 import numpy as np
 
 from exhume.errors import InputError
-from exhume.experiments.attack import Attack
+from exhume.experiments.attack import SUBSPACE, Attack, subspace_is
 from exhume.experiments.fitting import Fit
 from exhume.experiments.samples import check_whole
 from exhume.sweep import MOST, Grid, Record
@@ -27,7 +27,7 @@ HALF = 0.5
 FITTED = 1e-6
 """Relative error under which labels count as fitted; it falls from 1e-2 to rounding at p = n."""
 
-OURS, MOMENTUM, SUBSPACE = "exhume", "iurada2025", "tansley2026"
+OURS, MOMENTUM = "exhume", "iurada2025"
 
 PAIRS = 8
 """Pictures that are kept at each ratio, of the first seed and the first method."""
@@ -136,7 +136,8 @@ class Law:
         for cell in attacks:
             cell.check()
         for cell in attacks:
-            if cell.seed == 0 and (cell.ratio, cell.method) == (self.ratios[0], self.methods[0]):
+            largest = cell.ratio == max(self.ratios)
+            if largest and (cell.seed, cell.method) == (0, self.methods[0]):
                 cell.width(cell.known())
         return [*self.fits(), *attacks]
 
@@ -232,6 +233,21 @@ class Curve:
         return start([point.ratio for point in self.points], shares)
 
     @property
+    def at_or_below(self) -> bool:
+        """Whether the start is the smallest place that was tried, so that it may lie below."""
+        if self.start is None:
+            return False
+        first = self.points[0]
+        return first.ratio == self.start if self.method else 1 < first.width == self.start
+
+    @property
+    def name(self) -> str:
+        """The method as it is shown everywhere: with how it came by a subspace, if it did."""
+        method = self.method or ""
+        subspace = subspace_is(method, self.setting.architecture, self.setting.rank)
+        return f"{method}, subspace {subspace}" if subspace else NAMES.get(method, method)
+
+    @property
     def counted(self) -> int:
         """The p from which on the data can come back, by counting what the method has to find."""
         own = self.setting
@@ -258,11 +274,6 @@ class Summary:
     def settings(self) -> tuple[Setting, ...]:
         """In the order of the sweep."""
         return tuple(dict.fromkeys(curve.setting for curve in self.attacks))
-
-    @property
-    def methods(self) -> tuple[str, ...]:
-        """In the order of the sweep."""
-        return tuple(dict.fromkeys(curve.method for curve in self.attacks if curve.method))
 
 
 def start(places: Sequence[float], shares: Sequence[float], between: bool = True) -> float | None:
@@ -367,17 +378,19 @@ def _point(records: list[Record]) -> Point:
     )
 
 
-NAMES = {OURS: "exhume", MOMENTUM: "published momentum", SUBSPACE: "subspace-aware"}
-"""What methods are called in sentences and figures."""
+NAMES = {MOMENTUM: "published momentum"}
+"""What methods are called that are not shown by their own name, see `Curve.name`."""
 
 
 def sentences(summary: Summary) -> list[str]:
     """What a sweep shows: labels and the best attack in the first sentence, then the others."""
-    methods = sorted(summary.methods, key=lambda method: method != SUBSPACE)
+    by_name: dict[str, list[Curve]] = {}
+    for curve in sorted(summary.attacks, key=lambda curve: curve.method != SUBSPACE):
+        by_name.setdefault(curve.name, []).append(curve)
     said = []
-    for method in methods:
-        curves = [curve for curve in summary.attacks if curve.method == method]
-        said.append(f"with {NAMES.get(method, method)} the data {_on_data(curves)}.")
+    for name, curves in by_name.items():
+        comma = "," if "," in name else ""
+        said.append(f"with {name}{comma} the data {_on_data(curves)}.")
     if summary.fits:
         said[0] = f"labels {_on_labels(summary.fits)}; {said[0]}"
     return [sentence[0].upper() + sentence[1:] for sentence in said]
@@ -391,7 +404,8 @@ def _on_data(curves: Sequence[Curve]) -> str:
     starts = [curve.start or 0.0 for curve in found]
     if len(curves) == 1:
         width = round_to(found[0].starting_width or 0.0)
-        return f"come back from p ≈ {width:,} = {_short(starts[0])} dn"
+        equals = " =" if found[0].setting.outputs == 1 else ", p·m ="
+        return f"come back {_from(found, f'≈ {width:,}{equals} {_short(starts[0])} dn')}"
     place = f"{_span(starts)} dn"
     if found[0].method == SUBSPACE and all(curve.setting.rank for curve in found):
         units = [curve.setting.dim / (curve.setting.rank or 1) for curve in found]
@@ -399,7 +413,16 @@ def _on_data(curves: Sequence[Curve]) -> str:
         place = f"{_span(inside)} rn ({place})"
     missing = len(curves) - len(found)
     never = f", and not at all in {missing} of {len(curves)} settings" if missing else ""
-    return f"come back from p ≈ {place}{never}"
+    return f"come back {_from(found, f'≈ {place}')}{never}"
+
+
+def _from(curves: Sequence[Curve], place: str) -> str:
+    """From a place on; at or below it where that is the smallest that was tried."""
+    below = sum(curve.at_or_below for curve in curves)
+    if below == len(curves):
+        return f"at or below p {place}, the smallest tried"
+    some = f", in {below} of {len(curves)} settings at or below the smallest tried" if below else ""
+    return f"from p {place}{some}"
 
 
 def _span(values: Sequence[float]) -> str:
@@ -432,7 +455,8 @@ def _on_labels(fits: Sequence[Curve]) -> str:
     exactly = _span(found)
     unit = "n" if exactly == "1.0" else f"{exactly} n"
     width = f"{starts[0][0]:,.0f} = " if len(fits) == 1 else ""
-    return f"fit from p = {width}{unit}"
+    fitted = [curve for curve in fits if curve.start is not None]
+    return f"fit {_from(fitted, f'= {width}{unit}')}"
 
 
 def round_to(value: float, digits: int = 3) -> int:

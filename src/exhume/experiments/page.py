@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 import exhume
 from exhume.experiments import figures
 from exhume.experiments.attack import Attack
-from exhume.experiments.law import NAMES, Curve, Summary, sentences, setting_of
+from exhume.experiments.law import Curve, Summary, sentences, setting_of
 from exhume.report.page import environment
 from exhume.sweep import Record
 
@@ -67,7 +67,7 @@ def _setting(curve: Curve) -> dict[str, Any]:
         "dim": setting.dim,
         "samples": setting.samples,
         "rank": setting.rank,
-        "method": NAMES.get(curve.method or "", curve.method),
+        "method": curve.name,
     }
 
 
@@ -79,6 +79,7 @@ def _start(curve: Curve) -> dict[str, Any]:
         "ratio": ratio and float(f"{ratio:.3g}"),
         "inside": inside and float(f"{inside:.3g}"),
         "width": width and round(width),
+        "at_or_below": curve.at_or_below,
         "counted": curve.counted,
     }
 

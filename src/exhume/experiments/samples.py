@@ -10,6 +10,9 @@ from exhume._selection import DEFAULT_CLASSES
 from exhume.data import Data
 from exhume.errors import InputError
 
+MOST_NUMBERS = 10**8
+"""The most numbers of a set of samples, d·n, or of the parameters that are attacked, p·m."""
+
 
 @dataclass(frozen=True)
 class Samples:
@@ -55,6 +58,8 @@ class Samples:
             raise InputError("dim: sphere data needs a dimension, for example 60.")
         if self.rank is not None and self.rank > self.dim:
             raise InputError(f"rank: expected at most the dimension, {self.dim}, got {self.rank}.")
+        check_size("dim · samples", self.dim * self.samples)
+        check_size("dim · rank", self.dim * (self.rank or 1))
 
     def known(self) -> Data:
         """The training data."""
@@ -86,6 +91,14 @@ def check_whole(field: str, value: object, least: int) -> None:
     """Refuse what is no whole number of at least so many."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise InputError(f"{field}: expected a whole number of at least {least}, got {value!r}.")
+
+
+def check_size(what: str, numbers: int) -> None:
+    """Refuse what no memory would hold, before any of it is made."""
+    if numbers > MOST_NUMBERS:
+        raise InputError(
+            f"{what}: expected at most {MOST_NUMBERS:,} numbers, got {numbers:,}; take fewer."
+        )
 
 
 def check_absent(field: str, value: object, what: str) -> None:

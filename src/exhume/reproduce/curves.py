@@ -1,6 +1,10 @@
 """Results as rows and curves, and where a curve rises.
 
-Inside: `rows`, `chosen`, `values`, `means`, `onset`, `Threshold`, `percent`.
+None stands for what a cell could not measure, as where an attack diverged. It is left out of means
+and medians; a share of 0 stays in them.
+
+Inside: `rows`, `chosen`, `values`, `present`, `whole`, `means`, `fallen`, `onset`, `near`,
+`Threshold`, `percent`.
 """
 
 import statistics
@@ -48,6 +52,26 @@ def values(rows: Iterable[Row], name: str) -> list[Any]:
     return list(dict.fromkeys(row[name] for row in rows))
 
 
+def present(rows: Iterable[Row], name: str) -> list[Any]:
+    """A field of all rows that have it.
+
+    Example:
+        >>> present([{"error": None}, {"error": 0.0}], "error")
+        [0.0]
+    """
+    return [row[name] for row in rows if row[name] is not None]
+
+
+def whole(rows: Iterable[Row], *names: str) -> list[Row]:
+    """The rows that have all these fields.
+
+    Example:
+        >>> whole([{"rank": 1, "unknowns": None}, {"rank": 1, "unknowns": 2}], "rank", "unknowns")
+        [{'rank': 1, 'unknowns': 2}]
+    """
+    return [row for row in rows if all(row[name] is not None for name in names)]
+
+
 def means(rows: Iterable[Row], value: str, by: str = "ratio") -> Curve:
     """The mean of a value for each of another; rows without it (None) are left out.
 
@@ -56,15 +80,34 @@ def means(rows: Iterable[Row], value: str, by: str = "ratio") -> Curve:
         {1: 1.0, 2: 0.5}
     """
     groups: dict[float, list[float]] = {}
-    for row in rows:
-        if row[value] is not None:
-            groups.setdefault(row[by], []).append(row[value])
+    for row in whole(rows, value, by):
+        groups.setdefault(row[by], []).append(row[value])
     return {x: statistics.fmean(groups[x]) for x in sorted(groups)}
+
+
+def fallen(curve: Curve, level: float) -> Curve:
+    """The share of a level by which a curve is below it; none where there is no level.
+
+    Example:
+        >>> fallen({1.0: 0.8, 2.0: 0.2}, 0.8)
+        {1.0: 0.0, 2.0: 0.75}
+    """
+    return {x: 1 - y / level if level else 0.0 for x, y in curve.items()}
 
 
 def onset(curve: Curve) -> float | None:
     """From where on a curve of shares is at least one half; None if it does not end there."""
     return start(list(curve), list(curve.values()))
+
+
+def near(place: float | None) -> bool:
+    """Whether a place is at about one equation for each unknown.
+
+    Example:
+        >>> near(1.3), near(3.5), near(None)
+        (True, False, False)
+    """
+    return place is not None and NEAR[0] <= place <= NEAR[1]
 
 
 @dataclass(frozen=True)
@@ -83,17 +126,20 @@ class Threshold:
 
     @classmethod
     def of(cls, curve: Curve) -> "Threshold | None":
-        """Of the mean share recovered by ratio; None where one side was not measured."""
+        """Of the mean share recovered by ratio; None where one side was not measured.
+
+        The upper side lies beyond what counts as about one, so that a start can lie there too.
+        """
         low = [y for x, y in curve.items() if x <= NEAR[0]]
-        if not low or max(curve) < NEAR[1]:
+        if not low or max(curve) <= NEAR[1]:
             return None
         return cls(max(low), onset(curve), curve[max(curve)])
 
     @property
     def checks(self) -> tuple[bool, ...]:
         """Whether recovery happens at all; nothing below; a start at about one; all above."""
-        near = self.start is not None and NEAR[0] <= self.start <= NEAR[1]
-        return (self.start is not None, self.below <= BELOW, near, self.above >= ABOVE)
+        reached = self.start is not None
+        return (reached, self.below <= BELOW, near(self.start), self.above >= ABOVE)
 
     def sentence(self, unit: str = "dn") -> str:
         """In words.

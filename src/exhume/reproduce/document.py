@@ -8,13 +8,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from exhume.errors import InputError
 from exhume.files import finite, read_json
-from exhume.reproduce.experiment import Experiment
+from exhume.reproduce.curves import NEAR, percent
+from exhume.reproduce.experiment import FAILED, Experiment
 
 LARGEST = 200_000
 """Bytes of a figure in the docs."""
 
-HEAD = """# Reproduction
+HEAD = f"""# Reproduction
 
 Results of the sources as named experiments: what is claimed (in our words), what we measured, and
 whether the one bears out the other. Verdicts follow from the results by rules in
@@ -22,7 +24,9 @@ whether the one bears out the other. Verdicts follow from the results by rules i
 `docs/reproduction/`; `exhume reproduce --list` shows what there is. *Small* takes minutes on two
 cores, *full* is for a GPU. A sample is *recovered* if its relative error, up to its sign, is under
 0.1. d is the number of entries of a sample, n the number of samples, p the number of features (p_L
-of parameters of the last layer).
+of parameters of the last layer). Samples come back *from about dn on* if the place from which on
+half of them are recovered has {NEAR[0]:g} to {NEAR[1]:g} equations for each unknown. Where more
+than {percent(FAILED)} of the cells failed, nothing is decided.
 """
 
 
@@ -35,14 +39,23 @@ def publish(
 
     Returns:
         What was copied, each with the reason why its figure was not.
+
+    Raises:
+        InputError: there is no result, neither new nor in the docs, or no folder can be made there.
     """
+    found = _found(out, experiments)
+    if not found and not stored(docs):
+        raise InputError(
+            f"{out}: no results in this folder; exhume reproduce NAME --out {out} makes one."
+        )
     target = docs / "reproduction"
-    target.mkdir(parents=True, exist_ok=True)
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{docs}: expected a folder, for the docs ({error}).") from error
     copied: list[tuple[str, str | None]] = []
-    for file in sorted(out.glob("*/result.json")):
-        result, name = read_json(file), file.parent.name
-        if result.get("name") not in experiments or name != f"{result['name']}-{result['scale']}":
-            continue
+    for file, result in found.items():
+        name = file.parent.name
         drawn, why = None, None
         if result["drawn"]:
             drawn = file.with_name("figure.svg").read_bytes()
@@ -57,6 +70,17 @@ def publish(
     page = document(stored(docs), list(experiments))
     (docs / "reproduction.md").write_text(page, encoding="utf-8")
     return copied
+
+
+def _found(out: Path, experiments: Mapping[str, Experiment]) -> dict[Path, dict[str, Any]]:
+    """Results of runs, by file; other files of that name are left out."""
+    results = {file: read_json(file) for file in sorted(out.glob("*/result.json"))}
+    return {
+        file: result
+        for file, result in results.items()
+        if result.get("name") in experiments
+        and file.parent.name == f"{result['name']}-{result['scale']}"
+    }
 
 
 def stored(docs: Path) -> list[dict[str, Any]]:

@@ -17,6 +17,9 @@ BUNDLED = ("sphere", "digits", "faces", "photos")
 FIRST = 20
 """The first seed of the runs that are judged; sizes and rules were set on others."""
 
+FAILED = 0.05
+"""Share of the cells that may fail; where more do, nothing is decided."""
+
 Verdict = Literal["holds", "holds in part", "does not hold", "not decided"]
 
 
@@ -44,7 +47,7 @@ class Experiment:
         source: the paper, and where in it.
         claim: of the source, in our words, in one sentence.
         cells: what to run at a scale.
-        judge: the finding, from the results alone.
+        rule: the finding, from the results alone; cells that failed are few, and left out.
         draw: a figure of the results; None if there is nothing to draw.
         minutes: about how long it takes, at small scale on two cores and at full scale on a GPU.
     """
@@ -53,9 +56,17 @@ class Experiment:
     source: str
     claim: str
     cells: Callable[[Scale], list[Cell]]
-    judge: Callable[[Sequence[Record]], Finding]
+    rule: Callable[[Sequence[Record]], Finding]
     draw: Callable[[Sequence[Record]], Figure | None]
     minutes: tuple[float, float]
+
+    def judge(self, records: Sequence[Record]) -> Finding:
+        """The finding by the rule, unless too many cells failed."""
+        errors = [record.error for record in records if record.error is not None]
+        if len(errors) > FAILED * len(records):
+            first = " ".join(errors[0].split()).rstrip(".")
+            return undecided(f"{len(errors)} of {len(records)} failed, the first with {first}")
+        return self.rule(records)
 
     def data(self, scale: Scale) -> list[str]:
         """Sets that have to be in the folder EXHUME_DATA."""

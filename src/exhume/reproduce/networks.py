@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from exhume.experiments import Attack
-from exhume.reproduce.curves import Row, Threshold, means, percent, rows
+from exhume.reproduce.curves import Row, Threshold, means, percent, rows, whole
 from exhume.reproduce.drawing import phases
 from exhume.reproduce.experiment import Experiment, Finding, Scale, judged, seeds, undecided
 from exhume.reproduce.law import LAW
@@ -20,7 +20,7 @@ LOST = 10.0
 """How many times the residual at the truth an attack ends at whose search failed."""
 
 RATIOS = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 8.0)
-FEW = {"ratio": (0.5, 1.0, 2.0, 3.0)}
+FEW = {"ratio": (0.5, 1.0, 2.0, 3.0, 4.0)}
 DIGITS = {"data": "digits", "classes": "parity"}
 CIFAR10 = {"data": "cifar10", "dtype": "float32"}
 
@@ -61,40 +61,47 @@ class Determined:
 def threshold(records: Sequence[Record]) -> Finding:
     """Recovery against p_L/(dn): none below, from about one on, all at the top.
 
-    An attack that ends far above the residual at the truth has not found a minimum: a failure of
-    the search, which does not speak against the law.
+    An attack that diverged, or that ends far above the residual at the truth, has not found a
+    minimum: a failure of the search, which does not speak against the law.
     """
     attacks = rows(records, Attack)
-    found = Threshold.of(means(attacks, "recovered"))
+    shares = means(attacks, "recovered")
+    found = Threshold.of(shares)
     if found is None:
         return undecided("ratios on both sides of 1 are needed")
-    top = max(row["ratio"] for row in attacks)
-    floor, left = (means(attacks, name)[top] for name in ("floor", "residual"))
-    lost = found.start is None and left > LOST * floor
-    note = f"The samples themselves leave {floor:.0e} of the weights at the top: features moved."
-    note += _counted(rows(records, Determined))
+    top = max(shares)
+    floor, left = (means(attacks, name).get(top) for name in ("floor", "residual"))
+    reached = left is not None and floor is not None and left <= LOST * floor
+    lost = found.start is None and not reached
+    notes = []
+    if floor is not None:
+        notes.append(
+            f"The samples themselves leave {floor:.0e} of the weights at the top: features moved."
+        )
+    notes += _counted(rows(records, Determined))
     if lost:
-        note += (
-            f" The attack ended at {left:.0e} there: it did not find what explains the weights as "
-            "well as the samples do, so that it says nothing on the threshold."
+        ended = "diverged" if left is None else f"ended at {left:.0e}"
+        notes.append(
+            f"The attack {ended} there: it did not find what explains the weights as well as the "
+            "samples do, so that it says nothing on the threshold."
         )
     return Finding(
         f"of the samples {found.sentence('dn')} (p_L = {top:g} dn)",
         "not decided" if lost else judged(*found.checks),
-        note,
+        " ".join(notes),
     )
 
 
-def _counted(found: Sequence[Row]) -> str:
-    """From where on the equations determine the samples, in a sentence."""
-    shares = {row["ratio"]: row["rank"] / row["unknowns"] for row in found}
-    whole = [ratio for ratio in shares if shares[ratio] == 1]
-    if not whole:
-        return ""
-    first = min(whole)
+def _counted(found: Sequence[Row]) -> list[str]:
+    """From where on the equations determine the samples, in a sentence, if they do."""
+    known = whole(found, "rank", "unknowns")
+    shares = {row["ratio"]: row["rank"] / row["unknowns"] for row in known}
+    first = min((ratio for ratio in shares if shares[ratio] == 1), default=None)
+    if first is None:
+        return []
     below = ", ".join(f"{percent(shares[r])} at {r:g}" for r in shares if r < first)
-    where = f"p_L = {first:g} dn on ({below})"
-    return f" To first order the equations determine all unknowns from {where}."
+    where = f"p_L = {first:g} dn on" + (f" ({below})" if below else "")
+    return [f"To first order the equations determine all unknowns from {where}."]
 
 
 def _cells(

@@ -1,14 +1,15 @@
 """Run an experiment, judge it, and write down what was found."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from exhume import __version__, data, sweep
 from exhume.errors import InputError
 from exhume.experiments import figures
-from exhume.files import private_folder, write_json, write_private
+from exhume.experiments.attack import without_picture
+from exhume.files import write_json, write_private
 from exhume.reproduce.experiment import Experiment, Scale
 from exhume.sweep import Record
 
@@ -40,10 +41,9 @@ def perform(
     Returns:
         What result.json holds.
     """
-    private_folder(folder)
     cells = experiment.cells(scale)
     records = sweep.run(cells, engine, folder, address, workers, device, show=show)
-    sweep.write_csv(folder / "table.csv", [_without_pictures(record) for record in records])
+    sweep.write_csv(folder / "table.csv", map(without_picture, records))
     figure = experiment.draw(records) if any(r.values is not None for r in records) else None
     if figure is not None:
         write_private(folder / "figure.png", figures.png(figure))
@@ -74,9 +74,3 @@ def command(experiment: Experiment, scale: Scale) -> str:
     """What to type to run it."""
     words = f"exhume reproduce {experiment.name} --scale {scale}"
     return f"EXHUME_DATA=… {words}" if experiment.data(scale) else words
-
-
-def _without_pictures(record: Record) -> Record:
-    if record.values is None:
-        return record
-    return replace(record, values={k: v for k, v in record.values.items() if k != "picture"})

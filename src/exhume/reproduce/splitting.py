@@ -1,5 +1,6 @@
 """Sample splitting and identifiability (Shen et al. 2026)."""
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from exhume.bench.splitting import CASES, compared
 from exhume.evaluate import score
 from exhume.methods.progress import Method, Progress
 from exhume.problem import Problem
-from exhume.reproduce.curves import Row, chosen, rows, values
+from exhume.reproduce.curves import Row, chosen, means, present, rows, values, whole
 from exhume.reproduce.drawing import bars, lines, sheet
 from exhume.reproduce.experiment import Experiment, Finding, Scale, judged, seeds, undecided
 from exhume.sweep import Cell, Grid, Record
@@ -77,14 +78,15 @@ def _splitting_cells(scale: Scale) -> list[Cell]:
 
 
 def _wins(cells: Sequence[Row], rule: str, against: str) -> tuple[int, int]:
-    """Seeds in which the split run is closer to the samples, of those in which it did split."""
-    runs = [row["runs"] for row in cells]
-    split = [
-        (run[f"split, {rule}"], run[against])
-        for run in runs
-        if run[f"split, {rule}"]["candidates"] > run["base"]["candidates"]
-    ]
-    return sum(one["cosine"] > two["cosine"] for one, two in split), len(split)
+    """Runs in which splits end closer to the samples, of those that did split and have both."""
+    split = []
+    for runs in present(cells, "runs"):
+        one, base, other = (runs[arm] for arm in (f"split, {rule}", "base", against))
+        counted = len(whole((one, base), "candidates")) == 2
+        measured = len(whole((one, other), "cosine")) == 2
+        if counted and measured and one["candidates"] > base["candidates"]:
+            split.append(one["cosine"] > other["cosine"])
+    return sum(split), len(split)
 
 
 def _splitting_judge(records: Sequence[Record]) -> Finding:
@@ -92,36 +94,45 @@ def _splitting_judge(records: Sequence[Record]) -> Finding:
     counts = {
         rule: (_wins(found, rule, "base"), _wins(found, rule, f"count of {rule}")) for rule in RULES
     }
-    if not any(total for (_, total), _ in counts.values()):
+    without, matched = zip(*counts.values(), strict=True)
+    if not all(sum(total for _, total in arm) for arm in (without, matched)):
         return undecided("no run split a candidate")
     words = "; ".join(
         f"{rule} rule: closer than without in {won} of {total} runs that split, closer than with "
-        f"as many from the start in {matched}"
-        for rule, ((won, total), (matched, _)) in counts.items()
+        f"as many from the start in {fair}" + (f" of {both}" if both != total else "")
+        for rule, ((won, total), (fair, both)) in counts.items()
     )
-    total = sum(total for (_, total), _ in counts.values())
-    better = sum(won for (won, _), _ in counts.values()) / total
-    fairly = sum(matched for _, (matched, _) in counts.values()) / total
+    better, fairly = (
+        sum(won for won, _ in arm) / sum(total for _, total in arm) for arm in (without, matched)
+    )
     tie = LOSS < better < WIN
-    predicted = [row["predicted"] for row in found]
+    predicted = present(found, "predicted")
+    decrease = (
+        f" The predicted decrease of a split is {min(predicted):.4f} to {max(predicted):.4f} of "
+        "the measured one."
+        if predicted
+        else ""
+    )
     return Finding(
         words,
         "not decided" if tie else judged(better >= WIN, fairly >= WIN),
-        f"{len(found)} victims, all runs of as many steps; closer by mean cosine. The predicted "
-        f"decrease of a split is {min(predicted):.4f} to {max(predicted):.4f} of the measured one. "
+        f"{len(found)} victims, all runs of as many steps; closer by mean cosine.{decrease} "
         "`exhume bench splitting` has longer runs, of equal time.",
     )
 
 
-def _splitting_draw(records: Sequence[Record]) -> Figure:
-    found = rows(records, Splitting)
+def _splitting_draw(records: Sequence[Record]) -> Figure | None:
+    found = whole(rows(records, Splitting), "runs")
+    if not found:
+        return None
     cases = values(found, "case")
     figure, grid = sheet(*cases)
     for axes, case in zip(grid, cases, strict=True):
         runs = [row["runs"] for row in chosen(found, case=case)]
         heights = {
-            arm.replace(" ", "\n", 1): sum(run[arm]["cosine"] for run in runs) / len(runs)
+            arm.replace(" ", "\n", 1): statistics.fmean(cosines)
             for arm in runs[0]
+            if (cosines := present((run[arm] for run in runs), "cosine"))
         }
         bars(axes, heights, "mean cosine with the samples")
         axes.tick_params(axis="x", labelsize=7)
@@ -231,9 +242,18 @@ def _rank_cells(scale: Scale) -> list[Cell]:
     return cells
 
 
+SHARP = {3: 4, 4: 5, 5: 8}
+"""By d, the width from which on the rank condition holds for cubic neurons, as claimed."""
+
+
 def _rank_judge(records: Sequence[Record]) -> Finding:
-    ranks, terms, points = (rows(records, kind) for kind in (Rank, Terms, Stationary))
-    if not ranks or not terms or not points:
+    ranks, terms = whole(rows(records, Rank), "holds"), whole(rows(records, Terms), "error")
+    points = rows(records, Stationary)
+    flat, curved = (
+        present((row for row in terms if (row["degree"] == 2) == low), "error")
+        for low in (True, False)
+    )
+    if {*SHARP} != {*values(ranks, "dim")} or not flat or not curved or not points:
         return undecided("ranks, decompositions and KKT points are needed")
     first: dict[int, int | None] = {}
     for dim in values(ranks, "dim"):
@@ -244,20 +264,18 @@ def _rank_judge(records: Sequence[Record]) -> Finding:
         ]
         sharp = bool(holding) and bool(never) and max(never) == min(holding) - 1
         first[dim] = min(holding) if sharp else None
-    flat = min(row["error"] for row in chosen(terms, degree=2))
-    curved = max(row["error"] for row in terms if row["degree"] > 2)
     missed = [row for row in points if row["error"] is None or row["error"] > 1e-4]
     return Finding(
         "the rank condition holds from width "
-        + ", ".join(f"{w} (d = {d})" for d, w in first.items())
+        + ", ".join(f"{w or 'no sharp one'} (d = {d})" for d, w in first.items())
         + f"; KKT points give their samples back in {len(points) - len(missed)} of {len(points)}; "
         "the tensor alone gives them for degree 3 and 4 (error at most "
-        f"{max(curved, 1e-8):.0e}), not for degree 2 ({flat:.1g} and more)",
+        f"{max(*curved, 1e-8):.0e}), not for degree 2 ({min(flat):.1g} and more)",
         judged(
             not missed,
-            first == {3: 4, 4: 5, 5: 8},
-            curved <= 1e-6,
-            flat >= 0.1,
+            first == SHARP,
+            max(curved) <= 1e-6,
+            min(flat) >= 0.1,
         ),
         "The condition is for neurons in general position; those of a KKT point are not, so labels "
         "are chosen under which it can hold.",
@@ -265,19 +283,18 @@ def _rank_judge(records: Sequence[Record]) -> Finding:
 
 
 def _rank_draw(records: Sequence[Record]) -> Figure:
-    ranks, terms = rows(records, Rank), rows(records, Terms)
+    ranks, terms = whole(rows(records, Rank), "rank", "unknowns"), rows(records, Terms)
+    shares: list[Row] = [{**row, "share": row["rank"] / row["unknowns"]} for row in ranks]
     figure, (left, right) = sheet("Rank of the equations over unknowns", "Samples from the tensor")
     curves = {
-        f"d = {dim}": {
-            float(row["width"]): row["rank"] / row["unknowns"]
-            for row in chosen(ranks, dim=dim, seed=0)
-        }
-        for dim in values(ranks, "dim")
+        f"d = {dim}": means(chosen(shares, dim=dim), "share", "width")
+        for dim in values(shares, "dim")
     }
     lines(left, curves, "neurons", "rank / unknowns", "")
     errors = {
-        f"degree {degree}": max(row["error"] for row in chosen(terms, degree=degree))
+        f"degree {degree}": max(found)
         for degree in values(terms, "degree")
+        if (found := present(chosen(terms, degree=degree), "error"))
     }
     bars(right, errors, "worst error", least=1e-16)
     return figure

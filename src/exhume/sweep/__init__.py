@@ -3,7 +3,8 @@
 A cell is a frozen dataclass of plain values with a method `run`. Finished cells are kept in a
 folder, one file each, named by their content: a sweep that was stopped goes on where it was, and
 a larger grid runs only what is new. What a cell gives depends on its fields alone, so engines,
-numbers of workers and interruptions change nothing in the table.
+numbers of workers and interruptions change nothing in the table. The device is not in the name,
+though results on a GPU differ by rounding: a folder is for one kind of device.
 """
 
 import csv
@@ -25,7 +26,7 @@ from exhume.device import usable_device
 from exhume.errors import InputError
 from exhume.files import write_private
 from exhume.sweep.engines import ENGINES, Engine
-from exhume.sweep.store import Outcome, Store, address_of, outcome, read_outcome, remove
+from exhume.sweep.store import Outcome, Store, address_of, outcome, read_outcome, remove_failure
 from exhume.sweep.worker import Task
 
 if TYPE_CHECKING:
@@ -140,8 +141,8 @@ def run(
     """
     if engine not in ENGINES:
         raise InputError(f"engine {engine!r}: is unknown; choose {', '.join(ENGINES)}.")
-    if workers is not None and workers < 1:
-        raise InputError(f"workers {workers}: there must be one at least.")
+    if workers is not None and (type(workers) is not int or workers < 1):
+        raise InputError(f"workers {workers!r}: expected a whole number of at least 1.")
     cells = _addressed(_cells(grid))
     found: dict[str, Record] = {}
 
@@ -169,7 +170,7 @@ def run(
             }
             if retry:
                 for place in tasks:
-                    remove(folder, place)
+                    remove_failure(folder, place)
             for place, finished in stack.enter_context(closing(_finish(tasks, opened, store))):
                 keep(place, finished)
     return [found[place] for place in cells]

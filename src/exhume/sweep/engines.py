@@ -10,6 +10,7 @@ to whoever is free, and goes on dealing to workers that are dead.
 import logging
 import os
 import re
+import signal
 import socket
 import threading
 import time
@@ -115,7 +116,7 @@ _BUSY = threading.Lock()
 
 
 def _local(driver: int, task: Task) -> Result:
-    """Run a task in a process that the driver started, and that is not to outlive it."""
+    """Run a task in a process that the driver started, which the driver alone is to end."""
     _follow(driver)
     with _BUSY:
         return work(task)
@@ -123,10 +124,12 @@ def _local(driver: int, task: Task) -> Result:
 
 @cache
 def _follow(driver: int) -> None:
-    """End this process when its driver was killed, after the cell at hand.
+    """End this process when its driver was killed, after the cell at hand; not by Ctrl-C.
 
-    The pool itself would keep it, idle and with all its memory, for minutes.
+    The pool itself would keep it, idle and with all its memory, for minutes. Ctrl-C in a terminal
+    reaches this process too, and would look like an error of the cell.
     """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def watch() -> None:
         while os.getppid() == driver:
@@ -150,6 +153,7 @@ def dask(address: str | None, workers: int | None, device: str) -> Iterator[Engi
             "tcp://127.0.0.1:8786; `dask scheduler` prints it."
         )
     _probe(address, 8786)
+    _check_certificates(address)
     from distributed import Client, KilledWorker
 
     try:
@@ -182,6 +186,23 @@ def dask(address: str | None, workers: int | None, device: str) -> Iterator[Engi
         yield Engine(workers or most, {"backend": "threading"}, call, tries=2)
     finally:
         client.close()
+
+
+def _check_certificates(address: str) -> None:
+    """Refuse an encrypted address without certificates, which the client fails on half-made."""
+    if not address.startswith(("tls://", "wss://")):
+        return
+    from distributed.security import Security
+
+    try:
+        context, reason = Security().get_connection_args("client").get("ssl_context"), ""
+    except (OSError, ValueError, TypeError) as error:
+        context, reason = None, f" ({_last_line(error)})"
+    if context is None:
+        raise InputError(
+            f"address {address!r}: is encrypted, and Dask's configuration names no certificates "
+            f"that can be used{reason}; set distributed.comm.tls there, or give a tcp:// address."
+        )
 
 
 @dataclass(frozen=True)

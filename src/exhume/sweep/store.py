@@ -4,9 +4,10 @@
     folder/cells/ADDRESS.json    a finished cell: what it was, what it gave or why it failed
     folder/cells/ADDRESS.lock    a cell that is being run, or was when its worker died
 
-The address is a hash of the cell's class, its fields and the version of exhume: the same cell is
-the same file, whatever grid, engine or machine it comes from. A damaged file is refused rather
-than replaced: files appear at once and complete, so something else went wrong there.
+The address is a hash of the cell's class, its fields and the sources of exhume: the same cell is
+the same file, whatever grid, engine or machine it comes from, and code that changed runs it again.
+A damaged file is refused rather than replaced: files appear at once and complete, so something else
+went wrong there.
 """
 
 import fcntl
@@ -18,6 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, is_dataclass
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -32,16 +34,36 @@ Outcome = dict[str, Any]
 """A finished cell as its file has it: kind, fields, version, values, error, seconds, made."""
 
 
+def digest_of_sources(folder: Path) -> str:
+    """The first 12 hexadecimal digits of the sha256 of a folder's Python files, names and bytes."""
+    total = hashlib.sha256()
+    files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*.py")}
+    for name in sorted(files):
+        total.update(hashlib.sha256(name.encode()).digest())
+        total.update(hashlib.sha256(files[name].read_bytes()).digest())
+    return total.hexdigest()[:12]
+
+
+@cache
+def version() -> str:
+    """The version of exhume with a digest of its sources, such as 0.1.0+1f2e3d4c5b6a.
+
+    The number alone stays the same while the code changes.
+    """
+    import exhume
+
+    number = exhume.__version__.partition("+")[0]
+    return f"{number}+{digest_of_sources(Path(exhume.__file__).parent)}"
+
+
 def identity(cell: Any) -> dict[str, Any]:
     """What a cell is: its class, its fields, the version of exhume that runs it."""
-    from exhume import __version__
-
     kind = type(cell)
     values = {field.name: getattr(cell, field.name) for field in fields(cell)}
     return {
         "kind": f"{kind.__module__}.{kind.__qualname__}",
         "fields": values,
-        "version": __version__,
+        "version": version(),
     }
 
 
@@ -52,7 +74,9 @@ def canonical(value: Any) -> str:
         >>> canonical({"b": (1, 2.50), "a": None})
         '{"a":null,"b":[1,2.5]}'
     """
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return json.dumps(
+        value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+    )
 
 
 def digest(identified: dict[str, Any]) -> str:
@@ -64,10 +88,16 @@ def address_of(cell: Any) -> str:
     """The address of a cell.
 
     Raises:
-        InputError: it is no dataclass, or a field is not plain JSON.
+        InputError: it is no dataclass, no other process could import its class, or a field is not
+            plain JSON.
     """
     if not is_dataclass(cell) or isinstance(cell, type):
         raise InputError(f"{cell!r}: a cell of a sweep is an instance of a frozen dataclass.")
+    if "<locals>" in type(cell).__qualname__:
+        raise InputError(
+            f"{type(cell).__qualname__}: the class of a cell must be importable, and this one is "
+            "local to a function: define it at the top of a module."
+        )
     try:
         return digest(identity(cell))
     except (TypeError, ValueError, RecursionError) as error:
@@ -218,16 +248,18 @@ def read_outcome(folder: Path, address: str) -> Outcome | None:
     try:
         found = read_json(path)
         _check(found, address)
-    except InputError as error:
+    except ValueError as error:  # also what no address can be made of, such as NaN in a field
         raise InputError(
             f"{path}: is damaged ({error}); remove it, and the cell is run again."
         ) from error
     return dict(found)
 
 
-def remove(folder: Path, address: str) -> None:
-    """Forget a finished cell."""
-    _path(folder, address).unlink(missing_ok=True)
+def remove_failure(folder: Path, address: str) -> None:
+    """Forget a cell that failed; a result, which another driver may have written since, stays."""
+    found = read_outcome(folder, address)
+    if found is not None and found["error"] is not None:
+        _path(folder, address).unlink(missing_ok=True)
 
 
 def _check(found: Any, address: str) -> None:

@@ -40,8 +40,8 @@ def work(task: Task) -> tuple[str, Outcome]:
     """
     if address_of(task.cell) != task.address:
         raise InputError(
-            "a worker has another version of exhume or of the cell's class than this process; "
-            "install the same on all machines."
+            "a worker has another version of exhume or of the cell's class than this process: "
+            "install the same on all machines, and change no source while a sweep runs."
         )
     if not task.store.visible():
         return task.address, attempt(task.cell, task.number, task.device)
@@ -62,13 +62,47 @@ def attempt(cell: Any, number: int, device: str) -> Outcome:
         values = cell.run(_chosen(device, number))
         if not isinstance(values, dict):
             raise TypeError(f"run() must return a dict, and returned {type(values).__name__}")
-        values = json.loads(json.dumps(finite(values), allow_nan=False))  # as the file will say
-    except (Exception, SystemExit) as raised:
-        values, error = None, f"{type(raised).__name__}: {raised}"
+        values = _encodable(json.loads(json.dumps(finite(values), allow_nan=False)))
+    except BaseException as raised:  # Ctrl-C is for the driver: workers do not hear it
+        values, error = None, _described(raised)
     finally:
         if device.startswith("cuda"):
             torch.cuda.empty_cache()  # the next cell may be another process's
     return outcome(cell, values, error, time.perf_counter() - start, device)
+
+
+def _described(raised: BaseException) -> str:
+    """Type and message of an error, even if it cannot say its message.
+
+    Example:
+        >>> _described(ValueError("no")), _described(KeyboardInterrupt())
+        ('ValueError: no', 'KeyboardInterrupt')
+    """
+    message = ""
+    for words in (str, repr):
+        try:
+            message = words(raised)
+            break
+        except BaseException:  # of the cell, as the error is
+            continue
+    name = type(raised).__name__
+    return str(_encodable(f"{name}: {message}" if message else name))
+
+
+def _encodable(value: Any) -> Any:
+    r"""A JSON value as UTF-8 can write it: lone surrogates become their escapes.
+
+    Example:
+        >>> print(_encodable({"file": ["caf\udce9"]})["file"][0])
+        caf\udce9
+    """
+    if isinstance(value, str):
+        return value.encode(errors="backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_encodable(key): _encodable(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_encodable(item) for item in value]
+    return value
 
 
 def _chosen(device: str, number: int) -> str:
