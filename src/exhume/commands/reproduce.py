@@ -94,7 +94,7 @@ def _named(
 def _table(experiments: "Mapping[str, Experiment]") -> "Table":
     from rich.table import Column, Table
 
-    table = Table(Column("name", no_wrap=True), "claim", "source", "needs", "minutes", "about, full")
+    table = Table(Column("name", no_wrap=True), "claim", "source", "needs", "minutes", "full")
     table.show_lines = True
     for experiment in experiments.values():
         small, full = experiment.minutes
