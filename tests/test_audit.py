@@ -25,6 +25,7 @@ from exhume.auditing import problem_of
 from exhume.checkpoint import CARD, TRAINED, TRUTH
 from exhume.errors import InputError
 from exhume.evaluate.runs import score_run
+from exhume.files import write_private
 from exhume.methods import Reconstruction
 from exhume.methods.exhume import Exhume
 from exhume.methods.iurada2025 import Iurada2025
@@ -621,6 +622,21 @@ class Child:
             self.process.send_signal(how)
         _, errors = self.process.communicate(timeout=120)
         return self.process.returncode, errors
+
+
+def test_an_interruption_right_after_a_file_is_renamed_stays_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rename = os.replace
+
+    def interrupted_rename(source: str, target: Path) -> None:
+        rename(source, target)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("exhume.files.os.replace", interrupted_rename)
+    with pytest.raises(KeyboardInterrupt):
+        write_private(tmp_path / "file", b"whole")
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"whole"]
 
 
 def test_a_run_survives_being_killed_and_being_interrupted(tmp_path: Path) -> None:

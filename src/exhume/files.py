@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,8 @@ def write_private(path: Path, content: bytes) -> Path:
                 file.write(content)
             os.replace(temporary, path)
         except BaseException:
-            os.unlink(temporary)
+            with suppress(FileNotFoundError):  # an interruption may come right after the renaming
+                os.unlink(temporary)
             raise
     except OSError as error:
         raise InputError(f"{path}: cannot be written ({error}).") from error
