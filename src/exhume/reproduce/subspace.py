@@ -251,7 +251,7 @@ def _failure_judge(records: Sequence[Record]) -> Finding:
     return Finding(
         f"above the certified width {failed} of {len(solved)} problems with an exact solution miss "
         f"a sample, where {percent(bound.failure)} may; below the counting threshold p = {counted} "
-        f"a residual of zero goes with wrong data in {percent(min(below))} of runs or more"
+        f"a residual of zero goes with wrong data in {percent(min(below))} of runs at every width"
         + ("" if last is None else f", and the last one is at p = {last:g}"),
         judged(failed <= bound.failure * len(solved), min(below) >= 0.5),
         ("" if failed or last is None else _loose(last, bound))
