@@ -5,6 +5,8 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -508,3 +510,10 @@ def test_a_cell_says_where_and_when_it_was_made() -> None:
     other = replace(record, made={"hardware": "abacus, 1 cores"})
     assert sweep.made([record, other], "hardware").startswith("abacus, 1 cores, ")
     assert sweep.made([other], "date") == ""
+
+
+def test_the_package_hands_out_the_sweep_when_it_is_asked_for() -> None:
+    asked = "import sys, exhume; assert 'joblib' not in sys.modules; exhume.sweep.run"
+    subprocess.run([sys.executable, "-c", asked], check=True)
+    with pytest.raises(AttributeError, match="nothing"):
+        exhume.nothing  # noqa: B018

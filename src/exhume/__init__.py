@@ -1,8 +1,10 @@
 """exhume: recover the training data that is buried in a model's weights."""
 
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from types import ModuleType
 
-from exhume import data, evaluate, victims
+from exhume import data, evaluate, theory, victims
 from exhume.auditing import Audit, audit
 from exhume.data_card import DataCard
 from exhume.errors import InputError
@@ -28,5 +30,16 @@ __all__ = [
     "data",
     "evaluate",
     "reconstruct",
+    "theory",
     "victims",
 ]
+
+LATE = ("experiments", "sweep")
+"""Modules that are imported when they are first asked for: what they rest on is not for attacks."""
+
+
+def __getattr__(name: str) -> ModuleType:
+    """`exhume.sweep` without an import of its own."""
+    if name in LATE:
+        return import_module(f"exhume.{name}")
+    raise AttributeError(f"module 'exhume' has no attribute {name!r}")
