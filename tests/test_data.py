@@ -572,7 +572,7 @@ def test_fashion_mnist_is_one_hot(tmp_path: Path) -> None:
         ("train-images-idx3-ubyte", struct.pack(">4B3I", 0, 0, 8, 3, 2, 28, 28), "cut short"),
         ("train-labels-idx1-ubyte", struct.pack(">4BI", 0, 0, 8, 1, 1) + b"\1", "1 labels"),
         ("train-images-idx3-ubyte.gz", b"no gzip", "damaged"),
-        ("train-images-idx3-ubyte.gz", gzip.compress(bytes(99))[:-9], "damaged"),
+        ("train-images-idx3-ubyte.gz", gzip.compress(bytes(99), mtime=0)[:-9], "damaged"),
     ],
 )
 def test_broken_idx(name: str, content: bytes, message: str, tmp_path: Path) -> None:
