@@ -517,3 +517,17 @@ def test_the_package_hands_out_the_sweep_when_it_is_asked_for() -> None:
     subprocess.run([sys.executable, "-c", asked], check=True)
     with pytest.raises(AttributeError, match="nothing"):
         exhume.nothing  # noqa: B018
+
+
+@dataclass(frozen=True)
+class Ended:
+    def run(self, device: str) -> dict[str, Any]:
+        raise SystemExit(1)
+
+
+def test_a_worker_that_its_engine_ends_records_nothing(tmp_path: Path) -> None:
+    store, address = Store.opened(tmp_path), address_of(Ended())
+    with pytest.raises(SystemExit):
+        work(Task(Ended(), address, 0, "cpu", store, ended=True))
+    assert store.read(address) is None
+    assert work(Task(Ended(), address, 0, "cpu", store))[1]["error"] == "SystemExit: 1"

@@ -23,6 +23,8 @@ class Task:
         number: its place in the grid, which chooses among several GPUs.
         device: cpu, cuda (any), or one device.
         store: where to keep what it gives, if the worker sees that folder.
+        ended: whether the engine ends a worker by an exception in it, as Ray does when the driver
+            is gone: then SystemExit and KeyboardInterrupt are not the cell's own.
     """
 
     cell: Any
@@ -30,6 +32,7 @@ class Task:
     number: int
     device: str
     store: Store
+    ended: bool = False
 
 
 def work(task: Task) -> tuple[str, Outcome]:
@@ -44,16 +47,16 @@ def work(task: Task) -> tuple[str, Outcome]:
             "install the same on all machines, and change no source while a sweep runs."
         )
     if not task.store.visible():
-        return task.address, attempt(task.cell, task.number, task.device)
+        return task.address, attempt(task.cell, task.number, task.device, task.ended)
     with task.store.hold(task.address):
         found = task.store.read(task.address)
         if found is None:
-            found = attempt(task.cell, task.number, task.device)
+            found = attempt(task.cell, task.number, task.device, task.ended)
             found = task.store.write(task.address, found)
     return task.address, found
 
 
-def attempt(cell: Any, number: int, device: str) -> Outcome:
+def attempt(cell: Any, number: int, device: str, ended: bool = False) -> Outcome:
     """Run a cell on one core, or on a GPU's share of them; what it raises is its outcome too."""
     torch.set_num_threads(_cores(device))
     start = time.perf_counter()
@@ -64,6 +67,8 @@ def attempt(cell: Any, number: int, device: str) -> Outcome:
             raise TypeError(f"run() must return a dict, and returned {type(values).__name__}")
         values = _encodable(json.loads(json.dumps(finite(values), allow_nan=False)))
     except BaseException as raised:  # Ctrl-C is for the driver: workers do not hear it
+        if ended and isinstance(raised, SystemExit | KeyboardInterrupt):
+            raise
         values, error = None, _described(raised)
     finally:
         if device.startswith("cuda"):
