@@ -521,13 +521,17 @@ def test_the_package_hands_out_the_sweep_when_it_is_asked_for() -> None:
 
 @dataclass(frozen=True)
 class Ended:
+    module: str
+
     def run(self, device: str) -> dict[str, Any]:
-        raise SystemExit(1)
+        exec("raise SystemExit(1)", {"__name__": self.module})
+        return {}
 
 
-def test_a_worker_that_its_engine_ends_records_nothing(tmp_path: Path) -> None:
-    store, address = Store.opened(tmp_path), address_of(Ended())
+def test_a_worker_that_ray_ends_records_nothing(tmp_path: Path) -> None:
+    store = Store.opened(tmp_path)
+    own, other = Ended("cells"), Ended("ray._private.worker")
     with pytest.raises(SystemExit):
-        work(Task(Ended(), address, 0, "cpu", store, ended=True))
-    assert store.read(address) is None
-    assert work(Task(Ended(), address, 0, "cpu", store))[1]["error"] == "SystemExit: 1"
+        work(Task(other, address_of(other), 0, "cpu", store))
+    assert store.read(address_of(other)) is None
+    assert work(Task(own, address_of(own), 0, "cpu", store))[1]["error"] == "SystemExit: 1"

@@ -17,7 +17,7 @@ import time
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -244,7 +244,7 @@ def ray(address: str | None, workers: int | None, device: str) -> Iterator[Engin
     def call(task: Task) -> Result:
         running[task.address] = None
         try:
-            running[task.address] = reference = remote.remote(replace(task, ended=True))
+            running[task.address] = reference = remote.remote(task)
             result: Result = cluster.get(reference)
         except cluster.exceptions.RayTaskError as error:
             raise error.cause from None

@@ -2,6 +2,7 @@
 
 import json
 import time
+import traceback
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,8 +24,6 @@ class Task:
         number: its place in the grid, which chooses among several GPUs.
         device: cpu, cuda (any), or one device.
         store: where to keep what it gives, if the worker sees that folder.
-        ended: whether the engine ends a worker by an exception in it, as Ray does when the driver
-            is gone: then SystemExit and KeyboardInterrupt are not the cell's own.
     """
 
     cell: Any
@@ -32,7 +31,6 @@ class Task:
     number: int
     device: str
     store: Store
-    ended: bool = False
 
 
 def work(task: Task) -> tuple[str, Outcome]:
@@ -47,16 +45,16 @@ def work(task: Task) -> tuple[str, Outcome]:
             "install the same on all machines, and change no source while a sweep runs."
         )
     if not task.store.visible():
-        return task.address, attempt(task.cell, task.number, task.device, task.ended)
+        return task.address, attempt(task.cell, task.number, task.device)
     with task.store.hold(task.address):
         found = task.store.read(task.address)
         if found is None:
-            found = attempt(task.cell, task.number, task.device, task.ended)
+            found = attempt(task.cell, task.number, task.device)
             found = task.store.write(task.address, found)
     return task.address, found
 
 
-def attempt(cell: Any, number: int, device: str, ended: bool = False) -> Outcome:
+def attempt(cell: Any, number: int, device: str) -> Outcome:
     """Run a cell on one core, or on a GPU's share of them; what it raises is its outcome too."""
     torch.set_num_threads(_cores(device))
     start = time.perf_counter()
@@ -67,13 +65,23 @@ def attempt(cell: Any, number: int, device: str, ended: bool = False) -> Outcome
             raise TypeError(f"run() must return a dict, and returned {type(values).__name__}")
         values = _encodable(json.loads(json.dumps(finite(values), allow_nan=False)))
     except BaseException as raised:  # Ctrl-C is for the driver: workers do not hear it
-        if ended and isinstance(raised, SystemExit | KeyboardInterrupt):
+        if _ended(raised):
             raise
         values, error = None, _described(raised)
     finally:
         if device.startswith("cuda"):
             torch.cuda.empty_cache()  # the next cell may be another process's
     return outcome(cell, values, error, time.perf_counter() - start, device)
+
+
+def _ended(raised: BaseException) -> bool:
+    """Whether Ray raised it to end this worker, as it does when the driver was killed.
+
+    Its handler of signals is then among the frames below the cell's.
+    """
+    frames = traceback.walk_tb(raised.__traceback__)
+    modules = (str(frame.f_globals.get("__name__")) for frame, _ in frames)
+    return not isinstance(raised, Exception) and any(m.partition(".")[0] == "ray" for m in modules)
 
 
 def _described(raised: BaseException) -> str:
