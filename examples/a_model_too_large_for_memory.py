@@ -1,9 +1,9 @@
 """V is never stored: it is regenerated from its seed, block by block, whenever it is needed."""
 
-from exhume.checkpoint import random_features_problem
 from exhume.data import sphere
+from exhume.equation.objective import evaluate, gradient
 from exhume.features.weights import Seeded
-from exhume.objective import evaluate, gradient
+from exhume.models.folder import random_features_problem
 from exhume.victims import random_features
 
 data = sphere(dim=200, samples=10, seed=0)

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from exhume import architectures
+from exhume.equation.problem import Problem
 from exhume.features import Features
-from exhume.formulation import network_problem
-from exhume.network import Network, known_network
-from exhume.problem import Problem
+from exhume.features.network import Network, known_network
+from exhume.models import architectures
+from exhume.models.formulation import network_problem
 from problems import gaussian
 
 SIZES: dict[str, dict[str, Any]] = {

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from exhume import data
+from exhume.equation.problem import Problem, ThreatModel
 from exhume.features.activations import activation
 from exhume.features.random import RandomFeatures
 from exhume.features.weights import Seeded, Stored
-from exhume.problem import Problem, ThreatModel
 
 ACTIVATIONS = [
     "relu",

@@ -5,11 +5,11 @@ from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 
 from exhume import data, evaluate, theory, victims
-from exhume.auditing import Audit, audit
-from exhume.data_card import DataCard
+from exhume.auditing.audit import Audit, audit
+from exhume.equation.problem import Problem, ThreatModel
 from exhume.errors import InputError
 from exhume.methods import Reconstruction, reconstruct
-from exhume.problem import Problem, ThreatModel
+from exhume.models.card import DataCard
 from exhume.solvers import Outcome
 
 try:

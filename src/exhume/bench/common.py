@@ -8,12 +8,12 @@ import torch
 from rich.console import Console
 
 from exhume.device import device_name
+from exhume.equation.problem import Problem
 from exhume.errors import InputError
 from exhume.evaluate import score
 from exhume.methods import seen_by, threads_for
 from exhume.methods.iurada2025 import Iurada2025
 from exhume.methods.progress import Progress
-from exhume.problem import Problem
 from exhume.victims import Victim
 
 console = Console(highlight=False)

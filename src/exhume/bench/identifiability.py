@@ -8,10 +8,10 @@ from torch import nn
 
 from exhume import data, theory, victims
 from exhume.bench.common import check_count, console, heading
-from exhume.checkpoint import NetworkModel
 from exhume.data import Data
 from exhume.errors import InputError
 from exhume.evaluate import score
+from exhume.models.folder import NetworkModel
 from exhume.theory import Identifiability, fewest_neurons
 from exhume.victims import Victim
 

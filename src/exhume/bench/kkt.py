@@ -11,7 +11,8 @@ from exhume import data, victims
 from exhume.bench.common import check_count, console, heading, training_shown
 from exhume.data import Data
 from exhume.device import usable_device
-from exhume.domain import Box
+from exhume.equation.domain import Box
+from exhume.equation.problem import Problem
 from exhume.errors import InputError
 from exhume.evaluate import chance_level, other_data, published_score, score, wrong_prior
 from exhume.methods import reconstruct
@@ -20,7 +21,6 @@ from exhume.methods.exhume import Exhume
 from exhume.methods.haim2022 import Haim2022
 from exhume.methods.progress import Method, Progress
 from exhume.methods.shen2026 import Shen2026
-from exhume.problem import Problem
 from exhume.search.tuning import FACTOR, rungs
 from exhume.victims import Victim
 

@@ -10,10 +10,10 @@ from exhume import data, victims
 from exhume.bench.common import Watch, check_count, console, heading, training_shown
 from exhume.data import Data
 from exhume.device import usable_device
+from exhume.equation.problem import Problem
 from exhume.errors import InputError
 from exhume.evaluate import residual_at_truth, score
 from exhume.methods import reconstruct
-from exhume.problem import Problem
 from exhume.victims import Victim
 
 COLUMNS = (

@@ -13,6 +13,8 @@ from torch import Tensor
 from exhume import data, victims
 from exhume.bench.common import check_count, console, heading
 from exhume.data import Data
+from exhume.equation.objective import Point, at
+from exhume.equation.problem import Problem
 from exhume.errors import InputError
 from exhume.evaluate import score
 from exhume.features.activations import softplus
@@ -33,8 +35,6 @@ from exhume.methods.shen2026 import (
     Shen2026,
     curvatures,
 )
-from exhume.objective import Point, at
-from exhume.problem import Problem
 from exhume.search.split import halves, shared
 
 RULES: tuple[Choice, ...] = ("published", "adaptive")

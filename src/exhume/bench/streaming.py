@@ -7,9 +7,9 @@ import time
 import torch
 
 from exhume.bench.common import console, heading
-from exhume.checkpoint import random_features_problem
+from exhume.equation.objective import evaluate, gradient
 from exhume.features.weights import Seeded
-from exhume.objective import evaluate, gradient
+from exhume.models.folder import random_features_problem
 
 
 def streaming(samples: int = 100, dim: int = 3072, width: int = 3_072_000, seed: int = 0) -> None:

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from exhume.data import Data
-from exhume.domain import Box, Composed
+from exhume.equation.domain import Box, Composed
+from exhume.equation.problem import Problem
 from exhume.errors import InputError
 from exhume.evaluate.matching import check_vectors, distances, nearest
 from exhume.evaluate.published import GOOD, is_published_for, published_score
 from exhume.evaluate.scoring import RECOVERED, Score, measure, score, true_inputs
-from exhume.problem import Problem
 
 STREAM = 0xC4A7CE
 

@@ -5,14 +5,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from exhume import objective
 from exhume.data import Data
+from exhume.equation import objective
+from exhume.equation.problem import Problem
 from exhume.errors import InputError
 from exhume.evaluate.matching import check_vectors
 from exhume.evaluate.scoring import true_inputs
 from exhume.features import Features
-from exhume.formulation import POINTS
-from exhume.problem import Problem
+from exhume.models.formulation import POINTS
 
 
 def residual_at_truth(problem: Problem, truth: Data | Tensor) -> float:

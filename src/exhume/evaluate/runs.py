@@ -7,8 +7,9 @@ from typing import Any
 import torch
 
 from exhume import data
-from exhume.auditing import problem_of
-from exhume.checkpoint import TRUTH
+from exhume.auditing.audit import problem_of
+from exhume.auditing.folder import CANDIDATES, RESULT, Settings, read_config
+from exhume.equation.problem import FirstLayer, Premise, Problem
 from exhume.errors import InputError
 from exhume.evaluate import (
     Score,
@@ -26,8 +27,7 @@ from exhume.evaluate import (
 )
 from exhume.evaluate.published import is_published_for
 from exhume.files import read_json, read_tensors, write_json, write_tensors
-from exhume.problem import FirstLayer, Premise, Problem
-from exhume.run_folder import CANDIDATES, RESULT, Settings, read_config
+from exhume.models.folder import TRUTH
 from exhume.search.subspace import estimate
 
 SCORE, MATCHED = "score.json", "matched.safetensors"

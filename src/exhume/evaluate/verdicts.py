@@ -3,8 +3,8 @@
 import math
 from collections.abc import Mapping
 
-from exhume.evidence import ENOUGH
-from exhume.problem import Premise
+from exhume.auditing.evidence import ENOUGH
+from exhume.equation.problem import Premise
 
 NO_TRACE = 1e-2
 """Residual at the truth from which the model is said to hold no trace of the kind looked for."""

@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from exhume import architectures, data, victims
+from exhume import data, victims
 from exhume.data import Data
+from exhume.equation.problem import Problem
 from exhume.errors import InputError
 from exhume.evaluate import RECOVERED, Score, chance, residual_at_truth, score, span_residual
 from exhume.experiments.samples import (
@@ -28,7 +29,7 @@ from exhume.features.weights import Seeded, materialise
 from exhume.methods import METHODS, Reconstruction, method_named, reconstruct
 from exhume.methods.progress import Method
 from exhume.methods.tansley2026 import Tansley2026
-from exhume.problem import Problem
+from exhume.models import architectures
 from exhume.report._gallery import to_pixels
 from exhume.sweep import Record
 from exhume.victims import Victim

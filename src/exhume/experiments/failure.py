@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from exhume.checkpoint import random_features_problem
+from exhume.equation.problem import Problem
 from exhume.errors import InputError
 from exhume.evaluate import score
 from exhume.experiments.samples import check_number, check_whole
 from exhume.features.activations import activation as named_activation
 from exhume.features.weights import Seeded, materialise
 from exhume.methods.progress import stream
-from exhume.problem import Problem
+from exhume.models.folder import random_features_problem
 from exhume.solvers import run
 from exhume.solvers.levenberg_marquardt import LevenbergMarquardt
 

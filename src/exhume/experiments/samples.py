@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from exhume import data
-from exhume._selection import DEFAULT_CLASSES
 from exhume.data import Data
+from exhume.data.selection import DEFAULT_CLASSES
 from exhume.errors import InputError
 
 MOST_NUMBERS = 10**8

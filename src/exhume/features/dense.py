@@ -24,8 +24,8 @@ from exhume.errors import InputError
 from exhume.features.activations import Activation
 from exhume.features.gradient import ParameterGradients
 from exhume.features.modules import BATCH, known_activation, probes
+from exhume.features.network import Network, Weights, derivatives
 from exhume.features.weights import blocks
-from exhume.network import Network, Weights, derivatives
 
 Layers = tuple[tuple[Tensor, Tensor | None], ...]
 """W_l and b_l of each layer."""

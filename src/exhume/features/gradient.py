@@ -22,8 +22,8 @@ from exhume.features.modules import (
     probes,
     sum_over_blocks,
 )
+from exhume.features.network import Weights, derivatives
 from exhume.features.weights import free_memory
-from exhume.network import Weights, derivatives
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,7 +20,7 @@ from exhume.features.modules import (
     probes,
     sum_over_blocks,
 )
-from exhume.network import Weights, derivatives
+from exhume.features.network import Weights, derivatives
 
 
 @dataclass(frozen=True, eq=False)

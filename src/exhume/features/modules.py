@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import jvp
 
-from exhume.architectures import Elementwise
 from exhume.features import Linearization
 from exhume.features.activations import Activation, activation
+from exhume.features.network import Network, Weights, derivatives, moved
 from exhume.features.weights import blocks, free_memory
-from exhume.network import Network, Weights, derivatives, moved
+from exhume.models.architectures import Elementwise
 
 AXES, PROBES = 32, 8
 """Directions for the curvature: the axes where there are no more than so many, else random ones."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from exhume.equation.problem import Problem
 from exhume.errors import InputError
 from exhume.methods.buzaglo2023 import Buzaglo2023
 from exhume.methods.exhume import Exhume
@@ -17,7 +18,6 @@ from exhume.methods.loo2023 import Loo2023
 from exhume.methods.progress import Method, Progress
 from exhume.methods.shen2026 import Shen2026
 from exhume.methods.tansley2026 import Tansley2026, confined
-from exhume.problem import Problem
 from exhume.solvers import Outcome
 
 METHODS: dict[str, Callable[[], Method]] = {

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from exhume.coefficients import Rule
+from exhume.equation.coefficients import Rule
+from exhume.equation.problem import Problem
 from exhume.features.activations import smoothed_relu
 from exhume.methods import haim2022
 from exhume.methods.penalised import Hyperparameters, Penalised, outputs
-from exhume.problem import Problem
 from exhume.search.tuning import Range
 
 MULTIPLIER_RATES = Range(1e-4, 1.0, logarithmic=True)

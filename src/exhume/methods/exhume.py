@@ -27,10 +27,10 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from exhume.equation.objective import Point, evaluate
+from exhume.equation.problem import Premise, Problem
 from exhume.methods.progress import Progress, stream
 from exhume.methods.sharpened import Sharpened
-from exhume.objective import Point, evaluate
-from exhume.problem import Premise, Problem
 from exhume.search.merge import merged
 from exhume.search.prune import dropping, without
 from exhume.search.reseed import reseed

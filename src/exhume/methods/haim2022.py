@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from exhume.coefficients import Rule
+from exhume.equation.coefficients import Rule
+from exhume.equation.problem import Problem
 from exhume.errors import InputError
 from exhume.features.activations import smoothed_relu
 from exhume.methods.penalised import Hyperparameters, Penalised, outputs
-from exhume.problem import Problem
 from exhume.search.tuning import Range
 
 FLOOR = 5.0

@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from exhume.equation.objective import Point, evaluate
+from exhume.equation.problem import Premise, Problem
 from exhume.errors import InputError
 from exhume.features.random import RandomFeatures
 from exhume.features.weights import Stored
 from exhume.methods.progress import Progress, stream
-from exhume.objective import Point, evaluate
-from exhume.problem import Premise, Problem
 from exhume.solvers import Outcome
 from exhume.solvers.gradient import Momentum
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from exhume.equation.problem import Premise, Problem
 from exhume.errors import InputError
 from exhume.features.activations import Activation, softplus
 from exhume.methods.penalised import Hyperparameters, Penalised, outputs
-from exhume.problem import Premise, Problem
 from exhume.search.tuning import Range
 
 SCALE, BOX, SMOOTHNESS = 0.2, 0.1, 0.0015

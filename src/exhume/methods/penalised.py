@@ -25,16 +25,16 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from exhume.coefficients import Rule
-from exhume.domain import Box, Composed, Domain, Sphere
+from exhume.equation.coefficients import Rule
+from exhume.equation.domain import Box, Composed, Domain, Sphere
+from exhume.equation.objective import Point, at
+from exhume.equation.problem import Problem
 from exhume.errors import InputError
 from exhume.features import Linearization
 from exhume.features.activations import Activation
 from exhume.features.modules import ModuleFeatures
+from exhume.features.network import derivatives
 from exhume.methods.progress import Progress, stream
-from exhume.network import derivatives
-from exhume.objective import Point, at
-from exhume.problem import Problem
 from exhume.search.tuning import FACTOR, Range, found_again, merit, next_trial, rungs
 from exhume.solvers import Outcome, State
 

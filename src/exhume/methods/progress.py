@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from exhume.objective import Point
-from exhume.problem import Problem
+from exhume.equation.objective import Point
+from exhume.equation.problem import Problem
 from exhume.solvers import Outcome, State
 
 

@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from exhume.equation.objective import Point, evaluate
+from exhume.equation.problem import Problem
 from exhume.features.activations import softplus
 from exhume.methods.progress import Progress, stream
-from exhume.objective import Point, evaluate
-from exhume.problem import Problem
 from exhume.solvers import Outcome, State
 from exhume.solvers.levenberg_marquardt import LevenbergMarquardt
 

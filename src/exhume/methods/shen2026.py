@@ -24,7 +24,9 @@ from typing import Literal, Protocol, get_args
 import torch
 from torch import Tensor
 
-from exhume.coefficients import Rule
+from exhume.equation.coefficients import Rule
+from exhume.equation.objective import Point, evaluate, gradient
+from exhume.equation.problem import Premise, Problem
 from exhume.errors import InputError
 from exhume.features.activations import smoothed_relu
 from exhume.features.last_layer import LastLayer
@@ -44,8 +46,6 @@ from exhume.methods.penalised import (
     terms_of,
 )
 from exhume.methods.progress import Method, Progress, stream
-from exhume.objective import Point, evaluate, gradient
-from exhume.problem import Premise, Problem
 from exhume.search.split import (
     EPSILON,
     ITERATIONS,

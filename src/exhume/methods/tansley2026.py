@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from exhume.domain import Domain, Sphere
+from exhume.equation.domain import Domain, Sphere
+from exhume.equation.objective import Point, evaluate
+from exhume.equation.problem import Problem
 from exhume.errors import InputError
 from exhume.methods.exhume import Exhume
 from exhume.methods.progress import Progress, stream
-from exhume.objective import Point, evaluate
-from exhume.problem import Problem
 from exhume.search.spectral import extreme_eigenvectors
 from exhume.search.subspace import Subspace, estimate
 from exhume.solvers import run

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
-from exhume.evidence import ENOUGH
+from exhume.auditing.evidence import ENOUGH
 from exhume.files import write_private
 from exhume.report import _format, figures
 from exhume.report._format import duration, finite, number, percent, plural, wilson

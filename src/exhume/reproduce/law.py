@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from exhume import data, victims
+from exhume.equation.objective import evaluate
 from exhume.experiments import Attack, Fit
-from exhume.objective import evaluate
 from exhume.reproduce.curves import (
     ABOVE,
     NEAR,

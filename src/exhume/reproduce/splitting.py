@@ -9,12 +9,12 @@ import torch
 from matplotlib.figure import Figure
 
 from exhume import data, theory
-from exhume.architectures import initialise, two_layer
 from exhume.bench.identifiability import identifiable
 from exhume.bench.splitting import CASES, compared
+from exhume.equation.problem import Problem
 from exhume.evaluate import score
 from exhume.methods.progress import Method, Progress
-from exhume.problem import Problem
+from exhume.models.architectures import initialise, two_layer
 from exhume.reproduce.curves import Row, chosen, means, present, rows, values, whole
 from exhume.reproduce.drawing import bars, lines, sheet
 from exhume.reproduce.experiment import Experiment, Finding, Scale, judged, seeds, undecided

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from exhume.objective import Point
-from exhume.problem import Problem
+from exhume.equation.objective import Point
+from exhume.equation.problem import Problem
 
 
 def greedy_order(

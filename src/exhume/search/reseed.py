@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from exhume.objective import Point, evaluate
-from exhume.problem import Problem
+from exhume.equation.objective import Point, evaluate
+from exhume.equation.problem import Problem
 from exhume.search.prune import without
 from exhume.search.spectral import spectral_starts
 

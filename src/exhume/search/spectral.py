@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from exhume.problem import Problem
+from exhume.equation.problem import Problem
 
 DENSE = 1024
 """Up to this dimension the moment is formed and diagonalised; above it, subspace iteration."""

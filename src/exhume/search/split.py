@@ -24,7 +24,7 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 from torch.func import grad
 
-from exhume.domain import Domain
+from exhume.equation.domain import Domain
 from exhume.errors import InputError
 from exhume.features import Linearization
 from exhume.features.weights import free_memory

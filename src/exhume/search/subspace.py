@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from exhume.equation.problem import FirstLayer
 from exhume.errors import InputError
 from exhume.features.weights import blocks
-from exhume.problem import FirstLayer
 
 GAP = 3.0
 """Least ratio of neighbouring singular values that counts as the end of the samples' span."""

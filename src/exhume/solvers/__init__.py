@@ -6,8 +6,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from exhume.objective import Point
-from exhume.problem import Problem
+from exhume.equation.objective import Point
+from exhume.equation.problem import Problem
 
 
 class Outcome(Enum):

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from exhume.objective import evaluate, gradient
-from exhume.problem import Problem
+from exhume.equation.objective import evaluate, gradient
+from exhume.equation.problem import Problem
 from exhume.solvers import Outcome, State
 
 

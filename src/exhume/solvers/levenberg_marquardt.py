@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from exhume.coefficients import factor
-from exhume.objective import Point, curvature, descent, evaluate, gauss_newton
-from exhume.problem import Problem
+from exhume.equation.coefficients import factor
+from exhume.equation.objective import Point, curvature, descent, evaluate, gauss_newton
+from exhume.equation.problem import Problem
 from exhume.solvers import Outcome, State
 
 Operator = Callable[[Tensor], Tensor]

@@ -16,7 +16,7 @@ from typing import Literal
 from torch import nn
 
 from exhume.errors import InputError
-from exhume.network import named_block
+from exhume.features.network import named_block
 
 Subspace = int | Literal["span"] | None
 """Where samples are known to lie: in r dimensions; in their own span, which the change of a dense

@@ -158,7 +158,7 @@ def identifiability(
 
     Args:
         model: a two-layer network with a polynomial activation of degree 3 or more, such as
-            `exhume.architectures.two_layer` makes with activation polynomial:0,0,0,1.
+            `exhume.models.architectures.two_layer` makes with activation polynomial:0,0,0,1.
         trained: its weights, or their file; the module's own if None.
         rank: r, the dimension of the neurons' span; where their singular values fall off if None.
         tolerance: relative singular value that counts as zero; from the rounding of the weights,
@@ -167,7 +167,7 @@ def identifiability(
             one degree and there is no bias; 1 in the margin problem's own units.
 
     Example:
-        >>> from exhume.architectures import initialise, two_layer
+        >>> from exhume.models.architectures import initialise, two_layer
         >>> found = identifiability(initialise(two_layer((3,), 2, activation="polynomial:0,0,0,1")))
         >>> found.rank_of_neurons, found.rank, found.unknowns, found.holds
         (2, 4, 4, True)

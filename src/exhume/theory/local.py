@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from exhume.equation.objective import Point, evaluate
+from exhume.equation.problem import Problem
 from exhume.errors import InputError
-from exhume.objective import Point, evaluate
-from exhume.problem import Problem
 
 UNKNOWNS = 4000
 """Most unknowns n·d: singular vectors are taken of a dense matrix."""

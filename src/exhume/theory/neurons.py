@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from exhume.architectures import Elementwise
 from exhume.errors import InputError
-from exhume.state import fit_state, read_state
+from exhume.models.architectures import Elementwise
+from exhume.models.state import fit_state, read_state
 
 LOCAL = (
     "For other networks exhume.theory.local_identifiability tells what the weights determine at a "
@@ -99,7 +99,7 @@ def neurons_of(model: nn.Module, trained: Mapping[str, Tensor] | Path | str | No
         trained: its weights, or their file; the module's own if None.
 
     Example:
-        >>> from exhume.architectures import two_layer
+        >>> from exhume.models.architectures import two_layer
         >>> net = two_layer((4,), 3, activation="polynomial:0,0,0,2")
         >>> neurons_of(net, None).degrees
         (3,)
@@ -141,7 +141,7 @@ def _layers(model: nn.Module) -> tuple[nn.Linear, Elementwise, nn.Linear]:
     found = ", ".join(type(part).__name__ for part in leaves) or "nothing"
     raise InputError(
         "model: expected two linear layers with a polynomial activation between them "
-        "(exhume.architectures.two_layer with activation polynomial:…, or a Sequential of Linear, "
+        "(models.architectures.two_layer with activation polynomial:…, or a Sequential of Linear, "
         f"Elementwise and Linear), found {found}. {LOCAL}"
     )
 

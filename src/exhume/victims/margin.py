@@ -26,12 +26,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from exhume import architectures, objective
-from exhume.checkpoint import NetworkModel
 from exhume.data import Data
 from exhume.device import usable_device
+from exhume.equation import objective
+from exhume.equation.problem import Pixels, Premise
 from exhume.errors import InputError
-from exhume.problem import Pixels, Premise
+from exhume.models import architectures
+from exhume.models.folder import NetworkModel
 from exhume.victims import Victim
 from exhume.victims.training import LOSSES, Loss, largest_eigenvalue
 

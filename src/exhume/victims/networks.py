@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from exhume import architectures
-from exhume.checkpoint import NetworkModel
 from exhume.data import Data
-from exhume.problem import Pixels
+from exhume.equation.problem import Pixels
+from exhume.models import architectures
+from exhume.models.folder import NetworkModel
 from exhume.victims import Victim
 from exhume.victims.training import Training, train
 
@@ -96,7 +96,7 @@ def network(
     checkpoint: Path | None = None,
     **training: Any,
 ) -> Victim:
-    """Train a network of `exhume.architectures` on the data.
+    """Train a network of `exhume.models.architectures` on the data.
 
     Args:
         data: the training set.

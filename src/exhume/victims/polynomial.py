@@ -20,12 +20,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from exhume import architectures
-from exhume.checkpoint import NetworkModel
 from exhume.data import Data
+from exhume.equation.problem import ThreatModel
 from exhume.errors import InputError
 from exhume.features.activations import polynomial as named
-from exhume.problem import ThreatModel
+from exhume.models import architectures
+from exhume.models.folder import NetworkModel
 from exhume.theory.neurons import Neurons, output, violation
 from exhume.victims import Victim
 

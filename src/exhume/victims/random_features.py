@@ -6,13 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from exhume.checkpoint import random_features_problem
-from exhume.coefficients import least_squares
 from exhume.data import Data
+from exhume.equation.coefficients import least_squares
+from exhume.equation.problem import Pixels
 from exhume.errors import InputError
 from exhume.features.activations import activation as named_activation
 from exhume.features.weights import Seeded, Weights, blocks
-from exhume.problem import Pixels
+from exhume.models.folder import random_features_problem
 from exhume.victims import Victim
 
 ROWS = 8192

@@ -1,0 +1,5 @@
+"""`python -m exhume.cli`."""
+
+from exhume.cli.main import main
+
+main()

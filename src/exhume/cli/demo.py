@@ -1,0 +1,42 @@
+"""`exhume demo`: a model, an audit and a score on faces that come with scikit-image."""
+
+from pathlib import Path
+
+from exhume.cli.audit import audit, score
+from exhume.cli.console import console as _console
+from exhume.cli.victim import victim
+from exhume.errors import InputError
+
+
+def demo(out: Path = Path("runs/demo"), seed: int = 0) -> None:
+    """Ten faces: train a model on them, forget them, and dig them out of the weights again.
+
+    Args:
+        out: folder for the model, the run and the picture; a demo that is there is replaced.
+        seed: of faces, model and attack.
+    """
+    import shutil
+
+    from rich.markup import escape
+
+    from exhume import report as reports
+    from exhume.files import private_folder, read_json
+
+    console = _console()
+    model, run, mark = out / "model", out / "run", out / ".demo"
+    if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not mark.exists())):
+        raise InputError(f"{out}: is not empty, and not an earlier demo; choose another --out.")
+    private_folder(out)
+    mark.touch()
+    for folder in (model, run):
+        shutil.rmtree(folder, ignore_errors=True)
+    console.rule("1. a model is trained on ten faces")
+    victim("faces", model, samples=10, ratio=4.0, data_seed=seed, seed=seed)
+    console.rule("2. the attack sees the weights, not the faces")
+    audit(str(model), run, samples=10, seed=seed)
+    console.rule("3. only now the faces are looked at again")
+    score(run, model / "truth.safetensors")
+    picture = reports.gallery_png(run, out / "faces.png")
+    result = read_json(run / "score.json")["score"]
+    count = round(result["exact"] * 10)
+    console.print(f"\n[bold]{count} of 10 faces exact.[/] picture: {escape(str(picture))}")

@@ -1,0 +1,269 @@
+"""`exhume law`: the phase diagram of data reconstruction."""
+
+import inspect
+import math
+import re
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from exhume.cli.console import console as _console
+from exhume.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from exhume.experiments.law import Law, Summary
+
+STEPS = 12
+"""Ratios of a:b."""
+
+FILES = ("law.png", "law.svg", "law.html", "table.csv", "cells", "sweep.json")
+"""What a folder of a sweep of the law holds."""
+
+
+def law(
+    data: str = "sphere",
+    dim: str | None = None,
+    samples: str = "12",
+    ratios: str = "0.2:10",
+    seeds: int = 5,
+    methods: str | None = None,
+    activations: str = "relu",
+    architectures: str = "random_features",
+    losses: str = "squared",
+    ranks: str | None = None,
+    size: int | None = None,
+    classes: str | None = None,
+    products: int = 30_000,
+    engine: str = "loky",
+    address: str | None = None,
+    workers: int | None = None,
+    device: str = "cpu",
+    out: Path = Path("runs/law"),
+    retry: bool = False,
+    redact: bool = False,
+) -> None:
+    """Sweep over the ratio p/(dn), and draw where labels fit and where data come back.
+
+    Every model is trained, attacked without its data, and only then compared with it. Where an
+    option takes several values, write them with commas: every combination is run. The same command
+    again goes on where it was stopped.
+
+    Args:
+        data: sphere, digits, faces, photos, or (from the folder EXHUME_DATA) cifar10, mnist,
+            fashion_mnist, tiny_imagenet.
+        dim: d, for sphere; one or several.
+        samples: n; one or several.
+        ratios: p·m/(d·n): 0.2:10 are 12 values on a logarithmic axis, 0.2:10:20 are 20, or
+            values with commas.
+        seeds: how many, each of data, model and attack alike.
+        methods: of attack; exhume,iurada2025 (ours and the published momentum), or with --ranks
+            exhume,tansley2026. In random features tansley2026 is told the subspace that the data
+            lie in ("subspace told"), elsewhere it estimates it ("subspace estimated").
+        activations: relu, relu+tanh, tanh, gelu, erf, softplus, or polynomial:c0,c1,…
+        architectures: random_features, two_layer, resnet, vit.
+        losses: squared, logistic, cross_entropy.
+        ranks: of the random subspaces that sphere data lies in.
+        size: side that images are shrunk to.
+        classes: of images: all, parity, vehicles (cifar10), random.
+        products: most passes over the features an attack may make; no clock, so results repeat.
+        engine: loky (this machine), dask or ray (a cluster that is running).
+        address: of the cluster.
+        workers: how many cells at a time; all cores if left out.
+        device: where cells run.
+        out: folder for the cells, the figure (PNG, SVG), the page and the table (CSV).
+        retry: run the cells again that failed.
+        redact: keep and draw no picture of a sample.
+    """
+    given = dict(locals())
+    plan = planned(given)
+    cells = plan.cells()
+    check_folder(out)
+
+    from exhume import sweep
+    from exhume.device import usable_device
+    from exhume.experiments import figures, page
+    from exhume.experiments.attack import without_picture
+    from exhume.experiments.law import sentences, summarise
+    from exhume.files import write_private
+
+    device = usable_device(device) if engine == "loky" else device
+    console = _console()
+    with sweep.progress(console, len(cells)) as show:
+        records = sweep.run(cells, engine, out, address, workers, device, retry, show)
+    summary = summarise(records)
+    if not summary.attacks:
+        raise InputError(
+            f"all {len(cells)} cells failed, the first one with {summary.failed[0].error}"
+        )
+    figure = figures.draw(summary)
+    where = sweep.made(records, "hardware")
+    text = page.render(summary, records, figure, _command(given), where, redact)
+    for name, content in (
+        ("law.png", figures.png(figure)),
+        ("law.svg", figures.svg(figure).encode()),
+        ("law.html", text.encode()),
+    ):
+        write_private(out / name, content)
+    sweep.write_csv(out / "table.csv", map(without_picture, records))
+    console.print(_starts(summary))
+    console.print(" ".join(sentences(summary)), markup=False)
+    if summary.failed:
+        console.print(
+            f"{len(summary.failed)} of {len(cells)} cells failed, the first one with "
+            f"{summary.failed[0].error}; run the same command with --retry to try again",
+            markup=False,
+        )
+    console.print(f"page: {out / 'law.html'}", markup=False)
+
+
+def planned(given: dict[str, Any]) -> "Law":
+    """The sweep that the options ask for.
+
+    Raises:
+        InputError: an option that cannot be read.
+    """
+    from exhume.experiments.attack import SUBSPACE
+    from exhume.experiments.law import MOMENTUM, OURS, Law
+
+    methods, dim, ranks = given["methods"], given["dim"], given["ranks"]
+    default = (OURS, MOMENTUM if ranks is None else SUBSPACE)
+    return Law(
+        data=given["data"],
+        dims=(None,) if dim is None else whole_numbers("dim", dim),
+        samples=whole_numbers("samples", given["samples"]),
+        ranks=(None,) if ranks is None else whole_numbers("ranks", ranks),
+        ratios=spaced("ratios", given["ratios"]),
+        seeds=given["seeds"],
+        methods=default if methods is None else words("methods", methods),
+        activations=words("activations", given["activations"]),
+        architectures=words("architectures", given["architectures"]),
+        losses=words("losses", given["losses"]),
+        products=given["products"],
+        size=given["size"],
+        classes=given["classes"],
+        pictures=given["data"] != "sphere" and not given["redact"],
+    )
+
+
+def spaced(option: str, text: str) -> tuple[float, ...]:
+    """Positive numbers: a:b or a:b:k on a logarithmic axis, or with commas.
+
+    Example:
+        >>> spaced("ratios", "0.1:10:3"), spaced("ratios", "2,5")
+        ((0.1, 1.0, 10.0), (2.0, 5.0))
+        >>> len(spaced("ratios", "0.2:10"))
+        12
+    """
+    from exhume.sweep import MOST
+
+    wanted = f"{option}: expected numbers above 0 such as 0.2:10, 0.2:10:20 or 0.5,1,2"
+    parts = text.split(":")
+    try:
+        if len(parts) == 1:
+            numbers = [float(part) for part in text.split(",")]
+        else:
+            low, high, *rest = parts
+            numbers = [float(low), float(high)]
+            count = int(rest[0]) if rest else STEPS
+    except ValueError:
+        raise InputError(f"{wanted}, got {text!r}.") from None
+    if len(parts) > 3 or not all(math.isfinite(x) and x > 0 for x in numbers):
+        raise InputError(f"{wanted}, got {text!r}.")
+    if len(parts) == 1:
+        return tuple(sorted(numbers))
+    if not (numbers[0] < numbers[1] and count >= 2):
+        raise InputError(f"{wanted}, the first below the second and 2 or more, got {text!r}.")
+    if count > MOST:
+        raise InputError(f"{option}: {count:,} of them are more than the {MOST:,} of a sweep.")
+    step = math.log(numbers[1] / numbers[0]) / (count - 1)
+    return tuple(float(f"{numbers[0] * math.exp(step * k):.6g}") for k in range(count))
+
+
+def whole_numbers(option: str, text: str) -> tuple[int, ...]:
+    """Whole numbers with commas.
+
+    Example:
+        >>> whole_numbers("samples", "6, 12")
+        (6, 12)
+    """
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise InputError(
+            f"{option}: expected whole numbers with commas between them, got {text!r}."
+        ) from None
+
+
+def words(option: str, text: str) -> tuple[str, ...]:
+    """Words with commas; those inside a polynomial are part of it.
+
+    Example:
+        >>> words("activations", "relu,polynomial:0,0,1,tanh")
+        ('relu', 'polynomial:0,0,1', 'tanh')
+    """
+    found = tuple(part.strip() for part in re.split(r",(?=\s*(?:[a-z]|,|$))", text))
+    if not all(found):
+        raise InputError(f"{option}: expected words with commas between them, got {text!r}.")
+    return found
+
+
+def check_folder(out: Path) -> None:
+    """Refuse a folder that holds anything but a sweep of the law."""
+    if not out.exists():
+        return
+    if not out.is_dir():
+        raise InputError(f"{out}: is a file; choose another --out.")
+    left = tuple(f".{name}." for name in FILES)  # of a write that was killed, see files.py
+    names = (path.name for path in out.iterdir())
+    other = sorted(name for name in names if name not in FILES and not name.startswith(left))
+    if other:
+        raise InputError(
+            f"{out}: holds something else ({other[0]}); choose another --out, or the folder of an "
+            "earlier exhume law to go on with it."
+        )
+
+
+def _command(given: dict[str, Any]) -> str:
+    """The command line that says the same, without what is the default."""
+    said = ["exhume", "law"]
+    for name, parameter in inspect.signature(law).parameters.items():
+        value = given[name]
+        if isinstance(value, bool):
+            said += [f"--{name}"] if value else []
+        elif name in ("data", "ratios", "samples", "seeds") or value != parameter.default:
+            said += [f"--{name}", str(value)]
+    return shlex.join(said)
+
+
+def _starts(summary: "Summary") -> "Table":
+    """Where recovery starts, a line for each curve."""
+    from rich.table import Table
+
+    from exhume.experiments.figures import model
+    from exhume.report._format import number
+
+    kinds = len({setting.kind for setting in summary.settings}) > 1
+    ranks = any(setting.rank is not None for setting in summary.settings)
+    headings = (
+        ("model",) * kinds + ("d", "n") + ("r",) * ranks + ("method", "counted p", "back from p")
+    )
+    equations = "p" if all(setting.outputs == 1 for setting in summary.settings) else "p·m"
+    table = Table(*headings, f"{equations}/(dn)", *((f"{equations}/(rn)",) if ranks else ()))
+    for curve in summary.attacks:
+        setting, start, width = curve.setting, curve.start, curve.starting_width
+        inside = start and setting.rank and start * setting.dim / setting.rank
+        most = "≤ " if curve.at_or_below else ""
+        table.add_row(
+            *((model(setting),) if kinds else ()),
+            f"{setting.dim:,}",
+            f"{setting.samples:,}",
+            *((number(setting.rank, "–"),) if ranks else ()),
+            curve.name,
+            f"{curve.counted:,}",
+            most + number(width and round(width), "never"),
+            most + number(start, "–"),
+            *((most + number(inside) if inside else "–",) if ranks else ()),
+        )
+    return table

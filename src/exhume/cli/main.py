@@ -1,0 +1,90 @@
+"""The command line: puts the commands together; errors of input end with exit code 2."""
+
+import inspect
+import itertools
+import re
+import sys
+from typing import Any
+
+from exhume.cli.audit import audit, report, score
+from exhume.cli.bound import bound
+from exhume.cli.demo import demo
+from exhume.cli.identify import identify
+from exhume.cli.law import law
+from exhume.cli.reproduce import reproduce
+from exhume.cli.victim import victim
+from exhume.errors import InputError
+
+COMMANDS = (victim, audit, score, report, identify, bound, law, reproduce, demo)
+
+LISTS = ("--input_shape", "--range", "--mean", "--std", "--widths")
+"""Options that may be written as numbers with commas between them."""
+
+BARE = {"audit": "--model", "identify": "--model", "bound": "--model", "reproduce": "--name"}
+"""Options whose word may be left out."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point of the command `exhume`."""
+    from jsonargparse import auto_cli, set_parsing_settings
+
+    from exhume import __version__, bench
+
+    set_parsing_settings(instantiate_subclass_spec_in_any=False)
+    commands: dict[str, Any] = {
+        **{command.__name__: command for command in COMMANDS},
+        "bench": {"_help": "Measurements, each printed with the hardware.", **bench.COMMANDS},
+    }
+    words = plain(sys.argv[1:] if arguments is None else arguments)
+    try:
+        auto_cli(commands, args=words, prog="exhume", version=__version__)
+    except InputError as error:
+        print(f"exhume: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        raise SystemExit(130) from None
+
+
+def plain(words: list[str]) -> list[str]:
+    """Let options be written as people write them.
+
+    `--time-limit 3`, `--resume` alone, `--range 0,1`, and what a command is about
+    without a word.
+
+    Example:
+        >>> plain(["audit", "a-b", "--resume", "--time-limit=3-4", "--range", "-1,1"])
+        ['audit', '--model', 'a-b', '--resume=true', '--time_limit=3-4', '--range', '[-1,1]']
+    """
+    flags = {
+        f"--{name}"
+        for function in COMMANDS
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.annotation in (bool, bool | None)
+    }
+    result: list[str] = []
+    for word, following in itertools.pairwise([*words, ""]):
+        before = result[-1] if result else ""
+        if before.startswith("--") and "=" not in before:  # the value of an option
+            result.append(_bracketed(word) if before in LISTS else word)
+            continue
+        word = re.sub(r"^--[\w-]+", lambda m: "--" + m[0][2:].replace("-", "_"), word)
+        name, equals, value = word.partition("=")
+        if word in flags and following not in ("true", "false"):
+            word += "=true"
+        elif equals and name in LISTS:
+            word = f"{name}={_bracketed(value)}"
+        elif (
+            result
+            and (option := BARE.get(result[0])) is not None
+            and option not in result
+            and not word.startswith("-")
+        ):
+            result.append(option)
+        result.append(word)
+    return result
+
+
+def _bracketed(numbers: str) -> str:
+    """Numbers with commas between them as a list."""
+    return f"[{numbers}]" if "," in numbers and not numbers.startswith("[") else numbers

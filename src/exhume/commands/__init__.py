@@ -1,1 +1,0 @@
-"""Commands, a file each; `exhume.cli` puts them together."""

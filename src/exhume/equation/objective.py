@@ -1,0 +1,182 @@
+"""The relative residual with the coefficients eliminated: value, gradient, Gauss-Newton product.
+
+Where the rule is MARGIN, the samples that act on the weights lie on the margin, all of them: with
+one output, that is the same for all but for the sign. Candidates are held to it by a term beside
+the residual. (With several outputs such a term was tried, and did not help.)
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from exhume.equation.coefficients import Rule, eliminate
+from exhume.equation.problem import Problem
+from exhume.features import Linearization
+
+STIFFNESS = 0.3
+"""Weight of the margin beside the relative residual: off by its whole size counts as 30 %."""
+
+
+@dataclass(frozen=True, eq=False)
+class Slack:
+    """How far candidates are from the margin γ: STIFFNESS · Σ_i w_i (m_i/γ − 1)².
+
+    Attributes:
+        weights: STIFFNESS · ‖Δ‖² · w, (n,) float64: w_i is the share of candidate i in all
+            multipliers, so that those without any are left alone.
+        deviation: m_i/γ − 1, (n,) float64, with γ the weighted median of the margins m.
+        slope: its derivative in the candidates, (n, d).
+    """
+
+    weights: Tensor
+    deviation: Tensor
+    slope: Tensor
+
+    @property
+    def value(self) -> Tensor:
+        """In units of ‖Δ‖²: to be added to ‖R‖²."""
+        return (self.weights * self.deviation.square()).sum()
+
+
+@dataclass(frozen=True, eq=False)
+class Point:
+    """Everything known at one set of candidates.
+
+    Attributes:
+        candidates: X, (n, d).
+        linearization: features and derivatives at X.
+        coefficients: A, (n·k, m) float64: the best, or those of a method that has its own.
+        factor: Cholesky factor of the Gram matrix, (n·k, n·k) float64; empty where the
+            coefficients are a method's own.
+        residual: R = Δ − ΦᵀA, (p, m).
+        value: ‖R‖²/‖Δ‖² in [0, 1].
+        penalty: of the slack, in the same units.
+        slack: how far candidates are from the margin; None where that is not asked.
+    """
+
+    candidates: Tensor
+    linearization: Linearization
+    coefficients: Tensor
+    factor: Tensor
+    residual: Tensor
+    value: float
+    penalty: float = 0.0
+    slack: Slack | None = None
+
+    @property
+    def cost(self) -> float:
+        """What a solver lowers."""
+        return self.value + self.penalty
+
+    @property
+    def eliminated(self) -> bool:
+        """Whether the coefficients are the best, and not a method's own."""
+        return self.factor.numel() > 0
+
+    @property
+    def rows(self) -> int:
+        """k, the rows of Φ that belong to one candidate."""
+        return len(self.coefficients) // len(self.candidates)
+
+    @property
+    def shares(self) -> Tensor:
+        """The coefficients of each candidate in one row, (n, k·m)."""
+        return self.coefficients.reshape(len(self.candidates), -1)
+
+
+def evaluate(problem: Problem, candidates: Tensor, near: Point | None = None) -> Point:
+    """L(X) = min_A ‖Δ − Φ(X)ᵀA‖² / ‖Δ‖², with the residual taken directly, not by cancellation.
+
+    Args:
+        problem: with its rule for A.
+        candidates: X, (n, d).
+        near: a point with as many candidates, whose coefficients are a good guess.
+    """
+    candidates = candidates.to(problem.features.device, problem.features.dtype)
+    linearization = problem.features.linearize(candidates)
+    products = linearization.apply(problem.target.double())
+    rows = len(products) // max(1, len(candidates))
+    warm = None if near is None else near.coefficients
+    coefficients, factor = eliminate(problem.rule, linearization.gram(), products, rows, warm)
+    residual = problem.target - linearization.combine(coefficients)
+    size = problem.target.double().square().sum()
+    value = residual.double().square().sum() / size
+    if problem.rule is Rule.FREE or rows != 1:
+        return Point(candidates, linearization, coefficients, factor, residual, value.item())
+    slack = _slack(problem, linearization, products[:, 0], coefficients[:, 0], size)
+    left, penalty = torch.stack([value, slack.value / size]).tolist()
+    return Point(candidates, linearization, coefficients, factor, residual, left, penalty, slack)
+
+
+def _slack(
+    problem: Problem,
+    linearization: Linearization,
+    outputs: Tensor,
+    coefficients: Tensor,
+    size: Tensor,
+) -> Slack:
+    """Margins m = |f| from Φθ = L f, (n,), against their median weighted by |A|."""
+    signs = torch.where(outputs < 0, -1.0, 1.0).to(outputs)
+    margins, sizes = signs * outputs, coefficients.abs()
+    weights = sizes / sizes.sum().clamp_min(torch.finfo(sizes.dtype).tiny)
+    order = margins.argsort()
+    middle = torch.searchsorted(weights[order].cumsum(0), weights.new_tensor([0.5]))
+    level = margins[order[middle.clamp_max(len(order) - 1)]].clamp_min(1e-30)
+    slope = linearization.pull(problem.target, signs[:, None]) / level
+    return Slack(STIFFNESS * size * weights, margins / level - 1, slope.to(outputs.dtype))
+
+
+def at(problem: Problem, candidates: Tensor, coefficients: Tensor) -> Point:
+    """‖Δ − Φ(X)ᵀA‖² / ‖Δ‖² with coefficients A (n·k, m) of the caller's."""
+    candidates = candidates.to(problem.features.device, problem.features.dtype)
+    coefficients = coefficients.to(candidates.device).double()
+    linearization = problem.features.linearize(candidates)
+    residual = problem.target - linearization.combine(coefficients)
+    value = (residual.double().square().sum() / problem.target.double().square().sum()).item()
+    no_factor = coefficients.new_empty(0, 0)
+    return Point(candidates, linearization, coefficients, no_factor, residual, value)
+
+
+def descent(point: Point) -> Tensor:
+    """JᵀR with J = push(·, A), (n, d), and what pulls candidates to the margin.
+
+    A is optimal for the residual, so its change does not count there; the weights and the level of
+    the slack, which move with A, are taken as they are. The factor 2/‖Δ‖² is left out.
+    """
+    pulled = point.linearization.pull(point.residual, point.coefficients)
+    if point.slack is None:
+        return pulled
+    force = (point.slack.weights * point.slack.deviation)[:, None] * point.slack.slope
+    return pulled - force.to(pulled.dtype)
+
+
+def gradient(problem: Problem, point: Point) -> Tensor:
+    """∂L/∂X = −(2/‖Δ‖²) JᵀR, (n, d); with slack, that of the cost with weights and level held."""
+    pulled = descent(point)
+    return pulled * (-2 / problem.target.double().square().sum()).to(pulled.dtype)
+
+
+def curvature(point: Point) -> Tensor:
+    """The Gauss-Newton matrix averaged over input directions, (n, n), with that of the slack."""
+    matrix = point.linearization.curvature(point.coefficients)
+    if point.slack is None:
+        return matrix
+    own = point.slack.weights * point.slack.slope.square().mean(1)
+    return matrix + torch.diag(own)
+
+
+def gauss_newton(point: Point, direction: Tensor) -> Tensor:
+    """JᵀP⊥J D, (n, d): the Gauss-Newton product with the coefficients eliminated.
+
+    J = push(·, A) and P⊥ = I − ΦᵀK⁻¹Φ (Kaufman's form), with that of the slack; the factor 2/‖Δ‖²
+    is left out.
+    """
+    linearization = point.linearization
+    pushed = linearization.push(direction, point.coefficients)
+    inside = torch.cholesky_solve(linearization.apply(pushed), point.factor)
+    product = linearization.pull(pushed - linearization.combine(inside), point.coefficients)
+    if point.slack is None:
+        return product
+    along = (point.slack.slope * direction).sum(1)
+    return product + ((point.slack.weights * along)[:, None] * point.slack.slope).to(product.dtype)

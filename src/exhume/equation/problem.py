@@ -1,0 +1,172 @@
+"""The problem: what the auditor may see. It has no field that could hold the truth."""
+
+import math
+from dataclasses import dataclass, replace
+from enum import Enum
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from exhume.equation.coefficients import Rule
+from exhume.equation.domain import Domain, Sphere
+from exhume.errors import InputError
+from exhume.features import Features
+
+SPHERE = Sphere()
+
+
+class Premise(Enum):
+    """Why the target should be a combination of the samples' features.
+
+    CHANGE: training moved the weights along the samples' gradients: Δ = θ − θ₀.
+    MARGIN: training went on until the direction of the weights no longer changed. A homogeneous
+        network is then at a stationary point of the largest margin: θ itself is a combination,
+        with coefficients that never pull a sample towards the wrong side (Rule.MARGIN).
+    DECAY: training with weight decay came to rest: θ itself is a combination, of either sign.
+    """
+
+    CHANGE = "change"
+    MARGIN = "margin"
+    DECAY = "decay"
+
+
+@dataclass(frozen=True)
+class ThreatModel:
+    """What the attack assumes the attacker knows, for the report.
+
+    Attributes:
+        knows: one phrase for each thing known.
+        assumes: one phrase for each thing assumed of the training.
+    """
+
+    knows: tuple[str, ...]
+    assumes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """How inputs become pixels: input · scale + shift, a number or one for each channel."""
+
+    shift: float | tuple[float, ...] = 0.0
+    scale: float | tuple[float, ...] = 1.0
+
+    def __post_init__(self) -> None:
+        """Refuse what is not numbers."""
+        for value in (self.shift, self.scale):
+            numbers = value if isinstance(value, tuple | list) else (value,)
+            if not all(isinstance(x, int | float) and math.isfinite(x) for x in numbers):
+                raise ValueError(f"display: expected finite numbers, got {value!r}")
+
+
+@dataclass(frozen=True, eq=False)
+class FirstLayer:
+    """A dense first layer before and after training; its change lies in the span of the samples.
+
+    Attributes:
+        initial: W₁ before training, (h, d).
+        trained: W₁ after it.
+    """
+
+    initial: Tensor
+    trained: Tensor
+
+    @cached_property
+    def spectrum(self) -> tuple[Tensor, Tensor]:
+        """Singular values (r,) and right singular vectors (r, d) of what training added."""
+        change = (self.trained.double() - self.initial.double()).cpu()
+        _, sizes, directions = torch.linalg.svd(change, full_matrices=False)
+        return sizes, directions
+
+    def to(self, device: torch.device) -> "FirstLayer":
+        """The same elsewhere, in the precision it was stored in."""
+        return FirstLayer(self.initial.to(device), self.trained.to(device))
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """Find inputs X and coefficients A with Δ ≈ Φ(X)ᵀA.
+
+    Attributes:
+        target: Δ, (p, m), what the weights show.
+        features: candidates → Φ.
+        domain: where candidates may lie.
+        shape: of one input, for pictures; (d,) if it is a vector.
+        threat_model: what is known and assumed.
+        display: how inputs become pixels, where the auditor is told (shift and scale).
+        resolution: relative residual that rounding of the stored weights leaves at the truth.
+        drift: the most that may be left at the truth because features moved in training; 0
+            where they did not.
+        first_layer: of the network, where that is dense and its change is known.
+        premise: why the target should be a combination of the samples' features.
+    """
+
+    target: Tensor
+    features: Features
+    threat_model: ThreatModel
+    shape: tuple[int, ...]
+    domain: Domain = SPHERE
+    display: Pixels | None = None
+    resolution: float = 0.0
+    drift: float = 0.0
+    first_layer: FirstLayer | None = None
+    premise: Premise = Premise.CHANGE
+
+    def __post_init__(self) -> None:
+        """Refuse what no attack could use."""
+        p, d = self.features.width, self.features.dim
+        if math.prod(self.shape) != d:
+            raise InputError(
+                f"input shape {self.shape} has {math.prod(self.shape)} entries, but the features "
+                f"take {d}."
+            )
+        if self.target.ndim != 2 or self.target.shape[0] != p or self.target.shape[1] < 1:
+            raise InputError(
+                f"target: expected shape ({p}, m) for features of width {p}, "
+                f"got {tuple(self.target.shape)}."
+            )
+        if not self.target.isfinite().all():
+            raise InputError("target: holds NaN or infinite entries; the weights are damaged.")
+        if not self.target.any():
+            raise InputError("target: is zero everywhere, so it holds no trace of any sample.")
+        if self.target.dtype != self.features.dtype:
+            raise InputError(
+                f"target: is {self.target.dtype}, but the features are {self.features.dtype}; "
+                "move both with problem.to(device, dtype)."
+            )
+
+    @property
+    def rule(self) -> Rule:
+        """Which coefficients are allowed."""
+        return Rule.MARGIN if self.premise is Premise.MARGIN else Rule.FREE
+
+    @property
+    def dim(self) -> int:
+        """d, the number of entries of one input."""
+        return self.features.dim
+
+    def ratio(self, samples: int) -> float:
+        """p·m/(d·n): equations over unknowns; below 1 nothing can be recovered."""
+        return self.target.numel() / (self.dim * samples)
+
+    def describe(self) -> dict[str, Any]:
+        """Its sizes, for a report."""
+        return {
+            "name": self.features.name,
+            "dim": self.dim,
+            "width": self.features.width,
+            "outputs": self.target.shape[1],
+            "shape": list(self.shape),
+            "domain": self.domain.name,
+        }
+
+    def to(self, device: torch.device | str, dtype: torch.dtype = torch.float32) -> "Problem":
+        """The same problem elsewhere."""
+        device = torch.device(device)
+        return replace(
+            self,
+            target=self.target.to(device, dtype),
+            features=self.features.to(device, dtype),
+            first_layer=self.first_layer and self.first_layer.to(device),
+        )

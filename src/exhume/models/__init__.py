@@ -1,0 +1,1 @@
+"""A user's model becomes a Problem."""

@@ -1,0 +1,237 @@
+"""`exhume bound` on sizes, model folders and factories; what it refuses, it refuses at once."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from jsonargparse import auto_cli
+from torch import nn
+
+from exhume import data, victims
+from exhume.cli.bound import bound
+from exhume.errors import InputError
+from exhume.theory import counting, privacy, width
+
+SMALL: dict[str, Any] = {"tolerance": 0.5, "separation": 1.1}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search for the smallest π in fewer steps: its own tests are elsewhere."""
+    search = width.smallest_hit
+
+    def short(*arguments: Any, **options: Any) -> float:
+        return search(*arguments, **{**options, "starts": 2, "steps": 4})
+
+    monkeypatch.setattr(width, "smallest_hit", short)
+
+
+def found(tmp_path: Path, **options: Any) -> dict[str, Any]:
+    out = tmp_path / "bound.json"
+    bound(**options, out=out)
+    record: dict[str, Any] = json.loads(out.read_text())
+    return record
+
+
+def test_sizes_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record = found(tmp_path, dim=8, samples=3, width=20, outputs=2, subspace=4, rho=2.0, **SMALL)
+    assert record["counting"]["thresholds"] == {
+        "label fitting": 3,
+        "reconstruction in 4 known dimensions": counting.reconstruction(8, 3, 2, 4),
+        "reconstruction in the samples' span": counting.reconstruction(8, 3, 2, "span"),
+        "reconstruction in full space": counting.reconstruction(8, 3, 2),
+    }
+    assert record["counting"]["ratios"]["label fitting"] == pytest.approx(20 / 3)
+    bounded = width.width_bound(3, 8, "relu", 4, floor=0.1, **SMALL)
+    assert record["guarantee"]["certified"] == bounded.certified
+    assert record["guarantee"]["failure_at_width"] == bounded.failure_at(20)
+    assert record["hermite"]["coefficients"][1] == pytest.approx(0.5)
+    assert record["hermite"]["sign"]["verdict"] == "weak"
+    assert record["privacy"]["error_gaussian"] == privacy.error_bound(2.0, 4)
+    assert any("continuum" in sentence for sentence in record["assumptions"])
+    printed = capsys.readouterr().out
+    for word in ("label fitting", "Hoeffding", "Hermite", "weak", "privacy", "assumptions"):
+        assert word in printed
+
+
+@pytest.mark.parametrize(
+    ("size", "said"),
+    [
+        (4, "too narrow to fit any labels"),
+        (5, "fits any labels, but has fewer"),
+        (24, "fits any labels, but has fewer"),
+        (25, "depends on whether the attacker knows"),
+        (39, "depends on whether the attacker knows"),
+        (40, "counting does not protect"),
+    ],
+)
+def test_the_verdict_turns_at_the_thresholds(tmp_path: Path, size: int, said: str) -> None:
+    record = found(tmp_path, dim=8, samples=5, width=size, **SMALL)
+    assert said in record["counting"]["verdict"]
+
+
+def test_a_width_may_be_left_out(tmp_path: Path) -> None:
+    record = found(tmp_path, dim=8, samples=5, **SMALL)
+    assert "verdict" not in record["counting"]
+    assert "failure_at_width" not in record["guarantee"]
+
+
+def test_where_there_is_no_guarantee_the_rest_is_still_said(tmp_path: Path) -> None:
+    record = found(tmp_path, dim=8, samples=2, width=9, activation="polynomial:0,0,0,1")
+    assert "slope" in record["guarantee"]["none"]
+    assert record["hermite"]["sign"]["verdict"] == "lost"
+
+
+def test_privacy_from_epsilon_and_delta(tmp_path: Path) -> None:
+    record = found(tmp_path, dim=8, samples=2, epsilon=3.0, delta=1e-5, **SMALL)
+    assert record["privacy"]["rho"] == privacy.rho_of(3.0, 1e-5)
+    assert any("accountant" in sentence for sentence in record["assumptions"])
+
+
+def test_a_folder_of_random_features(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    truth = data.sphere(dim=6, samples=3)
+    victims.random_features(truth, 40, activation="relu+tanh").save(folder)
+    record = found(tmp_path, model=str(folder))
+    (block,) = record["blocks"]
+    assert block["parameters"] == 40 * truth.outputs
+    assert block["samples"] == counting.most_samples(40 * truth.outputs, 6, truth.outputs)
+    assert record["hermite"]["sign"]["verdict"] == "determined"
+    assert "counting" not in record and "guarantee" not in record
+    assert [row["samples"] for row in record["safe_widths"]] == [1, 10, 100, 1000, 10_000]
+    assert record["safe_widths"][1]["full_space"] == counting.safe_width(6, 10, truth.outputs)
+    with pytest.raises(InputError, match="activation"):
+        bound(model=str(folder), activation="tanh")
+
+
+def test_a_folder_of_a_network(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "model"
+    victims.two_layer(data.sphere(dim=6, samples=3), 30, activation="tanh", steps=3).save(folder)
+    record = found(tmp_path, model=str(folder), samples=3, **SMALL)
+    sizes = {block["name"]: block["parameters"] for block in record["blocks"]}
+    assert sizes["first layer"] == 180
+    assert sizes["last layer"] == 30
+    assert sizes["all"] == 210
+    assert record["sizes"]["width"] == 30
+    assert record["sizes"]["activation"] == "tanh"
+    assert record["counting"]["thresholds"]["reconstruction in full space"] == 18
+    assert [row["samples"] for row in record["safe_widths"]] == [3]
+    assert "safe width" in capsys.readouterr().out
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """A model of somebody's own, head first, and its weights."""
+    source = """
+from torch import nn
+class Net(nn.Module):
+    def __init__(self, hidden=12):
+        super().__init__()
+        self.head = nn.Linear(hidden, 3)
+        self.body = nn.Linear(8, hidden)
+    def forward(self, x):
+        return self.head(self.body(x.flatten(1)).relu())
+"""
+    (tmp_path / "own.py").write_text(source)
+    body, head = nn.Linear(8, 12), nn.Linear(12, 3)
+    state = {f"body.{k}": v for k, v in body.state_dict().items()}
+    state |= {f"head.{k}": v for k, v in head.state_dict().items()}
+    torch.save(state, tmp_path / "own.pt")
+    return tmp_path
+
+
+def test_a_model_of_ones_own(own: Path) -> None:
+    record = found(own, model=f"{own}/own.py:Net", trained=str(own / "own.pt"), input_shape=[2, 4])
+    sizes = {block["name"]: block["parameters"] for block in record["blocks"]}
+    assert sizes["last layer"] == 36
+    assert sizes["all"] == 36 + 3 + 96 + 12
+    assert record["sizes"] == {
+        **{"dim": 8, "outputs": 3, "width": 12, "samples": None},
+        **{"subspace": None, "activation": None},
+    }
+    assert "hermite" not in record
+
+
+def test_weights_of_another_model_are_refused(own: Path) -> None:
+    with pytest.raises(InputError, match="another architecture"):
+        bound(
+            model=f"{own}/own.py:Net",
+            trained=str(own / "own.pt"),
+            arguments={"hidden": 5},
+            input_shape=8,
+        )
+
+
+def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "bound.json"
+    words = ["--dim=8", "--samples=2", "--width=9", "--tolerance=0.5", "--separation=1.1"]
+    auto_cli(bound, args=[*words, f"--out={out}"])
+    assert json.loads(out.read_text())["sizes"]["width"] == 9
+    assert "counting" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, "dim and samples"),
+        ({"dim": 8}, "dim and samples"),
+        ({"dim": 0, "samples": 2}, "dim"),
+        ({"dim": 8, "samples": 0}, "samples"),
+        ({"dim": 8, "samples": 2, "width": 0}, "width"),
+        ({"dim": 8, "samples": 2, "outputs": 0}, "outputs"),
+        ({"dim": 8, "samples": 2, "subspace": 9}, "subspace"),
+        ({"dim": 8, "samples": 2, "activation": "swish"}, "activation"),
+        ({"dim": 8, "samples": 2, "tolerance": 0.0}, "tolerance"),
+        ({"dim": 8, "samples": 2, "failure": 2.0}, "failure"),
+        ({"dim": 8, "samples": 2, "rho": -1.0}, "rho"),
+        ({"dim": 8, "samples": 2, "rho": 1.0, "epsilon": 1.0}, "one of them"),
+        ({"dim": 8, "samples": 2, "delta": 0.1}, "delta"),
+        ({"dim": 8, "samples": 2, "epsilon": 1.0, "delta": 1.5}, "delta"),
+        ({"dim": 8, "samples": 2, "trained": "x.pt"}, "trained"),
+        ({"model": "nowhere"}, "no such folder"),
+        ({"model": "pkg.mod:make"}, "is a factory"),
+        ({"model": "nowhere", "dim": 8}, "dim"),
+        ({"model": "nowhere", "head": "x"}, "head"),
+        ({"model": "pkg.mod:make", "trained": "x.pt"}, "input_shape"),
+        ({"model": "pkg.mod:make", "trained": "x.pt", "input_shape": 8}, "no such file"),
+    ],
+)
+def test_bad_input_is_refused_before_any_work(
+    options: dict[str, Any],
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def never(*arguments: Any, **options: Any) -> float:
+        raise AssertionError("work was done")
+
+    monkeypatch.setattr(width, "kernel_gap", never)
+    with pytest.raises(InputError, match=said):
+        bound(**options)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_file_that_is_there_is_not_written_over(tmp_path: Path) -> None:
+    out = tmp_path / "bound.json"
+    out.write_text("mine")
+    with pytest.raises(InputError, match="already"):
+        bound(dim=8, samples=2, out=out)
+    assert out.read_text() == "mine"
+
+
+def test_a_trained_network_has_no_guarantee_and_says_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    victims.two_layer(data.sphere(6, 3), width=12, until=1e-2).save(tmp_path / "model")
+    record = found(tmp_path, model=str(tmp_path / "model"), samples=3)
+    assert "random features" in record["guarantee"]["none"]
+    assert "no guarantee: it is for random features" in capsys.readouterr().out
+
+
+def test_privacy_by_epsilon_is_said_with_its_condition(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found(tmp_path, dim=8, samples=3, epsilon=3.0, delta=1e-5, **SMALL)
+    assert "if ε and δ come from that ρ" in capsys.readouterr().out

@@ -1,0 +1,332 @@
+"""The cells of experiments: one victim, one attack, one score; label fitting; their data."""
+
+import base64
+import io
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from exhume import data
+from exhume.errors import InputError
+from exhume.experiments import UNDETERMINED, Attack, Fit, attack
+from exhume.features.weights import Seeded
+from exhume.methods import reconstruct
+from exhume.methods.tansley2026 import Tansley2026
+from exhume.models import architectures
+from exhume.victims import random_features
+
+SMALL = Attack(dim=8, samples=3, ratio=4.0, products=2000)
+
+
+# Attack
+
+
+def test_an_attack_recovers_and_repeats() -> None:
+    values = SMALL.run("cpu")
+    assert values["width"] == values["parameters"] == 96
+    assert values["actual_ratio"] == 4.0 and values["inputs"] == 8
+    assert values["outcome"] == "converged" and values["recovered"] == 1.0
+    assert values["error"] < 1e-4 < values["chance"]
+    assert values["fit"] < 1e-12 and values["floor"] < 1e-10
+    assert values == SMALL.run("cpu") == json.loads(json.dumps(values))
+
+
+def test_the_attack_is_given_the_problem_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[Any, ...]] = []
+
+    def spy(*arguments: Any, **options: Any) -> Any:
+        seen.append((*arguments, *options.values()))
+        return reconstruct(*arguments, **options)
+
+    monkeypatch.setattr(attack, "reconstruct", spy)
+    values = replace(SMALL, told=4).run("cpu")
+    ((problem, told, seed, method, budget),) = seen
+    assert (told, seed, budget) == (4, 0, 2000) and method == attack.method_named("exhume")
+    victim = random_features(SMALL.known(), 96)
+    torch.testing.assert_close(problem.target, victim.problem.target)
+    assert values["candidates"] == 4 and values["precision"] < 1 == values["recovered"]
+
+
+def test_no_more_features_than_candidates_are_not_attacked() -> None:
+    values = replace(SMALL, ratio=3 / 24).run("cpu")  # p = n
+    assert values["width"] == 3 and values["outcome"] == UNDETERMINED
+    assert values["error"] is None and values["recovered"] is None and values["fit"] is None
+    assert list(values) == list(SMALL.run("cpu"))
+    assert replace(SMALL, ratio=4 / 24).run("cpu")["outcome"] != UNDETERMINED
+    assert replace(SMALL, ratio=4 / 24, told=4).run("cpu")["outcome"] == UNDETERMINED
+
+
+def test_a_diverged_attack_scores_as_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def diverged(*arguments: Any, **options: Any) -> Any:
+        found = reconstruct(*arguments, **options)
+        return replace(found, samples=found.samples * math.inf, residual=math.nan)
+
+    monkeypatch.setattr(attack, "reconstruct", diverged)
+    values = SMALL.run("cpu")
+    assert values["error"] == 1.0 and values["recovered"] == 0.0 and values["residual"] is None
+
+
+def test_the_budget_is_kept() -> None:
+    values = replace(SMALL, method="iurada2025", products=7).run("cpu")
+    assert values["products_used"] == 7 and values["outcome"] == "budget"
+
+
+def test_who_is_told_the_subspace_needs_fewer_features() -> None:
+    cell = replace(SMALL, dim=24, rank=3, ratio=0.6)
+    inside, full = (replace(cell, method=m).run("cpu") for m in ("tansley2026", "exhume"))
+    assert (inside["subspace"], full["subspace"]) == ("told", None)
+    assert inside["confined"] == 3 and inside["recovered"] == 1.0
+    assert full["confined"] is None and full["recovered"] < 0.5
+
+
+def test_a_network_shows_its_subspace() -> None:
+    cell = Attack(
+        dim=20, samples=3, rank=2, ratio=3, architecture="two_layer", method="tansley2026"
+    )
+    values = cell.run("cpu")
+    assert values["confined"] == 2 and values["recovered"] == 1.0
+    assert values["subspace"] == "estimated"
+    assert values["label_error"] < 1e-6 and values["floor"] > 1e-9
+
+
+def test_other_losses_and_outputs() -> None:
+    values = replace(SMALL, loss="logistic", products=100).run("cpu")
+    known = SMALL.known()
+    assert values["label_error"] == pytest.approx(values["fit"] / math.log(2))
+    assert known.outputs == values["outputs"] == 1
+    digits = Attack(data="digits", samples=3, size=4, ratio=2.0, products=100).run("cpu")
+    assert digits["outputs"] == 10 and digits["parameters"] == 10 * digits["width"]
+    assert digits["actual_ratio"] == pytest.approx(2.0, rel=0.06)
+
+
+def test_pictures_are_kept_on_demand() -> None:
+    cell = Attack(data="digits", samples=3, size=4, classes="parity", ratio=5.0, keep=2)
+    values = cell.run("cpu")
+    picture = Image.open(io.BytesIO(base64.b64decode(values["picture"])))
+    assert picture.size == (8, 8)  # two originals above two reconstructions
+    pixels = np.asarray(picture, float) / 255
+    truth = cell.known().images()[:2]
+    assert np.abs(pixels[:4] - torch.cat(list(truth), 1).numpy()).max() < 0.003
+    assert values["recovered"] == 1.0
+    assert np.abs(pixels[4:] - pixels[:4]).max() < 0.01
+    assert "picture" not in replace(cell, keep=0, products=10).run("cpu")
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    ratio=st.floats(0.05, 40),
+    samples=st.integers(1, 9),
+    model=st.sampled_from([("random_features", "last", 1), ("resnet", "last", 49)]),
+)
+def test_the_width_comes_nearest_to_the_ratio(
+    ratio: float, samples: int, model: tuple[str, str, int]
+) -> None:
+    architecture, block, step = model
+    cell = Attack(
+        data="digits", classes="parity", samples=samples, ratio=ratio,
+        architecture=architecture, block=block,
+    )  # fmt: skip
+    wanted = ratio * 64 * samples
+    width = cell.width(cell.known())
+    assert width >= 1
+    off = abs(step * width - wanted)
+    assert all(off <= abs(step * other - wanted) for other in (width + 1, max(1, width - 1)))
+
+
+def test_the_width_of_all_parameters_counts_all() -> None:
+    cell = Attack(
+        data="digits", classes="parity", samples=5, ratio=9.0, architecture="vit", block="all"
+    )
+    width = cell.width(cell.known())
+    count = [
+        sum(p.numel() for p in architectures.build("vit", {"shape": [8, 8], "dim": w}).parameters())
+        for w in (width - 4, width, width + 4)
+    ]
+    assert width % 4 == 0
+    assert min(range(3), key=lambda i: abs(count[i] - 9 * 64 * 5)) == 1
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("data", "spheres", "one of sphere, digits"),
+        ("architecture", "mlp", "random_features, two_layer"),
+        ("method", "magic", "exhume, iurada2025"),
+        ("loss", "hinge", "squared, logistic"),
+        ("loss", "cross_entropy", "squared or logistic"),
+        ("activation", "rely", "relu"),
+        ("block", "first", "last, all"),
+        ("block", "all", "last layer"),
+        ("dtype", "float16", "float32"),
+        ("ratio", 0, "above 0"),
+        ("ratio", -1.0, "above 0"),
+        ("ratio", math.nan, "above 0"),
+        ("ratio", math.inf, "above 0"),
+        ("ratio", 1e9, "at most 10,000"),
+        ("ratio", None, "above 0"),
+        ("samples", 0, "at least 1"),
+        ("samples", 2.5, "at least 1"),
+        ("seed", -1, "at least 0"),
+        ("dim", 0, "at least 1"),
+        ("dim", None, "needs a dimension"),
+        ("rank", 9, "at most the dimension, 8"),
+        ("rank", 0, "at least 1"),
+        ("told", 0, "at least 1"),
+        ("products", 0, "at least 1"),
+        ("keep", 3, "no pictures"),
+        ("keep", -1, "at least 0"),
+        ("size", 4, "for images"),
+        ("classes", "all", "for images"),
+        ("lazy", 2.0, "random_features"),
+        ("until", 0.0, "above 0"),
+    ],
+)
+def test_bad_fields_are_named(field: str, value: Any, words: str) -> None:
+    with pytest.raises(InputError, match=field) as caught:
+        replace(SMALL, **{field: value}).check()
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        ({"dim": 10**8, "samples": 2}, "dim · samples: expected at most 100,000,000"),
+        ({"dim": 10**400}, "dim · samples"),
+        ({"dim": 10**5, "rank": 10**5}, "dim · rank"),
+        ({"dim": 10**5, "samples": 999, "ratio": 2.0}, "ratio · dim · samples"),
+    ],
+)
+def test_what_no_memory_holds_is_refused(sizes: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        replace(SMALL, **sizes).check()
+    replace(SMALL, dim=10**5, samples=1000, ratio=1.0).check()
+
+
+def test_the_width_for_images_is_bounded_too() -> None:
+    cell = Attack(data="digits", samples=500, ratio=9999.0)
+    cell.check()
+    with pytest.raises(InputError, match=r"ratio · dim · samples.* got 319,968,000"):
+        cell.width(cell.known())
+
+
+def test_models_of_images_need_images() -> None:
+    with pytest.raises(InputError, match="resnet takes images"):
+        replace(SMALL, architecture="resnet").check()
+    with pytest.raises(InputError, match="dim: got 8"):
+        replace(SMALL, data="digits").check()
+    with pytest.raises(InputError, match="activation: resnet has its own"):
+        Attack(data="digits", architecture="resnet", activation="gelu").check()
+
+
+# The basis that an attacker is told
+
+
+def test_a_basis_must_be_one() -> None:
+    problem = random_features(SMALL.known(), 96).problem
+    for basis, words in (
+        (torch.eye(7), r"expected shape \(8, r\)"),
+        (torch.ones(8, 2), "orthonormal"),
+        (torch.ones(8), "expected shape"),
+    ):
+        with pytest.raises(InputError, match=words):
+            reconstruct(problem, 3, method=Tansley2026(basis=basis))
+
+
+# Fit
+
+
+@settings(deadline=None, max_examples=20)
+@given(width=st.integers(1, 14), samples=st.integers(1, 7), seed=st.integers(0, 50))
+def test_label_errors_are_those_of_least_squares(width: int, samples: int, seed: int) -> None:
+    cell = Fit(dim=5, samples=samples, width=width, activation="gelu", seed=seed)
+    known = cell.known()
+    features = torch.nn.functional.gelu(
+        known.inputs @ Seeded(width, 5, seed).rows(0, width).double().T
+    )
+    theta = torch.from_numpy(np.linalg.lstsq(features.numpy(), known.targets.numpy())[0])
+    expected = (features @ theta - known.targets).square().sum() / known.targets.square().sum()
+    assert cell.run("cpu")["label_error"] == pytest.approx(expected.item(), abs=1e-9)
+
+
+def test_labels_fit_from_as_many_features_as_samples() -> None:
+    errors = {
+        width: Fit(dim=20, samples=10, width=width).run("cpu")["label_error"]
+        for width in (5, 9, 10, 500)
+    }
+    assert errors[5] > errors[9] > 1e-4
+    assert errors[10] < 1e-15 > errors[500]
+
+
+def test_fits_check_their_fields() -> None:
+    with pytest.raises(InputError, match="width"):
+        Fit(dim=3, width=0).check()
+    with pytest.raises(InputError, match="dim"):
+        Fit(width=3).check()
+
+
+# Data
+
+
+@settings(deadline=None, max_examples=30)
+@given(dim=st.integers(1, 12), samples=st.integers(1, 8), seed=st.integers(0, 99), draw=st.data())
+def test_samples_lie_in_their_subspace(
+    dim: int, samples: int, seed: int, draw: st.DataObject
+) -> None:
+    rank = draw.draw(st.integers(1, dim))
+    known, basis = data.sphere(dim, samples, seed, rank=rank), data.subspace(dim, rank, seed)
+    torch.testing.assert_close(basis.T @ basis, torch.eye(rank, dtype=torch.float64))
+    torch.testing.assert_close(known.inputs @ basis @ basis.T, known.inputs)
+    torch.testing.assert_close(known.inputs.norm(dim=1), torch.full((samples,), dim**0.5).double())
+    assert torch.linalg.matrix_rank(known.inputs) == min(rank, samples)
+
+
+def test_the_whole_sphere_is_as_it_was() -> None:
+    generator = np.random.default_rng(3)
+    rows = generator.standard_normal((2, 4))
+    rows *= 2 / np.linalg.norm(rows, axis=1, keepdims=True)
+    targets = rows @ (generator.standard_normal(4) / 2) + 0.5 * generator.standard_normal(2)
+    known = data.sphere(4, 2, seed=3)
+    assert np.array_equal(known.inputs.numpy(), rows)
+    assert np.array_equal(known.targets[:, 0].numpy(), targets)
+
+
+@pytest.mark.parametrize("rank", [0, 5])
+def test_a_subspace_must_fit(rank: int) -> None:
+    with pytest.raises(InputError, match=f"rank={rank}: expected .* 4"):
+        data.sphere(4, 2, rank=rank)
+
+
+@pytest.mark.parametrize(("name", "size"), [("digits", 4), ("photos", 8), ("faces", 5)])
+def test_shrunk_images_are_means_of_squares(name: str, size: int) -> None:
+    whole, shrunk = (data.load(name, 4, seed=1, size=side) for side in (None, size))
+    means = torch.nn.functional.avg_pool2d(whole.images(), whole.shape[-1] // size)
+    torch.testing.assert_close(shrunk.images(), means)
+    assert shrunk.shape == (*whole.shape[:-2], size, size)
+    torch.testing.assert_close(shrunk.targets, whole.targets)
+    assert shrunk.inputs.mean().abs() < 0.2  # standardised after shrinking
+    same = data.load(name, 4, seed=1, size=whole.shape[-1])
+    assert torch.equal(same.inputs, whole.inputs)
+
+
+@pytest.mark.parametrize("size", [0, -2, 3, 16])
+def test_images_shrink_by_whole_factors_only(size: int) -> None:
+    with pytest.raises(InputError, match=f"size={size}: images of digits are 8 × 8"):
+        data.load("digits", 4, size=size)
+
+
+def test_held_out_images_are_shrunk_alike(tmp_path: Path) -> None:
+    data.save(data.load("digits", 6, size=4, classes="parity"), tmp_path / "set")
+    known = data.read(tmp_path / "set")
+    other = data.held_out(known, 20)
+    assert other.shape == (4, 4) and other.samples == 20
+    assert torch.cdist(known.inputs, other.inputs).min() > 0.1
+    assert other.images().min() >= 0 and other.images().max() <= 1

@@ -1,0 +1,455 @@
+"""Trained networks attacked end to end: small, on seeds that nothing was tuned on."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from test_methods import Interrupted, same
+from torch import Tensor
+
+from exhume import data, victims
+from exhume.equation.domain import Box, Composed, Sphere
+from exhume.equation.objective import evaluate
+from exhume.equation.problem import Problem
+from exhume.errors import InputError
+from exhume.evaluate import residual_at_truth, score
+from exhume.features.last_layer import LastLayer
+from exhume.features.random import RandomFeatures
+from exhume.methods import Progress, reconstruct
+from exhume.methods.exhume import Exhume
+from exhume.methods.iurada2025 import Iurada2025
+from exhume.methods.tansley2026 import Reduced, Tansley2026, reduced
+from exhume.search.subspace import Subspace, estimate
+from exhume.solvers import Outcome, Solver, run
+from exhume.solvers.gradient import Adam, Momentum
+from exhume.solvers.levenberg_marquardt import LevenbergMarquardt
+from exhume.victims.networks import network
+from nets import make
+from problems import gaussian, on_sphere
+
+SHORT = Exhume(patience=8, restarts=0)
+
+
+def two_layer(
+    d: int, n: int, width: int, seed: int, **options: Any
+) -> tuple[victims.Victim, data.Data]:
+    known = data.sphere(d, n, seed)
+    return victims.two_layer(known, width=width, seed=seed, **options), known
+
+
+# The floor
+
+
+@pytest.mark.parametrize(
+    ("n", "options"),
+    [
+        (1, {}),
+        (2, {}),
+        (4, {}),
+        (4, {"activation": "relu+tanh"}),
+        (5, {"bias": True}),
+        (4, {"optimizer": "sgd", "batch": 2}),
+        (4, {"lazy": 10.0}),
+    ],
+)
+def test_a_small_network_is_settled_at_its_floor_with_all_samples(
+    n: int, options: dict[str, Any]
+) -> None:
+    for seed in (100, 101, 102):
+        victim, known = two_layer(12, n, 120 * n, seed, **options)
+        floor = residual_at_truth(victim.problem, known)
+        found = reconstruct(victim.problem, n, seed)
+        assert found.outcome is Outcome.SETTLED
+        assert score(found.samples, known).recovered == 1
+        assert 0.5 * floor < found.residual < 1.1 * floor
+        assert floor > 1e-9
+
+
+def test_images_too() -> None:
+    known = data.load("digits", 4, 100)
+    victim = victims.two_layer(known, width=10 * 64 * 4, seed=100)
+    found = reconstruct(victim.problem, 4, 100)
+    assert found.outcome is Outcome.SETTLED
+    assert score(found.samples, known).exact == 1
+    assert found.residual < 1.1 * residual_at_truth(victim.problem, known)
+
+
+@pytest.mark.parametrize("lazy", [1e2, 1e3, 1e4])
+def test_a_floor_between_tolerance_and_close_is_a_floor_as_well(lazy: float) -> None:
+    """Exploring must not take it for zero, and then wonder why a cut does not hold."""
+    victim, known = two_layer(12, 4, 480, 100, lazy=lazy)
+    floor = residual_at_truth(victim.problem, known)
+    assert {1e2: 1e-9, 1e3: 1e-11, 1e4: 1e-13}[lazy] > floor > 1e-16
+    found = reconstruct(victim.problem, 4, 100)
+    expected = Outcome.CONVERGED if floor < 1e-11 else Outcome.SETTLED
+    assert found.outcome is expected
+    assert score(found.samples, known).exact == 1
+
+
+def test_a_network_that_left_the_lazy_regime_has_no_floor_to_settle_at() -> None:
+    """Its features moved so far that the samples themselves leave half of the change."""
+    victim, known = two_layer(12, 4, 200, 100, lazy=3e-3, steps=1000)
+    assert residual_at_truth(victim.problem, known) > 10 * victim.problem.drift
+    found = reconstruct(victim.problem, 4, 100, method=SHORT)
+    assert found.outcome is Outcome.STALLED
+    assert found.residual > victim.problem.drift
+
+
+def test_a_network_asked_for_too_few_samples_is_not_settled() -> None:
+    """Trials come back to the same residual here, too, but that is far too large."""
+    for seed in (100, 101):
+        victim, _ = two_layer(12, 4, 480, seed)
+        found = reconstruct(victim.problem, 2, seed, method=SHORT)
+        assert found.outcome is Outcome.STALLED
+        assert found.residual > victim.problem.drift
+
+
+@pytest.mark.parametrize("samples", [4, 3, None])
+def test_random_features_are_never_settled(samples: int | None) -> None:
+    """Their features did not move, so there is no floor; a residual means a sample is missing."""
+    known = data.sphere(12, 4, 100)
+    problem = victims.random_features(known, width=12 * 4 * 5, seed=100).problem
+    assert problem.drift == 0
+    moves: list[Progress] = []
+    few = replace(SHORT, patience=2, rounds=20)
+    found = reconstruct(problem, samples, 100, few, observe=lambda p, _: moves.append(p))
+    assert found.outcome is (Outcome.STALLED if samples == 3 else Outcome.CONVERGED)
+    assert all(p.floor == p.returned == 0 for p in moves)
+
+
+def test_one_sample_of_any_module_is_found_though_nothing_is_left_to_keep() -> None:
+    known = data.sphere(12, 1, 100)
+    victim = victims.mlp(known, widths=[50, 40], activation="gelu", seed=100, until=1e-6)
+    problem = victim.posed("last")
+    assert isinstance(problem.features, LastLayer)
+    assert Exhume().count(problem, 1) == 1  # so a new trial drops the only candidate
+    found = reconstruct(problem, 1, 100, method=SHORT)
+    assert found.outcome is Outcome.STALLED  # none to spare, so nothing is said of a floor
+    assert score(found.samples, known).recovered == 1
+
+
+# In the subspace
+
+
+def test_the_subspace_recovers_where_the_full_space_has_too_few_equations() -> None:
+    inside, full = [], []
+    for seed in range(100, 106):
+        victim, known = two_layer(40, 4, 80, seed, lazy=10.0)
+        assert victim.problem.ratio(4) == 0.5
+        found = reconstruct(victim.problem, 4, seed, method="tansley2026")
+        inside.append(score(found.samples, known).recovered)
+        assert found.rank == 4
+        other = reconstruct(victim.problem, 4, seed, method=SHORT)
+        full.append(score(other.samples, known).recovered)
+        assert other.rank is None
+    assert sum(inside) / len(inside) >= 0.8
+    assert sum(full) == 0
+
+
+def test_the_subspace_is_kept_to_and_the_norm_too() -> None:
+    victim, known = two_layer(30, 4, 90, 100, lazy=10.0)
+    found = reconstruct(victim.problem, 4, 100, method="tansley2026")
+    span = torch.linalg.qr(known.inputs.T).Q
+    assert (found.samples - found.samples @ span @ span.T).abs().max() < 1e-6
+    torch.testing.assert_close(
+        found.samples.norm(dim=1), torch.full((4,), 30.0).double().sqrt(), rtol=1e-9, atol=0
+    )
+    assert found.samples.shape == (4, 30)
+
+
+def test_the_number_of_samples_is_that_of_the_directions() -> None:
+    victim, known = two_layer(20, 3, 300, 100, lazy=10.0)
+    found = reconstruct(victim.problem, method="tansley2026", time_limit=20)
+    assert len(found.samples) == 3
+    assert score(found.samples, known).recovered == 1
+
+
+def test_more_directions_than_samples_are_refused_with_the_reason() -> None:
+    victim, _ = two_layer(20, 4, 100, 100)
+    with pytest.raises(InputError, match="spans 4 directions, but 3 samples") as caught:
+        reconstruct(victim.problem, 3, method="tansley2026")
+    assert "Adam" in str(caught.value)
+    few = Tansley2026(rank=4, search=SHORT)  # a rank of one's own is taken
+    assert reconstruct(victim.problem, 3, method=few, time_limit=2).rank == 4
+
+
+@pytest.mark.parametrize("rank", ["gap", "energy", 4])
+def test_every_rule_for_the_rank_recovers(rank: int | str) -> None:
+    victim, known = two_layer(30, 4, 150, 100, lazy=10.0)
+    found = reconstruct(victim.problem, 4, 100, method=Tansley2026(rank=rank))
+    assert found.rank == 4
+    assert score(found.samples, known).recovered == 1
+
+
+def test_weight_decay_does_not_spoil_the_subspace() -> None:
+    victim, known = two_layer(30, 4, 150, 100, decay=1e-4, lazy=10.0)
+    found = reconstruct(victim.problem, 4, 100, method="tansley2026")
+    assert found.rank == 4
+    assert score(found.samples, known).recovered == 1
+
+
+def spoiled(problem: Problem, size: float) -> tuple[Reduced, Tensor]:
+    """The problem in the coordinates of a basis that is off by about that angle."""
+    assert problem.first_layer is not None
+    right = estimate(problem.first_layer)
+    noise = size / 4 * gaussian(problem.dim, right.rank, seed=3)
+    basis = torch.linalg.qr(right.basis + noise).Q
+    return reduced(problem, Subspace(basis, right.spectrum, 1.0, right.gap)), basis
+
+
+def outside(candidates: Tensor, basis: Tensor) -> float:
+    return float((candidates - candidates @ basis @ basis.T).norm() / candidates.norm())
+
+
+def test_a_spoiled_basis_is_made_good_for_in_the_full_space() -> None:
+    for seed in (100, 101):
+        victim, known = two_layer(16, 4, 640, seed)
+        wrong, basis = spoiled(victim.problem, 0.03)
+        rough = reconstruct(wrong, 4, seed, method=Tansley2026(polish=0))
+        found = reconstruct(wrong, 4, seed, method="tansley2026")
+        floor = residual_at_truth(victim.problem, known)
+        assert outside(rough.samples, basis) < 1e-9 < 1e-2 < outside(found.samples, basis)
+        assert (rough.rank, found.rank) == (4, None)  # what was refined is no longer confined
+        assert found.residual < 1.1 * floor < 10 * floor < rough.residual
+        assert score(found.samples, known).exact == 1 > score(rough.samples, known).exact
+
+
+def test_an_exact_basis_is_kept_to() -> None:
+    """The full space would fit a little of what is left; that is no evidence."""
+    for seed in (100, 101):
+        victim, _ = two_layer(16, 4, 640, seed)
+        right, basis = spoiled(victim.problem, 0.0)
+        found = reconstruct(right, 4, seed, method="tansley2026")
+        assert outside(found.samples, basis) < 1e-9
+        solver = LevenbergMarquardt(tolerance=1e-14, damping=1e-3, patience=3)
+        freer = run(solver, victim.problem, found.samples, 30).point
+        assert 0.5 * found.residual < freer.value < found.residual
+
+
+def test_too_few_equations_for_the_full_space_leave_the_spoiled_basis() -> None:
+    victim, _ = two_layer(40, 4, 224, 100, lazy=10.0)
+    assert victim.problem.ratio(4) == 1.4
+    wrong, basis = spoiled(victim.problem, 0.03)
+    found = reconstruct(wrong, 4, 100, method=Tansley2026(search=SHORT))
+    assert outside(found.samples, basis) < 1e-9
+
+
+def test_random_features_have_the_moment_for_a_start_and_for_nothing_more() -> None:
+    for seed in (100, 101, 102):
+        known = data.sphere(20, 4, seed)
+        problem = victims.random_features(known, width=20 * 4 * 6, seed=seed).problem
+        method = Tansley2026()
+        assert method.view(problem) is problem
+        start = method.init(problem, 4, seed).state.point.candidates.double()
+        random = Exhume().init(problem, 4, seed).state.point.candidates.double()
+        assert start.shape == random.shape
+        assert not torch.allclose(start, random)
+        found = reconstruct(problem, 4, seed, method="tansley2026")
+        assert found.outcome is Outcome.CONVERGED
+        assert found.rank is None
+        assert score(found.samples, known).exact == 1
+        assert outside(found.samples, torch.linalg.qr(start.T).Q) > 0.3
+
+
+def test_the_start_lies_where_the_moment_points() -> None:
+    known = data.sphere(60, 2, 100)
+    square = {"activation": "polynomial:0,0,1", "width": 60 * 2 * 40}
+    problem = victims.random_features(known, seed=100, **square).problem
+    span = torch.linalg.qr(known.inputs.T).Q
+
+    def inside(method: Exhume | Tansley2026) -> float:
+        starts = [method.init(problem, 2, seed).state.point.candidates for seed in range(10)]
+        x = torch.cat(starts).double()
+        return float((x @ span).square().sum() / x.square().sum())
+
+    assert inside(Exhume()) < 2 * 2 / 60
+    assert inside(Tansley2026()) > 0.5 * 2 / 8  # of 8 directions two are right
+
+
+@pytest.mark.parametrize("name", ["resnet", "vit"])
+def test_a_first_layer_that_tells_nothing_is_refused(name: str) -> None:
+    with pytest.raises(InputError, match="needs a dense first layer") as caught:
+        reconstruct(make(name).problem(), 2, method="tansley2026")
+    assert "convolution, patches or a normalisation" in str(caught.value)
+    assert "'exhume'" in str(caught.value)
+
+
+def test_a_box_is_refused_in_the_subspace() -> None:
+    problem = two_layer(12, 3, 60, 100)[0].problem
+    for domain in (Box(-3, 3), Composed((Sphere(), Box(-3, 3)))):
+        with pytest.raises(InputError, match="works on a sphere, but"):
+            reconstruct(replace(problem, domain=domain), 3, method="tansley2026")
+
+
+def test_a_radius_of_ones_own_is_kept_in_the_subspace() -> None:
+    problem = two_layer(12, 3, 60, 100)[0].problem
+    found = reconstruct(
+        replace(problem, domain=Sphere(2.0)), 3, method=Tansley2026(search=SHORT), time_limit=1
+    )
+    torch.testing.assert_close(found.samples.norm(dim=1), torch.full((3,), 2.0).double())
+
+
+def test_an_interrupted_run_in_the_subspace_goes_on_to_the_same_bits() -> None:
+    problem = two_layer(20, 4, 200, 100)[0].problem
+    moves: list[Progress] = []
+    whole = reconstruct(problem, 4, 1, "tansley2026", observe=lambda p, _: moves.append(p))
+    phases = [p.phase for p in moves]
+    assert set(phases) >= {"explore", "tidy", "polish"}
+    stops = {1, len(moves) // 2, len(moves) - 1} | {phases.index(p) + 1 for p in set(phases)}
+    for stop in stops:
+        seen: list[Progress] = []
+
+        def interrupt(progress: Progress, _: float, seen: list = seen, stop: int = stop) -> None:
+            seen.append(progress)
+            if len(seen) == stop:
+                raise Interrupted
+
+        with pytest.raises(Interrupted):
+            reconstruct(problem, 4, 1, "tansley2026", observe=interrupt)
+        assert seen[-1].state.point.candidates.shape[1] == 4  # coordinates
+        resumed = reconstruct(problem, 4, 1, "tansley2026", resume=(seen[-1], 5.0))
+        assert same(resumed, whole)
+
+
+# Other parameters
+
+
+def test_all_parameters_recover_where_the_last_layer_has_too_few() -> None:
+    """24 weights in the last layer for 36 unknowns, and 312 in all: gradients of both layers."""
+    for seed in (100, 102):
+        known = data.sphere(12, 3, seed)
+        victim = victims.two_layer(known, width=24, activation="gelu", lazy=1e5, seed=seed)
+        every, last = victim.posed("all"), victim.posed("last")
+        assert last.ratio(3) < 1 < 5 < every.ratio(3)
+        found = reconstruct(every, 3, seed)
+        assert found.outcome is Outcome.CONVERGED
+        assert score(found.samples, known).exact == 1
+        wrong = reconstruct(last, 3, seed)
+        assert wrong.outcome is Outcome.CONVERGED  # zero residual with wrong candidates
+        assert score(wrong.samples, known).recovered == 0
+
+
+@pytest.mark.parametrize("loss", ["logistic", "cross_entropy"])
+def test_other_losses_and_several_outputs_are_recovered(loss: str) -> None:
+    known = data.sphere(12, 4, 100)
+    signs = torch.where(gaussian(4, 3, seed=1) > 0, 1.0, -1.0).double()
+    known = replace(known, targets=signs)
+    victim = victims.two_layer(known, width=400, loss=loss, seed=100, until=1e-3, lazy=10.0)
+    found = reconstruct(victim.problem, 4, 100)
+    assert found.coefficients.shape == (4, 3)
+    assert score(found.samples, known).recovered == 1
+
+
+# Solvers on every kind of features
+
+
+def trained(name: str) -> Problem:
+    if name == "random features":
+        return victims.random_features(data.sphere(9, 3, 100), width=80, seed=100).problem
+    shapes: dict[str, tuple[int, ...]] = {"resnet": (3, 3), "vit": (4, 4)}
+    kind, _, parameters = name.partition(" ")
+    known = data.sphere(16 if kind == "vit" else 9, 3, 100)
+    known = replace(known, shape=shapes.get(kind, known.shape))
+    options: dict[str, Any] = {"until": 1e-2, "steps": 200, "seed": 100}
+    victim = {
+        "two_layer": lambda: victims.two_layer(known, width=40, bias=True, **options),
+        "mlp": lambda: victims.mlp(known, widths=[20, 30], activation="gelu", **options),
+        "resnet": lambda: network(
+            known, "resnet", {"width": 3, "blocks": 1, "kernel": 3}, **options
+        ),
+        "vit": lambda: victims.vit(known, patch=2, dim=8, depth=1, heads=2, **options),
+    }[kind]()
+    return victim.posed(parameters, "both" if kind == "mlp" else "midpoint")
+
+
+KINDS = [
+    "random features",
+    "two_layer last",
+    "two_layer first",
+    "mlp last",
+    "mlp all",
+    "resnet last",
+    "vit last",
+    "vit first",
+]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_solver_lowers_the_residual_of_every_kind_of_features(name: str) -> None:
+    problem = trained(name)
+    start = on_sphere(3, problem.dim, seed=5)
+    before = evaluate(problem, start).value
+    solvers: list[tuple[Solver, int, float]] = [
+        (Momentum(rate=1.0), 25, 0.97),
+        (Adam(rate=0.05), 25, 0.9),
+        (LevenbergMarquardt(), 12, 0.7),
+    ]
+    for solver, steps, share in solvers:
+        state = run(solver, problem, start, steps)
+        assert state.point.value < share * before
+        radius = torch.full((3,), problem.dim**0.5).double()
+        torch.testing.assert_close(state.point.candidates.norm(dim=1).double(), radius)
+
+
+def test_the_published_recipe_lowers_the_residual_of_a_network() -> None:
+    victim, _ = two_layer(12, 3, 360, 100)
+    recipe = Iurada2025(rate=4.0, steps=150)
+    seen = recipe.view(victim.problem)
+    assert isinstance(seen.features, RandomFeatures)
+    z = torch.tensor([-1.0, 2.0]).double()
+    assert seen.features.activation.slope(z).tolist() == [0, 1]  # plain in a network
+    leaky = recipe.view(victims.random_features(data.sphere(5, 2), width=9).problem).features
+    assert isinstance(leaky, RandomFeatures)
+    assert leaky.activation.slope(z).tolist() == pytest.approx([0.02, 1])
+    start = recipe.init(seen, 3, 0).state.point.value
+    found = reconstruct(victim.problem, 3, method=recipe)
+    assert found.residual < 0.2 * start
+
+
+# Domains
+
+
+def in_box(candidates: Tensor) -> bool:
+    return bool((candidates.abs() <= 1 + 1e-9).all())
+
+
+def boxed(seed: int) -> tuple[victims.Victim, data.Data]:
+    """Samples of ±1 and less, all on the sphere of radius √d·0.8 and in the box."""
+    raw = gaussian(3, 10, seed=seed)
+    domain = Composed((Sphere(0.8 * 10**0.5), Box(-1, 1)))
+    known = replace(data.sphere(10, 3, seed), inputs=domain.project(raw))
+    return victims.two_layer(known, width=400, activation="relu+tanh", seed=seed), known
+
+
+@pytest.mark.parametrize(
+    ("domain", "recovers"),
+    [(Box(-1, 1), False), (Composed((Sphere(0.8 * 10**0.5), Box(-1, 1))), True)],
+)
+def test_candidates_stay_in_the_domain(domain: Box | Composed, recovers: bool) -> None:
+    victim, known = boxed(100)
+    problem = replace(victim.problem, domain=domain)
+    moves: list[Progress] = []
+    found = reconstruct(
+        problem, 3, 100, method=SHORT, time_limit=8, observe=lambda p, _: moves.append(p)
+    )
+    assert len(moves) > 20
+    assert in_box(found.samples)
+    for move in moves:
+        assert in_box(move.state.point.candidates)
+    if recovers:
+        lengths = found.samples.norm(dim=1)
+        torch.testing.assert_close(lengths, torch.full((3,), 0.8 * 10**0.5).double())
+        assert score(found.samples, known).recovered == 1
+
+
+@pytest.mark.parametrize("domain", [Box(-1, 1), Composed((Sphere(), Box(-1.5, 1.5)))])
+@pytest.mark.parametrize("name", ["mlp", "vit"])
+def test_solvers_stay_in_the_domain_on_modules(name: str, domain: Box | Composed) -> None:
+    problem = replace(make(name).problem("last"), domain=domain)
+    bound = 1.0 if isinstance(domain, Box) else 1.5
+    start = domain.start(2, problem.dim, torch.Generator().manual_seed(0))
+    for solver in (LevenbergMarquardt(), Adam(rate=0.3)):
+        state = run(solver, problem, start, 8)
+        assert (state.point.candidates.abs() <= bound + 1e-9).all()
+        assert state.point.value < evaluate(problem, start).value

@@ -1,0 +1,77 @@
+"""Networks on a GPU agree with those on the CPU; skipped where there is none."""
+
+import pytest
+import torch
+
+from exhume import data, evaluate, reconstruct, victims
+from exhume.equation.objective import evaluate as objective
+from exhume.equation.objective import gauss_newton, gradient
+from exhume.equation.problem import Premise
+from exhume.models.formulation import weights_problem
+from nets import SIZES, make
+from problems import gaussian
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@pytest.mark.parametrize("point", ["midpoint", "both"])
+@pytest.mark.parametrize("parameters", ["last", "all"])
+@pytest.mark.parametrize("name", SIZES)
+def test_products_agree_with_the_cpu(name: str, parameters: str, point: str) -> None:
+    problem = make(name).problem(parameters, point)
+    x = gaussian(2, problem.dim, seed=3)
+    here = objective(problem, x)
+    there = objective(problem.to("cuda"), x)
+    assert there.value == pytest.approx(here.value, rel=1e-3, abs=1e-6)
+    direction = gaussian(2, problem.dim, seed=4)
+    exact = problem.to("cuda", torch.float64)
+    point_ = objective(exact, x)
+    for ours, reference in (
+        (gradient(exact, point_), gradient(problem, here)),
+        (gauss_newton(point_, direction.cuda()), gauss_newton(here, direction)),
+        (
+            point_.linearization.curvature(point_.coefficients),
+            here.linearization.curvature(here.coefficients),
+        ),
+    ):
+        scale = 1e-6 * reference.abs().max() + 1e-12  # where few features leave a residual of zero
+        assert torch.allclose(ours.cpu(), reference, rtol=1e-6, atol=scale)
+
+
+@pytest.mark.parametrize("method", ["exhume", "tansley2026"])
+def test_a_network_trained_on_the_gpu_is_recovered_there(method: str) -> None:
+    known = data.sphere(12, 4, 100)
+    victim = victims.two_layer(known, width=600, seed=100, device="cuda", until=1e-8)
+    found = reconstruct(victim.problem.to("cuda"), 4, 0, method, time_limit=60)
+    assert evaluate.score(found.samples, known).recovered == 1
+
+
+def test_any_module_is_attacked_on_the_gpu() -> None:
+    known = data.sphere(8, 2, 100)
+    victim = victims.mlp(
+        known, widths=(60, 200), activation="gelu", seed=100, device="cuda", lazy=30.0
+    )
+    for parameters in ("last", "all"):
+        problem = victim.posed(parameters).to("cuda")
+        found = reconstruct(problem, 2, 0, time_limit=30)
+        assert evaluate.score(found.samples, known).recovered == 1
+
+
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_the_margin_agrees_with_the_cpu(outputs: int) -> None:
+    net = make("mlp", outputs)
+    problem = weights_problem(net.network, net.trained, Premise.MARGIN)
+    x = gaussian(4, problem.dim, seed=3)
+    here, there = objective(problem, x), objective(problem.to("cuda", torch.float64), x)
+    assert there.value == pytest.approx(here.value, rel=1e-9)
+    assert there.penalty == pytest.approx(here.penalty, rel=1e-9)
+    assert torch.allclose(there.coefficients.cpu(), here.coefficients, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("method", ["exhume", "haim2022", "shen2026"])
+def test_weights_at_the_margin_are_attacked_on_the_gpu(method: str) -> None:
+    known = data.sphere(12, 6, 100)
+    victim = victims.kkt_mlp(known, (40,), seed=100, steps=400, device="cuda")
+    found = reconstruct(victim.problem.to("cuda"), 6, 0, method, time_limit=3)
+    assert found.samples.isfinite().all()
+    assert found.residual < 0.5

@@ -1,0 +1,474 @@
+"""Ours for the weights themselves: starts, renewal, the answer, going on, and planted samples."""
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from exhume import methods
+from exhume.auditing import folder as run_folder
+from exhume.auditing.folder import Event, Opened, Settings
+from exhume.equation.domain import Box, Domain, Sphere
+from exhume.equation.objective import at, evaluate
+from exhume.equation.problem import FirstLayer, Premise, Problem
+from exhume.features.activations import softplus
+from exhume.features.dense import DenseGradients
+from exhume.features.network import known_network
+from exhume.methods import reconstruct
+from exhume.methods import sharpened as module
+from exhume.methods.exhume import Exhume
+from exhume.methods.progress import Progress, stream
+from exhume.methods.sharpened import SPREAD, Sharpened, starts, traces
+from exhume.models import architectures
+from exhume.models.formulation import weights_problem
+from exhume.solvers import Outcome
+from nets import Net, dense_rows, make
+from problems import THREAT, case, gaussian
+
+DIM, SAMPLES = 6, 3
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A problem with a known answer: samples (n, d) and coefficients (n,)."""
+
+    problem: Problem
+    samples: Tensor
+    coefficients: Tensor
+
+    def cells(self, x: Tensor) -> Tensor:
+        """Which first neurons are on, (n, h): within such a cell all gradients are affine in x."""
+        features = self.problem.features
+        assert isinstance(features, DenseGradients)
+        weights = features.points[0]
+        on: Tensor = x @ weights["1.weight"].T + weights["1.bias"] > 0
+        return on
+
+
+def planted(premise: Premise = Premise.MARGIN, width: int = 100, seed: int = 0) -> Planted:
+    """Δ = Φ(X)ᵀA at weights of random ReLUs that are not Δ.
+
+    For the margin A = K⁻¹(γy), so that ΦΔ = γy: all samples are exactly on it. Else A is random.
+    ‖Δ‖ is the norm of the weights, so that sharpness has its usual unit.
+    """
+    arguments = {"shape": [DIM], "widths": [width], "outputs": 1, "bias": "first"}
+    net = architectures.initialise(architectures.build("mlp", arguments), seed).double()
+    weights = {name: w.detach().clone() for name, w in net.state_dict().items()}
+    weights["1.bias"] = 0.3 * gaussian(width, seed=seed + 3)
+    network = known_network(net, (DIM,), 1)
+    names = tuple(name for name, _ in net.named_parameters())
+    features = DenseGradients(network, (weights,), "gradients", block=names)
+    x = (0.5 * gaussian(SAMPLES, DIM, seed=seed + 1)).clamp(-1, 1)
+    there = features.linearize(x)
+    labels = torch.tensor([[1.0], [-1.0], [1.0]]).double()
+    a = torch.linalg.solve(there.gram(), labels)
+    if premise is Premise.MARGIN:
+        assert (a * labels > 0).all()  # else this is no KKT point
+    else:
+        a = gaussian(SAMPLES, 1, seed=seed + 9)
+        a = a + 0.3 * a.sign()
+    size = torch.cat([w.flatten() for w in weights.values()]).norm()
+    a = a * size / there.combine(a).norm()
+    target = there.combine(a)
+    first = target[: width * DIM, 0].reshape(width, DIM)
+    problem = Problem(
+        target,
+        features,
+        THREAT,
+        (DIM,),
+        Box(-1.0, 1.0),
+        first_layer=FirstLayer(torch.zeros_like(first), first),
+        premise=premise,
+    )
+    return Planted(problem, x, a[:, 0])
+
+
+def trained_net(outputs: int = 1, seed: int = 0, widths: tuple[int, ...] = (12,)) -> Net:
+    sizes = {"shape": [DIM], "widths": list(widths), "activation": "relu", "bias": "first"}
+    return make("mlp", outputs, seed, step=0.3, **sizes)
+
+
+def posed(net: Net, premise: Premise = Premise.MARGIN, domain: Domain | None = None) -> Problem:
+    return weights_problem(net.network, net.trained, premise, domain)
+
+
+def layered(layer: Tensor, domain: Domain, initial: Tensor | None = None) -> Problem:
+    """A problem with that change of its first layer."""
+    before = torch.zeros_like(layer) if initial is None else initial
+    return replace(
+        posed(trained_net(), domain=domain), first_layer=FirstLayer(before, before + layer)
+    )
+
+
+# Traces
+
+
+@pytest.mark.parametrize("outputs", [1, 3])
+@pytest.mark.parametrize("premise", [Premise.MARGIN, Premise.DECAY])
+def test_a_trace_is_what_a_candidate_alone_leaves(outputs: int, premise: Premise) -> None:
+    net = trained_net(outputs)
+    x = gaussian(5, DIM, seed=2)
+    point = evaluate(posed(net, premise), x)
+    names = [name for name, _ in net.plain.named_parameters()]
+    rows = dense_rows(net, [net.trained], names, x).view(5, outputs, -1)
+    parts = point.coefficients.view(5, outputs)
+    expected = torch.stack([(a @ phi).square().sum() for a, phi in zip(parts, rows, strict=True)])
+    torch.testing.assert_close(traces(point), expected)
+    assert expected.max() > 0
+
+
+def test_a_trace_counts_every_column_of_the_target() -> None:
+    truth = case(8, 3, 6, outputs=2)
+    a = gaussian(3, 2, seed=4)
+    point = at(truth.problem, truth.inputs, a)
+    alone = [
+        at(truth.problem, truth.inputs, a * torch.eye(3)[:, i : i + 1].double()) for i in range(3)
+    ]
+    left = [(truth.problem.target - one.residual).square().sum() for one in alone]
+    torch.testing.assert_close(traces(point), torch.stack(left))
+
+
+# Starts
+
+
+def two_directions() -> tuple[Tensor, Tensor]:
+    """A first layer with singular values 9, 1 and, not to be seen, 0.001; and their directions."""
+    q = torch.linalg.qr(gaussian(DIM, DIM)).Q.T[:3]
+    left = torch.linalg.qr(gaussian(12, 3, seed=1)).Q
+    return left @ torch.diag(torch.tensor([9.0, 1.0, 0.001]).double()) @ q, q
+
+
+def test_starts_lie_in_the_row_space_in_the_proportions_of_the_singular_values() -> None:
+    layer, directions = two_directions()
+    found = starts(layered(layer, Box(-1.0, 1.0)), 4000, stream(0, 0))
+    inside = found @ directions.T
+    torch.testing.assert_close(inside[:, :2] @ directions[:2], found, rtol=0, atol=1e-12)
+    ratio = (inside[:, 0] / inside[:, 1]).abs().median().item()
+    assert ratio == pytest.approx(3, rel=0.1)  # √(9/1)
+    assert 0.45 < (inside[:, 0] > 0).double().mean() < 0.55
+
+
+@pytest.mark.parametrize("domain", [Box(-1.0, 1.0), Box(-3.0, 0.5), Sphere()], ids=lambda d: d.name)
+def test_starts_have_a_share_of_the_norm_that_the_domain_draws(domain: Domain) -> None:
+    layer, _ = two_directions()
+    problem = layered(layer, domain)
+    found = starts(problem, 50, stream(3, 1))
+    drawn = domain.start(50, DIM, stream(3, 1))
+    torch.testing.assert_close(domain.project(found), found)
+    if isinstance(domain, Sphere):
+        torch.testing.assert_close(found.norm(dim=1), drawn.norm(dim=1))
+    else:
+        assert (found.norm(dim=1) <= SPREAD * drawn.norm(dim=1) * (1 + 1e-12)).all()
+    free = starts(replace(problem, domain=Box(-1e9, 1e9)), 50, stream(3, 1))
+    expected = SPREAD * Box(-1e9, 1e9).start(50, DIM, stream(3, 1)).norm(dim=1)
+    torch.testing.assert_close(free.norm(dim=1), expected)
+
+
+def test_starts_keep_to_a_box_without_the_origin() -> None:
+    layer, _ = two_directions()
+    found = starts(layered(layer, Box(1.0, 3.0)), 20, stream(0, 0))
+    assert found.min() >= 1 and found.max() <= 3
+
+
+def test_starts_follow_what_training_added() -> None:
+    layer, directions = two_directions()
+    found = starts(layered(layer, Box(-1.0, 1.0), gaussian(12, DIM, seed=7)), 9, stream(0, 0))
+    torch.testing.assert_close(found @ directions[:2].T @ directions[:2], found, rtol=0, atol=1e-9)
+
+
+def test_without_a_first_layer_the_domain_draws_the_starts() -> None:
+    domain = Box(-1.0, 1.0)
+    problem = replace(posed(trained_net(), domain=domain), first_layer=None)
+    found = starts(problem, 7, stream(1, 2))
+    assert torch.equal(found, domain.start(7, DIM, stream(1, 2)))
+    progress = Sharpened().init(problem, None, 0)
+    assert len(progress.state.point.candidates) == 2 * DIM  # all directions count as visible
+
+
+@pytest.mark.parametrize(("samples", "surplus", "count"), [(3, 2.0, 6), (3, 1.5, 5), (4, 1.0, 4)])
+def test_the_search_begins_with_a_surplus(samples: int, surplus: float, count: int) -> None:
+    problem = posed(trained_net())
+    progress = Sharpened(surplus=surplus).init(problem, samples, 0)
+    assert progress.state.point.candidates.shape == (count, DIM)
+    assert progress.phase == "sharpen"
+    view = softplus(Sharpened().sharpness[0] / module._unit(problem))
+    at_start = evaluate(
+        replace(problem, features=problem.features.substituted(view)),
+        progress.state.point.candidates,
+    )
+    assert progress.state.point.cost == at_start.cost
+
+
+def test_the_number_is_that_of_the_visible_directions_if_it_is_not_told() -> None:
+    layer, _ = two_directions()
+    progress = Sharpened().init(layered(layer, Box(-1.0, 1.0)), None, 0)
+    assert len(progress.state.point.candidates) == 4  # two for each of two
+
+
+# Sharpness
+
+
+def scaled(problem: Problem, factor: float) -> Problem:
+    """The problem that factor · θ poses."""
+    features = problem.features
+    assert isinstance(features, DenseGradients)
+    weights = {name: factor * w for name, w in features.points[0].items()}
+    return weights_problem(features.network, weights, problem.premise, problem.domain)
+
+
+@pytest.mark.parametrize("premise", [Premise.MARGIN, Premise.DECAY])
+def test_the_size_of_the_weights_makes_no_difference(premise: Premise) -> None:
+    """One hidden layer: f(sθ) = s² f(θ) with softplus too, where its sharpness follows."""
+    problem = posed(trained_net(), premise)
+    method = Exhume(weights=Sharpened(trials=2, steps=5))
+    found, other = (
+        reconstruct(one, 3, method=method) for one in (problem, scaled(problem, 2.0**9))
+    )
+    torch.testing.assert_close(other.samples, found.samples, rtol=1e-6, atol=1e-8)
+    assert other.residual == pytest.approx(found.residual, rel=1e-6)
+
+
+def test_sharpness_grows_from_trial_to_trial_and_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = posed(trained_net())
+    asked: list[float] = []
+
+    def noted(beta: float) -> object:
+        asked.append(beta * module._unit(problem))
+        return softplus(beta)
+
+    monkeypatch.setattr(module, "softplus", noted)
+    moved(Sharpened(steps=1, trials=5, sharpness=(10.0, 20.0, 40.0)), problem, 3, until=99)
+    told = [asked[0]] + [b for a, b in itertools.pairwise(asked) if a != b]
+    assert told == pytest.approx([10, 20, 40])
+
+
+# Renewal
+
+
+def moved(method: Sharpened, problem: Problem, samples: int | None, until: int) -> list[Progress]:
+    """The progress at the start and after every move."""
+    moves = [method.init(problem, samples, 0)]
+    while moves[-1].outcome is None and len(moves) <= until:
+        moves.append(method.advance(problem, moves[-1]))
+    return moves
+
+
+def with_some_unused() -> tuple[Problem, Progress, Sharpened]:
+    """A search at the end of a trial, with candidates that have no multiplier."""
+    method = Sharpened(steps=4, trials=3, surplus=4.0)
+    problem = posed(trained_net())
+    progress = moved(method, problem, 3, until=4)[-1]
+    assert progress.state.steps == 4 and progress.rounds == 0
+    return problem, progress, method
+
+
+def test_candidates_without_a_multiplier_start_again() -> None:
+    problem, progress, method = with_some_unused()
+    point = progress.state.point
+    trace = traces(point)
+    unused = int((trace == 0).sum())
+    assert math.ceil(method.renewed * len(trace)) < unused < len(trace)
+    after = method.advance(problem, progress)
+    assert (after.rounds, after.attempt, after.total_steps) == (1, 1, 4)
+    same = (after.state.point.candidates == point.candidates).all(1)
+    assert torch.equal(same, trace > 0)
+    fresh = after.state.point.candidates[~same]
+    assert torch.equal(fresh, starts(problem, unused, stream(0, 1)))
+
+
+def test_at_least_a_share_of_the_candidates_starts_again() -> None:
+    problem = posed(trained_net(), Premise.DECAY)  # where all have coefficients
+    method = Sharpened(steps=2, trials=3, surplus=4.0, renewed=0.25)
+    progress = moved(method, problem, 3, until=2)[-1]
+    trace = traces(progress.state.point)
+    assert trace.min() > 0
+    after = method.advance(problem, progress)
+    same = (after.state.point.candidates == progress.state.point.candidates).all(1)
+    assert int((~same).sum()) == 3  # a quarter of 12
+    assert trace[~same].max() < trace[same].min()
+
+
+def test_trials_begin_from_the_best_at_the_greatest_sharpness() -> None:
+    method = Sharpened(steps=3, trials=6, sharpness=(20.0, 40.0))
+    problem = planted(width=30).problem
+    moves = moved(method, problem, SAMPLES, until=999)
+    assert moves[-1].outcome is Outcome.STALLED and moves[-1].rounds == 5
+    ends = [(a, b) for a, b in itertools.pairwise(moves) if b.rounds > a.rounds]
+    assert ends[0][1].best is None  # after the first trial, at the lesser sharpness
+    least = math.inf
+    for before, after in ends[1:]:
+        least = min(least, before.state.point.cost)
+        assert after.best_value == least and after.best is not None
+        kept = (after.state.point.candidates == after.best).all(1)
+        assert kept.any() and not kept.all()
+    assert moves[-1].best_value == min(least, moves[-2].state.point.cost)
+
+
+def test_a_trial_that_made_it_worse_is_forgotten() -> None:
+    problem, progress, _ = with_some_unused()
+    method = Sharpened(steps=4, trials=9, sharpness=(25.0,))
+    best = starts(problem, 12, stream(9, 9))
+    after = method.advance(problem, replace(progress, best=best, best_value=0.0))
+    assert after.best is best and after.best_value == 0.0
+    kept = (after.state.point.candidates[:, None] == best[None]).all(2).any(1)
+    point = evaluate(method._sharpened(problem, 0), best)
+    assert torch.equal(kept, traces(point) > 0) and kept.any()
+
+
+# The answer
+
+
+def test_the_answer_has_no_candidate_without_a_multiplier() -> None:
+    problem, progress, method = with_some_unused()
+    point = progress.state.point
+    used = traces(point) > 0
+    answer = method.finish(problem, progress)
+    assert torch.equal(answer.candidates, point.candidates[used])
+    assert answer.value == evaluate(problem, point.candidates[used]).value  # with ReLU itself
+
+
+def test_where_no_candidate_has_a_multiplier_all_are_the_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problem, progress, method = with_some_unused()
+    monkeypatch.setattr(module, "traces", lambda point: torch.zeros(len(point.candidates)))
+    answer = method.finish(problem, progress)
+    assert torch.equal(answer.candidates, progress.state.point.candidates)
+
+
+@pytest.mark.parametrize("better", [True, False])
+def test_the_answer_is_the_better_of_the_best_and_the_trial_at_hand(better: bool) -> None:
+    problem, progress, method = with_some_unused()
+    rival = starts(problem, 12, stream(9, 9))
+    value = 0.0 if better else math.inf
+    answer = method.finish(problem, replace(progress, best=rival, best_value=value))
+    expected = rival if better else progress.state.point.candidates
+    assert all((row == expected).all(1).any() for row in answer.candidates)
+
+
+def test_nothing_counts_as_explained_before_the_greatest_sharpness() -> None:
+    method = Sharpened(trials=9, tolerance=1.0, sharpness=(5.0, 10.0, 20.0))  # all is good enough
+    moves = moved(method, posed(trained_net()), 2, until=99)
+    assert [p.state.outcome for p in moves] == [Outcome.CONVERGED] * len(moves)
+    assert [p.attempt for p in moves] == [0, 1, 2, 2]
+    assert [p.outcome for p in moves] == [None, None, None, Outcome.CONVERGED]
+
+
+def test_what_is_not_a_number_ends_the_search() -> None:
+    problem, progress, method = with_some_unused()
+    broken = replace(progress, state=replace(progress.state, outcome=Outcome.DIVERGED))
+    assert method.advance(problem, broken).outcome is Outcome.DIVERGED
+
+
+def test_weights_that_no_samples_left_stay_unexplained() -> None:
+    truth = planted()
+    random = truth.problem.target.norm() * torch.nn.functional.normalize(
+        gaussian(*truth.problem.target.shape, seed=8), dim=0
+    )
+    layer = random[: 100 * DIM, 0].reshape(100, DIM)
+    problem = replace(
+        truth.problem, target=random, first_layer=FirstLayer(torch.zeros_like(layer), layer)
+    )
+    found = reconstruct(problem, SAMPLES, method=Exhume(weights=Sharpened(trials=5)))
+    assert found.outcome is Outcome.STALLED and found.residual > 0.5
+
+
+# Planted samples
+
+
+@pytest.mark.parametrize("premise", [Premise.MARGIN, Premise.DECAY])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_planted_samples_cost_nothing_and_others_do(premise: Premise, seed: int) -> None:
+    truth = planted(premise, seed=seed)
+    there = evaluate(truth.problem, truth.samples)
+    assert there.cost < 1e-20
+    torch.testing.assert_close(there.coefficients[:, 0], truth.coefficients)
+    if premise is Premise.MARGIN:
+        outputs = truth.problem.features.linearize(truth.samples).apply(truth.problem.target)
+        assert outputs.abs().max() / outputs.abs().min() == pytest.approx(1)
+    off = evaluate(truth.problem, truth.samples + 0.1 * gaussian(SAMPLES, DIM, seed=4))
+    assert off.cost > 1e-3
+
+
+def assert_recovered(truth: Planted, samples: Tensor, coefficients: Tensor) -> None:
+    """In each sample's cell its coefficient, and the sample, as sum and mean of candidates.
+
+    Candidates in one cell that have the same sum and mean leave the same weights: no more than
+    that can be recovered with a surplus.
+    """
+    for x, a in zip(truth.samples, truth.coefficients, strict=True):
+        same = (truth.cells(samples) == truth.cells(x[None])).all(1)
+        assert same.any()
+        shares = coefficients[same, 0]
+        assert shares.sum().item() == pytest.approx(a.item(), rel=1e-2)
+        mean = (shares[:, None] * samples[same]).sum(0) / shares.sum()
+        assert (mean - x).norm() < 0.01 * x.norm()
+        assert (samples[same] - x).norm(dim=1).min() < 0.2 * x.norm()
+
+
+@pytest.mark.parametrize("premise", [Premise.MARGIN, Premise.DECAY])
+@pytest.mark.parametrize("number", [SAMPLES, None])
+def test_planted_samples_are_recovered(premise: Premise, number: int | None) -> None:
+    truth = planted(premise, seed=1)
+    assert truth.problem.ratio(2 * SAMPLES) > 20  # equations over unknowns
+    assert _cosines(truth, Sharpened().init(truth.problem, number, 0).state.point.candidates) < 0.9
+    found = reconstruct(truth.problem, number, method="exhume")
+    assert found.outcome is Outcome.CONVERGED and found.residual < 1e-6
+    assert _cosines(truth, found.samples) > 0.99
+    assert_recovered(truth, found.samples, found.coefficients)
+
+
+def _cosines(truth: Planted, candidates: Tensor) -> float:
+    """The least, over samples, of the largest cosine with any candidate."""
+    cosine = torch.cosine_similarity(truth.samples[:, None], candidates[None], dim=2)
+    return cosine.amax(1).min().item()
+
+
+# Going on
+
+
+def interrupting(after: int) -> Callable[[Event], None]:
+    left = [after]
+
+    def show(event: Event) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise KeyboardInterrupt
+
+    return show
+
+
+@pytest.mark.parametrize(
+    ("premise", "outputs", "samples"),
+    [(Premise.MARGIN, 1, 3), (Premise.DECAY, 1, None), (Premise.MARGIN, 3, 3)],
+)
+def test_an_interrupted_search_goes_on_to_the_same_numbers(
+    premise: Premise,
+    outputs: int,
+    samples: int | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(run_folder, "EVENT_SECONDS", 0.0)
+    method = Exhume(weights=Sharpened(trials=6, steps=5, sharpness=(20.0, 40.0, 80.0)))
+    monkeypatch.setitem(methods.METHODS, "exhume", lambda: method)
+    opened = Opened(posed(trained_net(outputs), premise))
+    asked = Settings(None, samples, method="exhume", premise=premise.value)
+    events: list[Event] = []
+    whole, _ = run_folder.run(asked, opened, tmp_path / "whole", show=events.append)
+    assert whole.outcome is Outcome.STALLED and len(events) > 30
+    for stop in (2, 9, len(events) - 3):  # in trials without and with a best
+        out = tmp_path / f"{stop}"
+        with pytest.raises(KeyboardInterrupt):
+            run_folder.run(asked, opened, out, show=interrupting(stop))
+        resumed, _ = run_folder.run(asked, opened, out, resume=True)
+        assert (resumed.steps, resumed.outcome) == (whole.steps, whole.outcome)
+        assert resumed.products == whole.products
+        assert torch.equal(resumed.samples, whole.samples)
+        assert torch.equal(resumed.coefficients, whole.coefficients)
+        assert resumed.residual == whole.residual

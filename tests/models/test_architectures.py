@@ -1,0 +1,327 @@
+"""Networks by name: their shapes, their weights at the start, and what is refused."""
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from exhume.errors import InputError
+from exhume.models import architectures
+from exhume.models.architectures import (
+    ARCHITECTURES,
+    Block,
+    Elementwise,
+    Residual,
+    build,
+    initialise,
+    mlp,
+    resnet,
+    two_layer,
+    vit,
+)
+from problems import ACTIVATIONS, gaussian
+
+SMALL: dict[str, tuple[tuple[int, ...], Callable[[], nn.Module]]] = {
+    "two_layer": ((3, 4), lambda: two_layer((3, 4), 20, 2)),
+    "two_layer bias": ((5,), lambda: two_layer((5,), 20, 2, "gelu", bias=True)),
+    "mlp": ((2, 3, 4), lambda: mlp((2, 3, 4), [20, 10, 5], 2, "tanh", bias=True)),
+    "resnet grey": ((8, 8), lambda: resnet((8, 8), 3, 2, blocks=2)),
+    "resnet colour": ((3, 9, 8), lambda: resnet((3, 9, 8), 4, 2, blocks=1, kernel=5)),
+    "vit grey": ((8, 8), lambda: vit((8, 8), 4, 12, 2, 3, 2)),
+    "vit colour": ((3, 4, 6), lambda: vit((3, 4, 6), 2, 8, 1, 2, 2)),
+}
+each = pytest.mark.parametrize(("shape", "make"), SMALL.values(), ids=SMALL)
+
+
+def weights(module: nn.Module) -> dict[str, Tensor]:
+    return {name: p.detach() for name, p in module.named_parameters()}
+
+
+# Shapes and formulas
+
+
+@each
+def test_samples_in_outputs_out(shape: tuple[int, ...], make: Callable[[], nn.Module]) -> None:
+    network = initialise(make().double())
+    inputs = gaussian(4, *shape)
+    outputs = network(inputs)
+    assert outputs.shape == (4, 2) and outputs.isfinite().all()
+    one_by_one = torch.cat([network(row[None]) for row in inputs])
+    torch.testing.assert_close(outputs, one_by_one)
+
+
+@each
+def test_every_weight_moves_the_outputs(
+    shape: tuple[int, ...], make: Callable[[], nn.Module]
+) -> None:
+    network = initialise(make().double())
+    gradients = torch.autograd.grad(network(gaussian(6, *shape)).sum(), list(network.parameters()))
+    assert all(g.abs().max() > 0 for g in gradients)
+
+
+@each
+def test_derivatives_of_derivatives_are_there(
+    shape: tuple[int, ...], make: Callable[[], nn.Module]
+) -> None:
+    """An attack takes derivatives in the inputs of derivatives in the weights."""
+    network = initialise(make().double())
+
+    def steepness(inputs: Tensor) -> Tensor:
+        parameters = list(network.parameters())
+        slopes = torch.autograd.grad(network(inputs).sum(), parameters, create_graph=True)
+        return torch.stack([s.square().sum() for s in slopes]).sum()
+
+    inputs, direction = gaussian(3, *shape).requires_grad_(), gaussian(3, *shape, seed=1)
+    (gradient,) = torch.autograd.grad(steepness(inputs), inputs)
+    ahead, behind = (steepness(inputs + h * direction).item() for h in (1e-6, -1e-6))
+    assert (gradient * direction).sum().item() == pytest.approx((ahead - behind) / 2e-6, rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_elementwise_is_the_activation(name: str) -> None:
+    layer, z = Elementwise(name), gaussian(30)
+    assert layer.activation.name == name and name in repr(layer)
+    assert torch.equal(layer(z), layer.activation.value(z))
+    assert torch.equal(copy.deepcopy(layer)(z), layer(z))
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_two_layers_against_the_formula(name: str) -> None:
+    network = initialise(two_layer((3, 4), 20, 2, name).double())
+    assert [type(layer) for layer in network] == [nn.Flatten, nn.Linear, Elementwise, nn.Linear]
+    first, last = weights(network).values()
+    x = gaussian(5, 3, 4)
+    expected = Elementwise(name)(x.reshape(5, 12) @ first.T) @ last.T
+    torch.testing.assert_close(network(x), expected)
+
+
+def test_deeper_networks_against_the_formula() -> None:
+    network = initialise(mlp((6,), [20, 10], 2, bias=True).double())
+    with torch.no_grad():
+        for name, parameter in network.named_parameters():
+            if name.endswith("bias"):
+                parameter.copy_(gaussian(*parameter.shape))
+    v, a, w, b, u, c = weights(network).values()
+    x = gaussian(5, 6)
+    expected = torch.relu(torch.relu(x @ v.T + a) @ w.T + b) @ u.T + c
+    torch.testing.assert_close(network(x), expected)
+
+
+def test_the_residual_network_is_the_published_one() -> None:
+    network = resnet((3, 32, 32), 5)
+    shapes = {name: tuple(p.shape) for name, p in network.named_parameters()}
+    assert list(shapes.values()) == [(5, 3, 28, 28), *[(5, 5, 3, 3)] * 8, (1, 49 * 5)]
+    assert network[0](torch.zeros(1, 3, 32, 32)).shape == (1, 5, 7, 7)
+
+
+@pytest.mark.parametrize("side", [5, 8, 28, 32])
+def test_maps_are_seven_by_seven_on_images_of_any_size(side: int) -> None:
+    assert resnet((side, side), 2, blocks=1)[-1].in_features == 49 * 2
+
+
+def test_a_residual_block_against_the_formula() -> None:
+    block, z = Residual(3).double(), gaussian(2, 3, 7, 7)
+    first, second = weights(block).values()
+
+    def conv(maps: Tensor, kernel: Tensor) -> Tensor:
+        return nn.functional.conv2d(maps, kernel, padding=1)
+
+    expected = torch.relu(z + conv(torch.relu(conv(z, first)), second))
+    torch.testing.assert_close(block(z), expected)
+
+
+def test_attention_against_torch() -> None:
+    block = initialise(Block(12, 3).double())
+    oracle = nn.MultiheadAttention(12, 3, batch_first=True, dtype=torch.float64)
+    assert oracle.in_proj_weight is not None
+    with torch.no_grad():
+        oracle.in_proj_weight.copy_(block.query_key_value.weight)
+        oracle.out_proj.weight.copy_(block.mix.weight)
+    z = gaussian(2, 5, 12)
+    torch.testing.assert_close(block._attention(z), oracle(z, z, z)[0])
+    normed = block.norm_attention(z)
+    after = z + oracle(normed, normed, normed)[0]
+    expected = after + block.layers(block.norm_layers(after))
+    torch.testing.assert_close(block(z), expected)
+
+
+def test_a_transformer_knows_where_a_patch_is() -> None:
+    network, x = initialise(vit((4, 4), 2, 8, 1, 2).double()), gaussian(1, 4, 4)
+    swapped = torch.cat([x[:, 2:], x[:, :2]], 1)
+    assert (network(x) - network(swapped)).abs() > 1e-4
+    with torch.no_grad():
+        network[2].positions.zero_()
+    torch.testing.assert_close(network(x), network(swapped))
+
+
+# Weights at the start
+
+
+@pytest.mark.parametrize(
+    ("network", "deviations"),
+    [
+        (two_layer((400,), 300, 40), [400**-0.5, 300**-0.5]),
+        (resnet((3, 32, 32), 48, 10, blocks=1), [3072**-0.5, 432**-0.5, 432**-0.5, 2352**-0.5]),
+        (
+            vit((3, 16, 16), 4, 64, 1, 4, 40),
+            [48**-0.5, 0.02, 1 / 8, 1 / 8, 1 / 8, 1 / 16, 1 / 8],
+        ),
+    ],
+    ids=["two_layer", "resnet", "vit"],
+)
+def test_weights_are_normal_and_scaled_by_the_fan_in(
+    network: nn.Module, deviations: list[float]
+) -> None:
+    initialise(network.double(), 3)
+    matrices = [p for p in weights(network).values() if p.ndim > 1]
+    assert len(matrices) == len(deviations)
+    for weight, deviation in zip(matrices, deviations, strict=True):
+        error = 1 / math.sqrt(weight.numel())
+        assert abs(weight.mean() / deviation) < 5 * error
+        assert abs(weight.std() / deviation - 1) < 5 * error
+        kurtosis = (weight / deviation).pow(4).mean()
+        assert abs(kurtosis - 3) < 50 * error
+
+
+def test_biases_are_zero_and_norms_the_identity() -> None:
+    network = vit((8, 8), 4, 8, 2, 2)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.fill_(7)
+    initialise(network)
+    for name, parameter in network.named_parameters():
+        if name.endswith("bias"):
+            assert (parameter == 0).all(), name
+        elif parameter.ndim == 1:
+            assert (parameter == 1).all(), name
+        else:
+            assert parameter.std() < 1, name
+
+
+@each
+def test_a_seed_is_the_same_network_in_any_precision(
+    shape: tuple[int, ...], make: Callable[[], nn.Module]
+) -> None:
+    torch.manual_seed(0)
+    exact, again = initialise(make().double(), 5), initialise(make().double(), 5)
+    rounded, other = initialise(make(), 5), initialise(make().double(), 6)
+    for name, weight in weights(exact).items():
+        assert torch.equal(weight, weights(again)[name])
+        assert torch.equal(weight.float(), weights(rounded)[name])
+        if weight.ndim > 1:
+            assert not torch.equal(weight, weights(other)[name])
+
+
+def test_no_two_weights_share_their_numbers() -> None:
+    first, last = weights(initialise(mlp((6,), [6], 6))).values()
+    assert not torch.equal(first, last)
+
+
+def test_the_generator_of_everyone_is_left_alone() -> None:
+    network = two_layer((5,), 4)
+    before = torch.get_rng_state()
+    initialise(network, 1)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_large_tensors_are_drawn_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(architectures, "LARGE", 1000)
+    monkeypatch.setattr(architectures, "BLOCK", 448)
+    exact, rounded = (initialise(two_layer((50,), 100).to(t)) for t in (torch.float64, torch.float))
+    generator = torch.Generator().manual_seed(0)
+    counts = [448] * 11 + [72]
+    drawn = torch.cat([torch.randn(count, generator=generator) for count in counts])
+    expected = drawn.mul(50**-0.5).reshape(100, 50)
+    assert torch.equal(weights(rounded)["1.weight"], expected)
+    assert torch.equal(weights(exact)["1.weight"], expected.double())
+    assert weights(exact)["3.weight"].std() < 0.2
+
+
+def test_shared_weights_are_drawn_once() -> None:
+    network = mlp((6,), [6, 6])
+    network[3].weight = network[1].weight
+    tied = initialise(network)
+    plain = initialise(nn.Sequential(nn.Linear(6, 6, False), nn.Linear(6, 1, False)))
+    assert torch.equal(tied[1].weight, plain[0].weight)
+    assert torch.equal(tied[5].weight, plain[1].weight)
+
+
+def test_a_layer_without_a_known_distribution_is_named() -> None:
+    network = nn.Sequential(nn.Linear(3, 3), nn.PReLU())
+    with pytest.raises(InputError, match=r"'1\.weight' of a PReLU"):
+        initialise(network)
+
+
+@pytest.mark.parametrize("seed", [-1, 1.5, "a", True, 2**64])
+def test_seeds_that_are_none(seed: Any) -> None:
+    with pytest.raises(InputError, match="seed"):
+        initialise(two_layer((3,), 3), seed)
+
+
+# Cards
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "shape"),
+    [
+        ("two_layer", {"shape": [3, 4], "width": 7, "activation": "erf", "bias": True}, (3, 4)),
+        ("mlp", {"shape": [4], "widths": [5, 6], "outputs": 1}, (4,)),
+        ("resnet", {"shape": [8, 8], "width": 2, "kernel": None, "blocks": 1}, (8, 8)),
+        ("vit", {"shape": [3, 8, 8], "dim": 8, "heads": 2}, (3, 8, 8)),
+    ],
+)
+def test_a_card_makes_the_network(
+    name: str, arguments: dict[str, Any], shape: tuple[int, ...]
+) -> None:
+    network = build(name, arguments)
+    assert network(torch.zeros(2, *shape)).shape == (2, 1)
+    direct = ARCHITECTURES[name](**arguments)
+    assert {n: p.shape for n, p in network.named_parameters()} == {
+        n: p.shape for n, p in direct.named_parameters()
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "words"),
+    [
+        ("lstm", {}, ["lstm", "two_layer", "vit"]),
+        (3, {}, ["3", "two_layer"]),
+        ("mlp", [1, 2], ["mlp", "mapping"]),
+        ("two_layer", {"shape": [4]}, ["two_layer", "width"]),
+        ("two_layer", {"width": 4}, ["two_layer", "shape"]),
+        ("two_layer", {"shape": [4], "width": 4, "depth": 2}, ["depth", "activation"]),
+        ("two_layer", {"shape": [4], "width": 0}, ["width", "0"]),
+        ("two_layer", {"shape": [4], "width": "4"}, ["width", "'4'"]),
+        ("two_layer", {"shape": [4], "width": 4.0}, ["width", "4.0"]),
+        ("two_layer", {"shape": [4], "width": True}, ["width", "True"]),
+        ("two_layer", {"shape": [4], "width": 4, "outputs": -1}, ["outputs", "-1"]),
+        ("two_layer", {"shape": [4], "width": 4, "bias": 1}, ["bias", "1"]),
+        ("two_layer", {"shape": [4], "width": 4, "activation": "swish"}, ["swish", "relu"]),
+        ("two_layer", {"shape": [4], "width": 4, "activation": 3}, ["activation", "3"]),
+        ("two_layer", {"shape": [], "width": 4}, ["shape", "[]"]),
+        ("two_layer", {"shape": 4, "width": 4}, ["shape", "4"]),
+        ("two_layer", {"shape": [4, 0], "width": 4}, ["shape", "0"]),
+        ("two_layer", {"shape": [2**40], "width": 2**40}, ["two_layer", "large"]),
+        ("mlp", {"shape": [4], "widths": []}, ["widths", "[]"]),
+        ("mlp", {"shape": [4], "widths": [3, None]}, ["widths", "None"]),
+        ("resnet", {"shape": [64], "width": 4}, ["shape", "[64]", "mlp"]),
+        ("resnet", {"shape": [1, 3, 8, 8], "width": 4}, ["shape", "[1, 3, 8, 8]"]),
+        ("resnet", {"shape": [4, 4], "width": 4}, ["kernel", "4×4"]),
+        ("resnet", {"shape": [8, 8], "width": 4, "kernel": 11}, ["kernel", "11", "10"]),
+        ("resnet", {"shape": [8, 8], "width": 4, "kernel": 0}, ["kernel", "0"]),
+        ("resnet", {"shape": [8, 8], "width": 4, "blocks": 0}, ["blocks", "0"]),
+        ("vit", {"shape": [8, 8], "patch": 3}, ["patch", "3×3", "8×8"]),
+        ("vit", {"shape": [8, 8], "dim": 10, "heads": 4}, ["heads", "10", "4"]),
+        ("vit", {"shape": [64]}, ["shape", "[64]"]),
+        ("vit", {"shape": [8, 8], "depth": 0}, ["depth", "0"]),
+    ],
+    ids=str,
+)
+def test_cards_that_describe_no_network(name: Any, arguments: Any, words: list[str]) -> None:
+    with pytest.raises(InputError) as caught:
+        build(name, arguments)
+    assert all(word in str(caught.value) for word in words), caught.value

@@ -1,0 +1,160 @@
+"""Factories: the user's own code, found, called and judged."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from exhume.errors import InputError
+from exhume.models.factory import load_factory
+
+CODE = """
+from __future__ import annotations
+import sys
+from dataclasses import dataclass
+import torch
+from torch import nn
+{extra}
+
+@dataclass
+class Config:
+    width: int = 3
+
+class Net(nn.Sequential):
+    def __init__(self, width: int = 3) -> None:
+        super().__init__(nn.Linear(2, width))
+
+def make(width=3, *, seed=None):
+    if seed is not None:
+        torch.manual_seed(seed)
+    return Net(Config(width).width)
+
+def needs(width): return Net(width)
+def fails(): raise RuntimeError("no weights\\nhere")
+def leaves(): sys.exit(3)
+def other(): return [Net()]
+def _hidden(): return Net()
+ready = Net(7)
+number = 3
+"""
+
+
+@pytest.fixture(autouse=True)
+def clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A folder of its own, and no module left behind."""
+    monkeypatch.chdir(tmp_path)
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if name.startswith(("my_", "exhume_factory_")):
+            del sys.modules[name]
+
+
+def write(path: str, extra: str = "") -> str:
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_text(CODE.format(extra=extra))
+    return path
+
+
+def width(model: nn.Module) -> int:
+    return next(model.parameters()).shape[0]
+
+
+def test_files_and_modules_with_and_without_arguments() -> None:
+    write("folder/model.py")
+    write("my_package/inner.py")
+    Path("my_package/__init__.py").touch()
+    for where in ("folder/model.py", str(Path("folder/model.py").resolve()), "my_package.inner"):
+        assert width(load_factory(f"{where}:make")) == 3
+        assert width(load_factory(f"{where}:make", {"width": 5})) == 5
+        assert width(load_factory(f"{where}:Net", {"width": 6})) == 6
+        assert width(load_factory(f"{where}:needs", {"width": 4})) == 4
+        assert width(load_factory(f"{where}:ready")) == 7
+    write("my_model.py")
+    assert width(load_factory("my_model:make")) == 3
+    assert width(load_factory("my_model.py:make")) == 3
+
+
+def test_a_file_may_import_its_neighbours() -> None:
+    write("folder/my_neighbour.py")
+    write("folder/model.py", "from my_neighbour import Net as Other")
+    assert width(load_factory("folder/model.py:Other")) == 3
+
+
+def test_nothing_is_left_behind() -> None:
+    write("model.py", "sys.path.insert(0, 'mine'); torch.manual_seed(4)")
+    path, state = list(sys.path), torch.get_rng_state()
+    load_factory("model.py:make", {"seed": 1})
+    load_factory("torch.nn:Linear", {"in_features": 2, "out_features": 2})
+    with pytest.raises(InputError):
+        load_factory("model.py:fails")
+    assert sys.path == path
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_file_that_changed_is_read_again() -> None:
+    write("model.py")
+    assert width(load_factory("model.py:ready")) == 7
+    Path("model.py").write_text("from torch import nn\nready = nn.Linear(2, 11)\n")
+    assert width(load_factory("model.py:ready")) == 11
+
+
+@pytest.mark.parametrize("spec", ["", "model", "model.py", ":make", "model:", "model:a.b", " :x"])
+def test_malformed_names_are_refused(spec: str) -> None:
+    with pytest.raises(InputError, match=r"expected package.module:factory or path/to/file.py"):
+        load_factory(spec)
+
+
+@pytest.mark.parametrize(
+    ("spec", "sentence"),
+    [
+        ("my_gone:make", "no module 'my_gone', neither installed nor in this folder"),
+        ("my_gone.inner:make", "no module 'my_gone'"),
+        ("torch.my_gone:make", "no module 'torch.my_gone'"),
+        ("gone.py:make", r"gone\.py: no such file"),
+        ("./gone:make", "gone: no such file"),
+        ("model.txt/x:make", "no such file"),
+        ("./plain:make", "expected a name in .py"),
+        ("..model:make", "cannot be imported"),
+        ("model.py:gone", "no 'gone' there; it offers Config, Net, make, needs, fails"),
+        ("my_empty.py:gone", "it offers no function or class"),
+        (
+            "my_broken.py:make",
+            r"cannot be imported; ModuleNotFoundError: No module named 'my_lost'",
+        ),
+        ("my_broken:make", r"cannot be imported; ModuleNotFoundError: No module named 'my_lost'"),
+        ("my_syntax:make", "cannot be imported; SyntaxError"),
+        ("my_syntax.py:make", "cannot be imported; SyntaxError"),
+        ("my_exit:make", "cannot be imported; SystemExit: 2"),
+        ("my_exit.py:make", "cannot be imported; SystemExit: 2"),
+        ("model.py:number", "is a int; expected a function or class"),
+        ("model.py:needs", r"missing a required argument: 'width'; it takes \(width\), and was"),
+        ("model.py:fails", "fails with arguments {}; RuntimeError: no weights"),
+        ("model.py:leaves", "fails with arguments {}; SystemExit: 3"),
+        ("model.py:other", "returned a list; expected a torch.nn.Module"),
+        ("model.py:Config", "returned a Config; expected a torch.nn.Module"),
+    ],
+)
+def test_factories_that_make_no_model_are_refused(spec: str, sentence: str) -> None:
+    write("model.py")
+    write("my_broken.py", "import my_lost")
+    Path("my_empty.py").touch()
+    Path("plain").touch()
+    Path("my_syntax.py").write_text("def make(:\n")
+    Path("my_exit.py").write_text("raise SystemExit(2)\n")
+    with pytest.raises(InputError, match=sentence) as caught:
+        load_factory(spec)
+    assert repr(spec) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert "exhume_factory_my_broken" not in sys.modules
+
+
+def test_arguments_that_do_not_fit_are_refused() -> None:
+    write("model.py")
+    with pytest.raises(InputError, match="unexpected keyword argument 'depth'"):
+        load_factory("model.py:make", {"depth": 2})
+    with pytest.raises(InputError, match="is a model already"):
+        load_factory("model.py:ready", {"width": 2})

@@ -1,0 +1,288 @@
+"""From two sets of weights to a problem, and the equation that the whole attack rests on."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from exhume import victims
+from exhume.data import Data
+from exhume.equation.domain import Box, Sphere
+from exhume.equation.objective import evaluate, gradient
+from exhume.equation.problem import Pixels
+from exhume.errors import InputError
+from exhume.features.gradient import ParameterGradients
+from exhume.features.last_layer import LastLayer
+from exhume.features.random import RandomFeatures
+from exhume.models.formulation import DRIFT, POINTS, features_at, first_layer, network_problem
+from nets import SIZES, Net, make
+from problems import gaussian, on_sphere
+
+fast = settings(max_examples=10, deadline=None)
+
+
+# Target
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_the_target_is_the_change_of_the_last_weight_transposed(name: str) -> None:
+    net = make(name, outputs=3)
+    head = f"{len(net.plain) - 1}.weight"
+    problem = net.problem("last")
+    assert torch.equal(problem.target, (net.trained[head] - net.initial[head]).T)
+    assert problem.target.is_contiguous()
+    assert problem.features.width == net.trained[head].shape[1]
+    assert problem.shape == net.network.shape
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_the_target_of_a_block_is_one_column_in_the_order_of_the_model(name: str) -> None:
+    net = make(name)
+    names = [key for key, _ in net.plain.named_parameters()]
+    change = torch.cat([(net.trained[key] - net.initial[key]).flatten() for key in names])
+    problem = net.problem("all")
+    assert torch.equal(problem.target, change[:, None])
+    picked = ",".join(reversed(names[:2]))  # however the user orders them
+    part = torch.cat([(net.trained[key] - net.initial[key]).flatten() for key in names[:2]])
+    assert torch.equal(net.problem(picked).target, part[:, None])
+    assert net.problem(picked).features.width == len(part)
+
+
+@pytest.mark.parametrize("parameters", ["last", "all", "first"])
+def test_the_resolution_is_what_rounding_leaves(parameters: str) -> None:
+    """A change that is a sum of features, added to the weights, which are then rounded."""
+    net = make("mlp", step=1e-3)
+    x = on_sphere(2, 4)
+    exact = net.problem(parameters, "initial")
+    here = exact.features.linearize(x)
+    rows = len(here.gram())
+    change = here.combine(gaussian(rows, exact.target.shape[1])) * 1e-3
+    names = [key for key, _ in net.plain.named_parameters()]
+    block = {"last": ["5.weight"], "all": names, "first": names[:2]}[parameters]
+    pieces = change.T if parameters == "last" else change[:, 0]
+    sizes = [net.initial[key].numel() for key in block]
+    parts = torch.split(pieces.flatten(), sizes)
+    moved = {
+        key: net.initial[key] + part.view_as(net.initial[key])
+        for key, part in zip(block, parts, strict=True)
+    }
+    initial = {key: w.float() for key, w in net.initial.items()}
+    trained = {key: w.float() for key, w in {**net.initial, **moved}.items()}
+    rounded = network_problem(net.network, initial, trained, parameters, "initial")
+    left = evaluate(rounded.to("cpu", torch.float64), x).value
+    assert rounded.resolution / 30 < left < rounded.resolution * 30
+    assert exact.resolution < 1e-16 * rounded.resolution * 30
+
+
+# Points
+
+
+@pytest.mark.parametrize("parameters", ["last", "all"])
+@pytest.mark.parametrize("point", POINTS)
+def test_features_are_taken_where_the_user_says(point: str, parameters: str) -> None:
+    net = make("mlp", step=0.5)
+    features = net.problem(parameters, point).features
+    kind = LastLayer if parameters == "last" else ParameterGradients
+    assert isinstance(features, kind)
+    expected = net.points(point)
+    assert len(features.points) == len(expected)
+    for weights, by_hand in zip(features.points, expected, strict=True):
+        for key, w in by_hand.items():
+            torch.testing.assert_close(weights[key], w, rtol=1e-15, atol=1e-15)
+
+
+def test_names_say_what_and_where() -> None:
+    net = make("mlp")
+    assert net.problem("last", "both").features.name == (
+        "last layer, features at the initial and the final weights"
+    )
+    assert "gradients of first parameters at the midpoint" in net.problem("first").features.name
+    assert "the final weights, tanh" in make("two_layer").problem("last", "final").features.name
+
+
+def test_a_point_at_which_nothing_is_known_is_refused() -> None:
+    with pytest.raises(InputError, match="point: expected one of initial, final, midpoint, both"):
+        make("mlp").problem("last", "middle")
+
+
+@fast
+@given(
+    st.sampled_from(["two_layer", "mlp"]),
+    st.sampled_from(["last", "first", "all"]),
+    st.integers(0, 1000),
+)
+def test_swapped_weights_negate_the_target_and_leave_the_residual(
+    name: str, parameters: str, seed: int
+) -> None:
+    net = make(name, seed=seed, step=0.5)
+    swapped = Net(net.network, net.trained, net.initial, net.plain)
+    x = on_sphere(2, 4, seed)
+    for point, same in (("midpoint", True), ("both", True), ("final", False)):
+        one, other = net.problem(parameters, point), swapped.problem(parameters, point)
+        assert torch.equal(other.target, -one.target)
+        values = evaluate(one, x), evaluate(other, x)
+        assert (values[1].value == pytest.approx(values[0].value, rel=1e-6)) == same
+        if same:
+            torch.testing.assert_close(
+                gradient(other, values[1]), gradient(one, values[0]), rtol=1e-5, atol=1e-9
+            )
+
+
+# What cannot be posed
+
+
+def test_a_block_that_did_not_change_is_refused() -> None:
+    net = make("mlp")
+    frozen = {**net.trained, "1.weight": net.initial["1.weight"], "1.bias": net.initial["1.bias"]}
+    still = replace(net, trained=frozen)
+    with pytest.raises(InputError, match=r"'first' \(1.weight, 1.bias\) did not change"):
+        still.problem("first")
+    left = still.problem("all")  # what was frozen has gradients, but no trace of them
+    assert torch.equal(left.target, net.problem("3.*,5.*").target)
+    assert left.features.width == len(left.target)
+    assert still.problem("last").first_layer is None
+    headless = replace(net, trained={**net.trained, "5.weight": net.initial["5.weight"]})
+    with pytest.raises(InputError, match="did not change in training"):
+        headless.problem("last")  # though the bias of that layer did
+
+
+def test_a_block_of_nothing_is_refused() -> None:
+    with pytest.raises(InputError, match=r"'7\.\*' names none of the model's: 1.weight"):
+        make("mlp").problem("7.*")
+
+
+# What else is told
+
+
+def test_domain_display_and_knowledge_are_handed_on() -> None:
+    net = make("mlp")
+    arguments = (net.network, net.initial, net.trained)
+    plain = network_problem(*arguments)
+    assert isinstance(plain.domain, Sphere)
+    assert plain.drift == DRIFT
+    assert plain.display is None
+    box, pixels = Box(-1, 1), Pixels(0.5, 2.0)
+    told = network_problem(*arguments, domain=box, display=pixels, knows=("the range",))
+    assert told.domain is box
+    assert told.display == pixels
+    assert set(told.threat_model.knows) > set(plain.threat_model.knows)
+    assert "the range" in told.threat_model.knows
+    assert "the initial weights" in plain.threat_model.knows
+    assert any("lazy" in phrase for phrase in plain.threat_model.assumes)
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_the_first_layer_is_handed_on_where_it_tells_of_the_samples(name: str) -> None:
+    net = make(name)
+    layer = net.problem("last").first_layer
+    assert (layer is None) == (name in ("resnet", "vit"))
+    if layer is not None:
+        assert layer.initial is net.initial["1.weight"]
+        assert layer.trained is net.trained["1.weight"]
+    assert first_layer(net.network, net.initial, net.initial) is None
+
+
+def test_one_hidden_layer_takes_the_fast_path_and_two_points_do_not() -> None:
+    net = make("two_layer")
+    for point in ("initial", "final", "midpoint"):
+        features = features_at(net.network, net.initial, net.trained, "last", point)
+        assert isinstance(features, RandomFeatures)
+        (weights,) = net.points(point)
+        spread = weights["1.weight"].square().mean().sqrt().item()
+        assert features.spread == pytest.approx(spread, rel=1e-12)
+    assert isinstance(net.problem("last", "both").features, LastLayer)
+    assert isinstance(net.problem("3.weight", "final").features, ParameterGradients)
+
+
+def test_a_victim_poses_what_its_model_poses() -> None:
+    known = Data(on_sphere(3, 6), gaussian(3, 1, seed=1), (6,), "made here")
+    victim = victims.two_layer(known, width=30, until=1e-4)
+    for parameters, point in (("last", "midpoint"), ("all", "both"), ("first", "final")):
+        posed = victim.posed(parameters, point)
+        assert victim.model is not None
+        by_hand = network_problem(
+            victim.model.network, victim.initial, victim.trained, parameters, point
+        )
+        assert torch.equal(posed.target, by_hand.target)
+        value = evaluate(by_hand, known.inputs).value
+        assert evaluate(posed, known.inputs).value == pytest.approx(value, rel=1e-9)
+
+
+# The equation Δθ = Σ A ∇f
+
+
+def slope(loss: str, outputs: Tensor, labels: Tensor) -> Tensor:
+    """∂L/∂f (n, c), by autograd on torch's own losses."""
+    f = outputs.detach().requires_grad_()
+    if loss == "squared":
+        value = nn.functional.mse_loss(f, labels)
+    elif loss == "logistic":
+        value = nn.functional.binary_cross_entropy_with_logits(f, (labels > 0).to(f))
+    else:
+        value = nn.functional.cross_entropy(f, labels.argmax(1))
+    return torch.autograd.grad(value, f)[0]
+
+
+def trained_by_hand(
+    name: str, loss: str, rate: float, x: Tensor, labels: Tensor, steps: int = 4
+) -> tuple[Net, Tensor]:
+    """A network after a few steps of descent, and A = −rate · Σ_t ∂L/∂f, (n, c)."""
+    net = make(name, outputs=labels.shape[1])
+    net.plain.load_state_dict(net.initial)
+    coefficients = torch.zeros_like(labels)
+    parameters = list(net.plain.parameters())
+    for _ in range(steps):
+        outputs = net.plain(x.reshape(len(x), *net.network.shape))
+        back = slope(loss, outputs, labels)
+        gradients = torch.autograd.grad(outputs, parameters, back)
+        with torch.no_grad():
+            for parameter, change in zip(parameters, gradients, strict=True):
+                parameter -= rate * change
+        coefficients -= rate * back
+    trained = {key: w.detach().clone() for key, w in net.plain.state_dict().items()}
+    return Net(net.network, net.initial, trained, net.plain), coefficients
+
+
+@pytest.mark.parametrize("loss", ["squared", "logistic", "cross_entropy"])
+@pytest.mark.parametrize("parameters", ["last", "first", "all", "*.bias"])
+@pytest.mark.parametrize("name", ["two_layer", "mlp", "vit"])
+def test_the_change_is_a_sum_of_gradients_to_second_order_in_the_step(
+    name: str, parameters: str, loss: str
+) -> None:
+    """|Δθ − Σ A ∇f| falls by four when the step is halved, and Δθ itself by two."""
+    x = on_sphere(3, make(name).network.dim)
+    labels = gaussian(3, 2, seed=1)
+    errors: dict[str, list[float]] = {point: [] for point in POINTS}
+    sizes, values = [], []
+    for rate in (2e-3, 1e-3):
+        net, coefficients = trained_by_hand(name, loss, rate, x, labels)
+        for point in POINTS:
+            problem = net.problem(parameters, point)
+            a = coefficients if parameters == "last" else coefficients.reshape(-1, 1)
+            if point == "both":  # half of it at either end
+                rows = 3 if parameters == "last" else 6
+                halves = a.reshape(3, 1, rows // 3, -1).expand(3, 2, rows // 3, -1) / 2
+                a = halves.reshape(2 * rows, -1)
+            combined = problem.features.linearize(x).combine(a)
+            errors[point].append((problem.target - combined).norm().item())
+        sizes.append(problem.target.norm().item())
+        values.append(evaluate(net.problem(parameters), x).value)
+    assert sizes[0] / sizes[1] == pytest.approx(2, rel=0.1)
+    for point in POINTS:
+        assert errors[point][1] < 0.05 * sizes[1]
+        assert errors[point][0] / errors[point][1] == pytest.approx(4, rel=0.1)
+    assert errors["midpoint"][1] < min(errors["initial"][1], errors["final"][1]) / 2
+    assert values[1] <= (errors["midpoint"][1] / sizes[1]) ** 2 * (1 + 1e-6)
+
+
+def test_other_samples_do_not_explain_the_change() -> None:
+    """So the test above is not passed by features that explain anything."""
+    x, labels = on_sphere(3, 4), gaussian(3, 2, seed=1)
+    net, _ = trained_by_hand("two_layer", "squared", 1e-3, x, labels)
+    for parameters in ("last", "first", "all"):
+        problem = net.problem(parameters)
+        assert evaluate(problem, x).value < 1e-5
+        assert evaluate(problem, on_sphere(3, 4, seed=9)).value > 1e-2

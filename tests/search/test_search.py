@@ -1,0 +1,320 @@
+"""Search: dropping, merging, new starts and signs, each against brute force or a known answer."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from exhume.equation.objective import evaluate
+from exhume.features.random import RandomFeatures
+from exhume.search import spectral
+from exhume.search.merge import merged
+from exhume.search.prune import dropping, greedy_order, without
+from exhume.search.reseed import reseed
+from exhume.search.signs import unflipped
+from exhume.search.spectral import spectral_starts
+from nets import make
+from problems import (
+    case,
+    cosines,
+    dense_complement,
+    gaussian,
+    make_features,
+    make_problem,
+    on_sphere,
+    with_hidden_flips,
+)
+
+fast = settings(max_examples=25, deadline=None)
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+# Dropping
+
+
+def unexplained(phi: Tensor, target: Tensor) -> float:
+    if len(phi) == 0:
+        return target.square().sum().item()
+    return (dense_complement(phi) @ target).square().sum().item()
+
+
+def dropped_by_trying_all(phi: Tensor, target: Tensor) -> tuple[list[int], list[float]]:
+    left, order, costs = list(range(len(phi))), [], []
+    start = unexplained(phi, target)
+    while left:
+        tries = {i: unexplained(phi[[j for j in left if j != i]], target) for i in left}
+        best = min(tries, key=tries.__getitem__)
+        left.remove(best)
+        order.append(best)
+        costs.append(tries[best] - start)
+    return order, costs
+
+
+@fast
+@given(st.integers(1, 6), st.integers(1, 3), st.integers(0, 2**31))
+def test_greedy_order_against_trying_all(n: int, m: int, seed: int) -> None:
+    phi, target = gaussian(n, 12, seed=seed), gaussian(12, m, seed=seed + 1)
+    order, costs = greedy_order(phi @ phi.T, phi @ target)
+    expected_order, expected_costs = dropped_by_trying_all(phi, target)
+    assert order.tolist() == expected_order
+    torch.testing.assert_close(costs, torch.tensor(expected_costs).double(), rtol=1e-5, atol=1e-7)
+
+
+def dropped_in_groups_by_trying_all(
+    phi: Tensor, target: Tensor, rows: int
+) -> tuple[list[int], list[float]]:
+    """The same with so many rows a candidate, all of which go at once."""
+
+    def left_without(kept: list[int]) -> float:
+        picked = [i * rows + j for i in kept for j in range(rows)]
+        return unexplained(phi[picked], target)
+
+    left, order, costs = list(range(len(phi) // rows)), [], []
+    start = left_without(left)
+    while left:
+        tries = {i: left_without([j for j in left if j != i]) for i in left}
+        best = min(tries, key=tries.__getitem__)
+        left.remove(best)
+        order.append(best)
+        costs.append(tries[best] - start)
+    return order, costs
+
+
+@fast
+@given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 3), st.integers(0, 2**31))
+def test_greedy_order_with_several_rows_against_trying_all(
+    n: int, rows: int, m: int, seed: int
+) -> None:
+    phi, target = gaussian(n * rows, 25, seed=seed), gaussian(25, m, seed=seed + 1)
+    order, costs = greedy_order(phi @ phi.T, phi @ target, rows)
+    expected_order, expected_costs = dropped_in_groups_by_trying_all(phi, target, rows)
+    assert order.tolist() == expected_order
+    torch.testing.assert_close(costs, torch.tensor(expected_costs).double(), rtol=1e-5, atol=1e-7)
+
+
+def test_a_candidate_goes_with_all_its_rows_or_not_at_all() -> None:
+    """The cheapest row belongs to the dearest candidate."""
+    phi, size = torch.eye(4, 6, dtype=torch.float64), torch.tensor([0.1, 9.0, 1.0, 2.0]).double()
+    target = (phi.T @ size)[:, None]
+    order, costs = greedy_order(phi @ phi.T, phi @ target, rows=2)
+    assert order.tolist() == [1, 0]
+    torch.testing.assert_close(costs, torch.tensor([5.0, 86.01]).double())
+    by_row, _ = greedy_order(phi @ phi.T, phi @ target)
+    assert by_row[0] == 0
+
+
+@pytest.mark.parametrize(("parameters", "point"), [("last", "both"), ("all", "midpoint")])
+def test_dropping_in_a_network_costs_what_is_left_without(parameters: str, point: str) -> None:
+    problem = make("two_layer", width=40).problem(parameters, point)
+    x = on_sphere(4, 4)
+    here = evaluate(problem, x)
+    assert here.rows == 2
+    order, share = dropping(problem, here)
+    assert sorted(order.tolist()) == [0, 1, 2, 3]
+    for count in range(1, 4):
+        left = evaluate(problem, without(problem, here, count))
+        assert len(left.candidates) == 4 - count
+        assert left.value - here.value == pytest.approx(share[count - 1].item(), rel=1e-5)
+
+
+def test_of_duplicates_all_but_one_are_dropped_first() -> None:
+    phi, target = gaussian(4, 12), gaussian(12, 2, seed=1)
+    phi = phi[[0, 1, 2, 3, 1, 1, 2]]
+    order, costs = greedy_order(phi @ phi.T, phi @ target)
+    assert sorted([0, 1, 2, 3, 1, 1, 2][i] for i in order[:3]) == [1, 1, 2]
+    assert costs[2] < 1e-6 < 1e-3 < costs[3]
+    _, expected = dropped_by_trying_all(phi[:4], target)
+    torch.testing.assert_close(costs[3:], torch.tensor(expected).double(), rtol=1e-4, atol=1e-6)
+
+
+def test_dropping_is_in_shares_of_the_target_and_keeps_the_order() -> None:
+    truth = case(15, 4, 10)
+    x = torch.cat([on_sphere(1, 15, seed=9), truth.inputs])[[1, 0, 2, 3, 4]]
+    point = evaluate(truth.problem, x)
+    order, share = dropping(truth.problem, point)
+    assert order[0] == 1
+    assert share[0] < 1e-15
+    assert share[-1] == pytest.approx(1)
+    assert torch.equal(without(truth.problem, point, 1), truth.inputs)
+    for count in range(1, 5):
+        left = evaluate(truth.problem, without(truth.problem, point, count))
+        assert left.value == pytest.approx(share[count - 1].item(), rel=1e-6, abs=1e-15)
+
+
+# Merging
+
+
+def groups_by_walking(x: Tensor, cosine: float) -> list[list[int]]:
+    linked, groups, seen = cosines(x, x) > cosine, [], set[int]()
+    for start in range(len(x)):
+        if start in seen:
+            continue
+        group, todo = {start}, [start]
+        while todo:
+            row = linked[todo.pop()].nonzero().flatten().tolist()
+            todo += [j for j in row if j not in group]
+            group |= set(row)
+        seen |= group
+        groups.append(sorted(group))
+    return groups
+
+
+@fast
+@given(st.integers(1, 12), st.floats(0.3, 0.9), st.integers(0, 2**31))
+def test_merged_groups_against_walking_the_links(n: int, cosine: float, seed: int) -> None:
+    x, a = on_sphere(n, 3, seed), gaussian(n, 2, seed=seed + 1)
+    weights = a.norm(dim=1)
+    expected = torch.stack(
+        [weights[g] @ x[g] / weights[g].sum() for g in groups_by_walking(x, cosine)]
+    )
+    torch.testing.assert_close(merged(x, a, cosine), expected, rtol=1e-9, atol=1e-9)
+
+
+@fast
+@given(st.integers(2, 8), st.integers(1, 4), st.integers(1, 3), st.integers(0, 2**31))
+def test_a_mean_is_weighted_by_all_rows_of_a_candidate(
+    n: int, rows: int, m: int, seed: int
+) -> None:
+    """Coefficients of k rows and m outputs count as one long row each: `Point.shares`."""
+    x, a = on_sphere(n, 3, seed), gaussian(n * rows, m, seed=seed + 1)
+    weights = torch.stack([a[i * rows : (i + 1) * rows].square().sum().sqrt() for i in range(n)])
+    expected = torch.stack(
+        [weights[g] @ x[g] / weights[g].sum() for g in groups_by_walking(x, 0.6)]
+    )
+    found = merged(x, a.reshape(n, rows * m), 0.6)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_a_long_chain_is_one_group_and_opposites_are_two() -> None:
+    angles = torch.arange(17, dtype=torch.float64) * 0.1
+    chain = torch.stack([angles.cos(), angles.sin()], dim=1)
+    assert len(merged(chain, torch.ones(17, 1), 0.99)) == 1
+    assert len(merged(chain, torch.ones(17, 1), 0.999)) == 17
+    assert len(merged(torch.cat([chain[:1], -chain[:1]]), torch.ones(2, 1), 0.5)) == 2
+
+
+# New starts
+
+
+def test_the_residual_of_one_sample_points_at_it() -> None:
+    for seed in range(3):
+        truth = case(15, 1, 200, seed=seed)
+        found = spectral_starts(truth.problem, truth.problem.target, 1, generator())
+        assert cosines(found, truth.inputs).abs().item() > 0.95
+
+
+def test_a_missing_sample_is_seen_in_the_residual_of_several_outputs() -> None:
+    truth = case(15, 4, 60, outputs=3, even=True)
+    residual = evaluate(truth.problem, truth.inputs[:3]).residual
+    found = spectral_starts(truth.problem, residual, 1, generator())
+    assert cosines(found, truth.inputs).abs().argmax().item() == 3
+    assert cosines(found, truth.inputs[3:]).abs().item() > 0.9
+
+
+def test_subspace_iteration_finds_what_the_dense_matrix_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    truth = case(40, 2, 200, even=True)
+    dense = spectral_starts(truth.problem, truth.problem.target, 2, generator())
+    monkeypatch.setattr(spectral, "DENSE", 0)
+    iterated = spectral_starts(truth.problem, truth.problem.target, 2, generator())
+    assert cosines(dense, iterated).abs().diagonal().min() > 0.999
+    assert cosines(dense, truth.inputs).square().sum(0).min() > 0.9
+
+
+def test_starts_beyond_the_dimension_or_without_a_moment_are_random() -> None:
+    problem = make_problem(make_features(3, 50), gaussian(50, 1))
+    many = spectral_starts(problem, problem.target, 7, generator())
+    assert many.shape == (7, 3)
+    torch.testing.assert_close(many.norm(dim=1), torch.full((7,), 3.0).double().sqrt())
+    assert cosines(many[:3], many[:3]).fill_diagonal_(0).abs().max() < 1e-6
+
+    class NoMoment(RandomFeatures):
+        def moment(self, weights: Tensor, directions: Tensor) -> None:  # type: ignore[override]
+            return None
+
+    blind = make_problem(
+        NoMoment(problem.features.weights, problem.features.activation), problem.target
+    )
+    random = spectral_starts(blind, problem.target, 7, generator())
+    assert torch.equal(random, problem.domain.start(7, 3, generator()))
+    assert not torch.equal(random, spectral_starts(blind, problem.target, 7, generator(1)))
+
+
+def test_reseeding_keeps_what_matters_most_and_looks_where_the_rest_is_missing() -> None:
+    truth = case(15, 5, 60, "relu+tanh", even=True)
+    x = torch.cat([truth.inputs[:4], on_sphere(2, 15, seed=9)])[[4, 0, 1, 5, 2, 3]]
+    found = reseed(truth.problem, evaluate(truth.problem, x), 2, 7, generator())
+    assert found.shape == (7, 15)
+    assert torch.equal(found[:4], x[[1, 2, 4, 5]])
+    assert cosines(found[4:], truth.inputs[4:]).abs().max() > 0.9
+    torch.testing.assert_close(found.norm(dim=1), torch.full((7,), 15.0).double().sqrt())
+
+
+def test_reseeding_without_dropping_only_adds() -> None:
+    truth = case(15, 3, 60, even=True)
+    point = evaluate(truth.problem, truth.inputs[:2])
+    found = reseed(truth.problem, point, 0, 5, generator())
+    assert torch.equal(found[:2], truth.inputs[:2])
+    assert len(found) == 5
+    assert cosines(found[2:3], truth.inputs[2:]).abs().item() > 0.8
+
+
+def test_reseeding_the_only_candidate_starts_afresh() -> None:
+    truth = case(15, 1, 200)
+    found = reseed(truth.problem, evaluate(truth.problem, on_sphere(1, 15)), 1, 1, generator())
+    assert cosines(found, truth.inputs).abs().item() > 0.9
+
+
+def test_features_without_a_moment_start_afresh_from_no_candidate_at_all() -> None:
+    for parameters in ("last", "all"):
+        problem = make("mlp").problem(parameters)
+        point = evaluate(problem, on_sphere(2, 4))
+        found = reseed(problem, point, 2, 3, generator())
+        assert found.shape == (3, 4)
+        assert torch.equal(found, problem.domain.start(3, 4, generator()))
+
+
+# Signs
+
+
+def same_rows(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and torch.allclose(
+        torch.cdist(a, b).min(1).values, torch.zeros(len(a)).to(a), atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("mirrored", [[], [1]])
+@pytest.mark.parametrize("flipped", [[2, 4], [0, 3, 4, 5]])
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_flips_hidden_by_pairs_are_undone(
+    outputs: int, flipped: list[int], mirrored: list[int]
+) -> None:
+    truth = case(30, 6, 8, outputs=outputs, even=True)
+    candidates, coefficients = with_hidden_flips(
+        truth.inputs, truth.coefficients, flipped, mirrored
+    )
+    combined = truth.problem.features.linearize(candidates).combine(coefficients)
+    torch.testing.assert_close(combined, truth.problem.target)  # no residual tells the difference
+    found = unflipped(candidates, coefficients)
+    assert same_rows(found, truth.inputs)
+    assert not same_rows(candidates, truth.inputs)
+
+
+def test_without_a_pair_nothing_is_turned() -> None:
+    truth = case(12, 6, 8)
+    assert unflipped(truth.inputs, truth.coefficients) is truth.inputs
+
+
+def test_the_most_opposite_two_are_the_pair() -> None:
+    truth = case(12, 6, 8)
+    a = truth.coefficients.clone()
+    a[2], a[4] = 0.2, 1.0  # the sum of these two flips is nearly the second, so three are opposite
+    candidates, coefficients = with_hidden_flips(truth.inputs, a, [2, 4])
+    for seed in range(10):
+        order = torch.randperm(8, generator=generator(seed))
+        assert same_rows(unflipped(candidates[order], coefficients[order]), truth.inputs)

@@ -1,0 +1,351 @@
+"""Splitting against dense second derivatives and the losses themselves, in float64."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from exhume.equation.coefficients import least_squares
+from exhume.equation.domain import Box, Sphere
+from exhume.equation.objective import evaluate, gradient
+from exhume.errors import InputError
+from exhume.features.random import RandomFeatures
+from exhume.search import split
+from exhume.search.split import (
+    Eigenpairs,
+    chosen_adaptively,
+    chosen_as_published,
+    copied,
+    halves,
+    kept_to,
+    line_search,
+    shared,
+    smallest_eigenpairs,
+    splitting_product,
+    upper_epsilon,
+)
+from problems import case, dense_phi, dense_v, gaussian, make_features, make_problem, on_sphere
+
+
+def symmetric(n: int, d: int, seed: int) -> Tensor:
+    matrices = gaussian(n, d, d, seed=seed)
+    return (matrices + matrices.mT) / 2
+
+
+def times(matrices: Tensor) -> split.Product:
+    return lambda direction: (matrices @ direction[:, :, None])[:, :, 0]
+
+
+def columns(product: split.Product, n: int, d: int) -> Tensor:
+    """Every matrix, column by column, (n, d, d)."""
+    axes = torch.eye(d, dtype=torch.float64)
+    return torch.stack([product(axis.expand(n, d).contiguous()) for axis in axes], 2)
+
+
+def dense_splitting(
+    features: RandomFeatures, x: Tensor, coefficients: Tensor, residual: Tensor
+) -> Tensor:
+    """−2 Σ_c A_jc ∂²φ(x_j)ᵀR_c by autograd, (n, d, d)."""
+
+    def trace(row: Tensor, a: Tensor) -> Tensor:
+        return -2 * (dense_phi(features, row[None])[0] @ residual) @ a
+
+    return torch.stack(
+        [
+            torch.autograd.functional.hessian(lambda row, a=a: trace(row, a), row)
+            for row, a in zip(x, coefficients, strict=True)
+        ]
+    )
+
+
+@pytest.mark.parametrize("outputs", [1, 3])
+@pytest.mark.parametrize("name", ["tanh", "gelu", "softplus"])
+def test_the_splitting_matrix_is_the_second_derivative(name: str, outputs: int) -> None:
+    features = make_features(4, 30, name)
+    x, a, residual = gaussian(3, 4), gaussian(3, outputs, seed=1), gaussian(30, outputs, seed=2)
+    prior = gaussian(3, 4, seed=3).abs()
+    linearization = features.linearize(x)
+    found = columns(
+        lambda direction: splitting_product(linearization, residual, a, direction, prior, 0.5), 3, 4
+    )
+    expected = 0.5 * dense_splitting(features, x, a, residual) + torch.diag_embed(prior)
+    assert torch.allclose(found, expected, atol=1e-12)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(1, 4), st.integers(1, 9), st.integers(0, 99), st.sampled_from([1e-9, 1.0, 1e9]))
+@example(4, 4, 24, 1e-9)  # a vector shorter than 1e-12 on the way
+def test_eigenpairs_of_all_candidates_at_once(n: int, d: int, seed: int, size: float) -> None:
+    matrices = size * symmetric(n, d, seed)
+    found = smallest_eigenpairs(times(matrices), gaussian(n, d, seed=seed + 1), d)
+    values, vectors = torch.linalg.eigh(matrices)
+    assert torch.allclose(found.values, values[:, 0], rtol=1e-9, atol=1e-9 * size)
+    assert (found.bounds <= 1e-6 * size).all()
+    overlap = (found.vectors * vectors[:, :, 0]).sum(1).abs()
+    apart = values[:, min(1, d - 1)] - values[:, 0] > 1e-3 * size
+    assert torch.allclose(overlap[apart], torch.ones_like(overlap)[apart], atol=1e-6)
+
+
+def test_few_iterations_give_an_eigenvalue_within_the_bound() -> None:
+    matrices = symmetric(5, 60, 0)
+    exact = torch.linalg.eigvalsh(matrices)
+    loose = smallest_eigenpairs(times(matrices), gaussian(5, 60, seed=1), 8)
+    tight = smallest_eigenpairs(times(matrices), gaussian(5, 60, seed=1), 25)
+    for found in (loose, tight):
+        nearest = (exact - found.values[:, None]).abs().amin(1)
+        assert (nearest <= found.bounds * (1 + 1e-9)).all()
+        assert (found.values >= exact[:, 0] - 1e-12).all()
+    assert (tight.values - exact[:, 0] < 0.05).all() and (tight.bounds < loose.bounds).all()
+
+
+def test_matrices_whose_krylov_space_ends_early() -> None:
+    d = 6
+    u = torch.nn.functional.normalize(gaussian(1, d), dim=1)
+    zero, identity = torch.zeros(d, d, dtype=torch.float64), torch.eye(d, dtype=torch.float64)
+    matrices = torch.stack([zero, 3 * identity, u.T @ u, -2 * u.T @ u, identity - 5 * u.T @ u])
+    found = smallest_eigenpairs(times(matrices), gaussian(5, d, seed=1), d)
+    expected = torch.tensor([0.0, 3.0, 0.0, -2.0, -4.0], dtype=torch.float64)
+    assert torch.allclose(found.values, expected, atol=1e-12)
+    assert torch.allclose(found.vectors.norm(dim=1), torch.ones(5, dtype=torch.float64))
+    assert torch.allclose((found.vectors[3:] @ u.T).abs(), torch.ones(2, 1, dtype=torch.float64))
+
+
+def test_a_candidate_that_is_not_a_number_spoils_no_other() -> None:
+    matrices = symmetric(3, 5, 0)
+    whole = smallest_eigenpairs(times(matrices), gaussian(3, 5, seed=1), 5)
+    matrices[1] = torch.nan
+    found = smallest_eigenpairs(times(matrices), gaussian(3, 5, seed=1), 5)
+    assert found.values.isnan().tolist() == [False, True, False]
+    assert torch.allclose(found.values[[0, 2]], whole.values[[0, 2]])
+    assert 1 not in chosen_adaptively(found, 1.0, 0.0) and 1 not in chosen_as_published(
+        found.values, 3
+    )
+
+
+def test_eigenpairs_in_single_precision() -> None:
+    matrices = symmetric(4, 20, 0).float()
+    found = smallest_eigenpairs(times(matrices), gaussian(4, 20, seed=1).float(), 20)
+    exact = torch.linalg.eigvalsh(matrices.double())[:, 0]
+    assert found.vectors.dtype == torch.float32 and found.values.dtype == torch.float64
+    assert torch.allclose(found.values, exact, atol=1e-4) and (found.bounds < 1e-2).all()
+
+
+def test_memory_limits_the_iterations(monkeypatch: pytest.MonkeyPatch) -> None:
+    matrices, used = symmetric(2, 10, 0), 0
+
+    def product(direction: Tensor) -> Tensor:
+        nonlocal used
+        used += 1
+        return times(matrices)(direction)
+
+    monkeypatch.setattr(split, "free_memory", lambda device: 2 * 10 * 8 * 2 * 3.5)
+    smallest_eigenpairs(product, gaussian(2, 10), 10)
+    assert used == 3 + 1
+    monkeypatch.setattr(split, "free_memory", lambda device: 2 * 10 * 8 * 2 * 1.5)
+    with pytest.raises(InputError, match="2 candidates of 10 entries"):
+        smallest_eigenpairs(product, gaussian(2, 10), 10)
+
+
+def penalised(features: RandomFeatures, target: Tensor, x: Tensor, a: Tensor, w: Tensor) -> float:
+    """‖Δ − ΦᵀA‖² + Σ ω_j relu(|x| − 1)², densely."""
+    fit = (target - dense_phi(features, x).T @ a).square().sum()
+    return float(fit + (w[:, None] * torch.relu(x.abs() - 1).square()).sum())
+
+
+@pytest.mark.parametrize("name", ["tanh", "relu+tanh", "softplus"])
+def test_the_predicted_decrease_is_the_measured_one(name: str) -> None:
+    features = make_features(6, 80, name)
+    x, a, w = gaussian(5, 6), gaussian(5, 1, seed=1), torch.full((5,), 0.7, dtype=torch.float64)
+    target = gaussian(80, 1, seed=2)
+    linearization = features.linearize(x)
+    residual = target - linearization.combine(a)
+    prior = 2 * w[:, None] * (x.abs() > 1)
+    pairs = smallest_eigenpairs(
+        lambda direction: splitting_product(linearization, residual, a, direction, prior),
+        gaussian(5, 6, seed=3),
+        6,
+    )
+    chosen, epsilon = torch.tensor([0, 2, 3]), 3e-4
+    before = penalised(features, target, x, a, w)
+    assert penalised(
+        features,
+        target,
+        halves(x, chosen, pairs.vectors, 0.0),
+        shared(a, chosen),
+        shared(w, chosen),
+    ) == pytest.approx(before, rel=1e-14)
+    after = penalised(
+        features,
+        target,
+        halves(x, chosen, pairs.vectors, epsilon),
+        shared(a, chosen),
+        shared(w, chosen),
+    )
+    predicted = 0.5 * epsilon**2 * float(pairs.values[chosen].sum())
+    assert after - before == pytest.approx(predicted, rel=1e-3)
+
+
+def test_halves_on_a_sphere_feel_its_curvature() -> None:
+    features = make_features(5, 60, "tanh")
+    sphere, x = Sphere(1.3), Sphere(1.3).project(gaussian(4, 5))
+    a, target = gaussian(4, 1, seed=1), gaussian(60, 1, seed=2)
+    linearization = features.linearize(x)
+    residual = target - linearization.combine(a)
+    slope = -2 * linearization.pull(residual, a)
+    product = kept_to(sphere, x, slope, lambda d: splitting_product(linearization, residual, a, d))
+    start = sphere.tangent(x, gaussian(4, 5, seed=3))
+    pairs = smallest_eigenpairs(product, start, 4)
+    assert torch.allclose((pairs.vectors * x).sum(1), torch.zeros(4).double(), atol=1e-10)
+    matrices = columns(product, 4, 5)
+    assert torch.allclose(matrices, matrices.mT, atol=1e-10)
+    before, epsilon = (target - dense_phi(features, x).T @ a).square().sum(), 1e-3
+    for j in range(4):
+        chosen = torch.tensor([j])
+        moved = sphere.project(halves(x, chosen, pairs.vectors, epsilon))
+        fit = target - dense_phi(features, moved).T @ shared(a, chosen)
+        predicted = 0.5 * epsilon**2 * float(pairs.values[j])
+        assert float(fit.square().sum() - before) == pytest.approx(predicted, rel=2e-3)
+    flat = kept_to(Box(-9, 9), x, slope, lambda d: splitting_product(linearization, residual, a, d))
+    assert torch.allclose(
+        flat(start), splitting_product(linearization, residual, a, start), atol=1e-12
+    )
+
+
+def test_entries_held_at_a_bound_are_not_moved() -> None:
+    x, slope = torch.tensor([[1.0, 0.2]]).double(), torch.tensor([[-3.0, 1.0]]).double()
+    matrices = torch.tensor([[[-5.0, 1.0], [1.0, -1.0]]]).double()
+    product = kept_to(Box(0, 1), x, slope, times(matrices))
+    found = columns(product, 1, 2)[0]
+    assert found.tolist() == [[0.0, 0.0], [0.0, -1.0]]
+
+
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_coefficients_eliminated_afterwards_lower_the_residual_further(outputs: int) -> None:
+    known = case(6, 4, 6.0, "tanh", outputs=outputs)
+    problem = make_problem(known.problem.features, known.problem.target)  # type: ignore[arg-type]
+    features = known.problem.features
+    assert isinstance(features, RandomFeatures)
+    point = evaluate(problem, on_sphere(3, 6, seed=5))
+    size = float(problem.target.square().sum())
+    scale = 1 / size
+    pairs = smallest_eigenpairs(
+        lambda d: splitting_product(
+            point.linearization, point.residual, point.coefficients, d, scale=scale
+        ),
+        gaussian(3, 6, seed=1),
+        6,
+    )
+    chosen, epsilon = torch.tensor([int(pairs.values.argmin())]), 1e-3
+    moved = halves(point.candidates, chosen, pairs.vectors, epsilon)
+    kept = problem.target - dense_phi(features, moved).T @ shared(point.coefficients, chosen)
+    held = float(kept.square().sum()) / size
+    predicted = 0.5 * epsilon**2 * float(pairs.values[chosen])
+    assert held - point.value == pytest.approx(predicted, rel=2e-3)
+    refitted = evaluate(problem, moved).value
+    assert refitted < held
+    # At the old candidates the span has gained ∂φ[u], whatever ε is.
+    phi, v = dense_phi(features, point.candidates), dense_v(features)
+    slopes = features.activation.slope(point.candidates @ v.T)
+    turned = (slopes * (pairs.vectors @ v.T))[chosen]
+    span = torch.cat([phi, turned])
+    best, _ = least_squares(span @ span.T, span @ problem.target)
+    limit = float((problem.target - span.T @ best).square().sum()) / size
+    assert refitted == pytest.approx(limit, abs=1e-5) and limit < point.value - 1e-3
+    assert gradient(problem, point).abs().max() > 1e-6  # not stationary: finite with one output too
+
+
+def test_the_published_choice() -> None:
+    few = torch.tensor([-0.5, 0.1, 0.2, -1e-9, *[0.3] * 6]).double()
+    assert chosen_as_published(few, 10).tolist() == [0, 3]
+    many = torch.tensor([-0.5, -0.009, 0.2, -0.3, -0.2, 0.1]).double()
+    assert chosen_as_published(many, 10).tolist() == [0, 3, 4]  # −0.09 once scaled is too little
+    assert chosen_as_published(torch.tensor([-4.0, -3.0, -2.0, -1.0]), 1).tolist() == [0, 1]
+    assert chosen_as_published(-torch.arange(1.0, 401.0), 1).tolist() == list(range(250, 400))
+    tenth = torch.full((1000,), 0.1)
+    tenth[:100] = -1e-6
+    assert len(chosen_as_published(tenth, 1)) == 0  # a tenth is enough to ask for −0.1
+    tenth[0] = 0.1
+    assert chosen_as_published(tenth, 1).tolist() == list(range(1, 100))
+    assert chosen_as_published(torch.ones(3), 1).tolist() == []
+
+
+def pairs_of(values: list[float], bounds: list[float]) -> Eigenpairs:
+    n = len(values)
+    return Eigenpairs(
+        torch.tensor(values).double(), torch.zeros(n, 2).double(), torch.tensor(bounds).double()
+    )
+
+
+def test_the_adaptive_choice() -> None:
+    pairs = pairs_of([-2.0, -2.0, -2.0, 0.1], [0.0] * 4)
+    assert chosen_adaptively(pairs, 1.0, 0.0).tolist() == [0, 1, 2]
+    assert chosen_adaptively(pairs, 1.0, 0.99).tolist() == [0, 1, 2]  # ½·2 against 0.99
+    assert chosen_adaptively(pairs, 1.0, 1.01).tolist() == []
+    assert chosen_adaptively(pairs, 0.1, 0.0101).tolist() == []
+    uneven = pairs_of([-1.0, -100.0, -1.1, -1.0], [0.0] * 4)
+    assert chosen_adaptively(uneven, 1.0, 0.0).tolist() == [1, 2]  # 1.06 equal parts
+    unsure = pairs_of([-1.0, -1.0], [0.5, 1.5])
+    assert chosen_adaptively(unsure, 1.0, 0.0).tolist() == [0]
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(1, 8), st.integers(0, 99), st.sampled_from([1e-6, 1.0, 1e6]))
+def test_the_adaptive_choice_has_no_unit(n: int, seed: int, unit: float) -> None:
+    values = gaussian(n, seed=seed)
+    one = Eigenpairs(values, torch.zeros(n, 1), torch.zeros(n))
+    other = Eigenpairs(unit * values, torch.zeros(n, 1), torch.zeros(n))
+    chosen = chosen_adaptively(one, 1.0, 0.1).tolist()
+    assert chosen == chosen_adaptively(other, 1.0, 0.1 * unit).tolist()
+    assert all(values[j] < -0.2 for j in chosen)
+
+
+def test_a_line_search_finds_the_best_or_nothing() -> None:
+    assert line_search(lambda e: (math.log(e / 3e-4)) ** 2 if e else 99.0) == pytest.approx(
+        3e-4, rel=1e-2
+    )
+    assert line_search(lambda e: -e, 5.0) == 5.0
+    assert line_search(lambda e: e) is None
+    assert line_search(lambda e: 1.0) is None
+    assert line_search(lambda e: math.nan if e else 1.0) is None
+    found = line_search(lambda e: -e if e < 1e-3 else math.inf)
+    assert found is not None and 3e-4 < found < 1e-3
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 999))
+def test_a_line_search_never_raises_the_loss(seed: int) -> None:
+    noise = gaussian(4, seed=seed).tolist()
+
+    def loss(epsilon: float) -> float:
+        return sum(c * math.sin((k + 1) * 300 * epsilon + k) for k, c in enumerate(noise))
+
+    found = line_search(loss)
+    assert found is None or (1e-5 <= found <= 0.02 and loss(found) < loss(0.0))
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.integers(1, 6), st.integers(0, 99), st.floats(0, 3))
+def test_halves_have_the_mean_and_the_sum_of_their_parent(n: int, seed: int, eps: float) -> None:
+    x, u, weights = gaussian(n, 3, seed=seed), gaussian(n, 3, seed=seed + 1), gaussian(n)
+    mask = torch.rand(n, generator=torch.Generator().manual_seed(seed)) < 0.5
+    chosen = mask.nonzero()[:, 0]
+    moved, parents = halves(x, chosen, u, eps), copied(torch.arange(n), chosen)
+    parts = shared(weights, chosen)
+    assert len(moved) == len(parts) == len(parents) == n + len(chosen)
+    for j in range(n):
+        own = parents == j
+        assert int(own.sum()) == (2 if mask[j] else 1)
+        assert torch.allclose(moved[own].mean(0), x[j]) and torch.allclose(
+            parts[own].sum(), weights[j]
+        )
+        if mask[j]:
+            apart = moved[own][0] - moved[own][1]
+            assert torch.allclose(apart, 2 * eps * u[j])
+
+
+def test_the_largest_move_follows_the_candidates() -> None:
+    x = gaussian(9, 4)
+    assert upper_epsilon(10 * x) == pytest.approx(10 * upper_epsilon(x))

@@ -1,0 +1,265 @@
+"""The samples' span from the change of a first layer: exact where theory says so, else refused."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from exhume import data, victims
+from exhume.data import Data
+from exhume.equation.problem import FirstLayer
+from exhume.errors import InputError
+from exhume.search.subspace import Subspace, estimate, shrinkage
+from problems import gaussian, on_sphere
+
+fast = settings(max_examples=20, deadline=None)
+
+
+def outside(found: Subspace, inputs: Tensor) -> float:
+    """Largest sine of an angle between the samples' span and the basis, by dense QR."""
+    span = torch.linalg.qr(inputs.T).Q
+    return float(torch.linalg.matrix_norm(span - found.basis @ (found.basis.T @ span), 2))
+
+
+def layer_of(known: Data, **options: Any) -> FirstLayer:
+    settings_ = {"width": 150, "until": 1e-4, "steps": 400, **options}
+    layer = victims.two_layer(known, **settings_).problem.first_layer
+    assert layer is not None
+    return layer
+
+
+def made_up(
+    d: int, n: int, h: int, kept: float = 1.0, size: float = 0.01, seed: int = 0
+) -> tuple[FirstLayer, Tensor]:
+    """W₁ = c·W₁(0) + Σ δ_i x_iᵀ with random δ."""
+    x, initial = on_sphere(n, d, seed), gaussian(h, d, seed=seed + 1) / d**0.5
+    change = size * gaussian(h, n, seed=seed + 2) @ x / d
+    return FirstLayer(initial, kept * initial + change), x
+
+
+# Exact
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"momentum": 0.9},
+        {"rate": 0.05},
+        {"optimizer": "sgd", "batch": 2},
+        {"optimizer": "sgd", "batch": 1, "momentum": 0.5},
+        {"bias": True},
+        {"bias": True, "loss": "logistic"},
+        {"lazy": 100.0},
+        {"activation": "gelu"},
+    ],
+)
+def test_the_span_is_exact_whatever_the_descent(options: dict[str, Any]) -> None:
+    for seed in (100, 101):
+        known = data.sphere(20, 4, seed)
+        found = estimate(layer_of(known, seed=seed, **options))
+        assert found.rank == 4
+        assert outside(found, known.inputs) < 1e-9
+        assert found.kept == 1
+        assert found.gap > 1e3
+        identity = torch.eye(4, dtype=torch.float64)
+        torch.testing.assert_close(found.basis.T @ found.basis, identity)
+
+
+def test_deeper_networks_have_it_too() -> None:
+    known = data.sphere(20, 4, 100)
+    victim = victims.mlp(known, widths=[60, 50], until=1e-3, steps=400)
+    assert victim.problem.first_layer is not None
+    found = estimate(victim.problem.first_layer)
+    assert found.rank == 4
+    assert outside(found, known.inputs) < 1e-9
+
+
+def test_samples_that_lie_in_fewer_dimensions_show_these() -> None:
+    mixing = gaussian(6, 3)
+    inputs = mixing @ on_sphere(3, 20)
+    inputs = 20**0.5 * inputs / inputs.norm(dim=1, keepdim=True)
+    known = Data(inputs, gaussian(6, 1, seed=1), (20,), "three directions")
+    found = estimate(layer_of(known))
+    assert found.rank == 3
+    span = torch.linalg.svd(inputs, full_matrices=False).Vh[:3]
+    assert outside(found, span) < 1e-9
+
+
+@pytest.mark.parametrize("seed", [100, 101, 102])
+def test_single_precision_shows_the_right_rank(seed: int) -> None:
+    known = data.sphere(30, 5, seed)
+    layer = layer_of(known, width=400, seed=seed, dtype=torch.float32)
+    assert layer.trained.dtype == torch.float32
+    found = estimate(layer)
+    assert found.rank == 5
+    assert outside(found, known.inputs) < 1e-2
+    assert found.basis.dtype == torch.float64
+
+
+@fast
+@given(st.integers(2, 12), st.integers(1, 12), st.integers(1, 30), st.integers(0, 10**6))
+def test_a_made_up_change_is_found_or_refused_never_wrong(
+    d: int, n: int, h: int, seed: int
+) -> None:
+    layer, x = made_up(d, n, h, seed=seed)
+    spectrum = torch.linalg.svdvals(layer.trained - layer.initial)
+    if n < min(d, h):
+        assume(spectrum[n - 1] > 1e-3 * spectrum[0])
+        if n < min(d, h) - 1:
+            assert estimate(layer).rank == n
+        found = estimate(layer, n)
+        assert found.rank == n
+        assert outside(found, x) < 1e-6
+    else:  # as many samples as directions, or as units: the span is not shown
+        with pytest.raises(InputError, match="spans all directions"):
+            estimate(layer)
+
+
+@fast
+@given(st.integers(0, 10**6), st.floats(1e-6, 1e6))
+def test_the_scale_of_the_weights_does_not_matter(seed: int, scale: float) -> None:
+    layer, x = made_up(8, 3, 30, seed=seed)
+    found = estimate(FirstLayer(scale * layer.initial, scale * layer.trained))
+    assert found.rank == 3
+    assert outside(found, x) < 1e-6
+
+
+# Weight decay
+
+
+def plain_span(layer: FirstLayer, n: int) -> Subspace:
+    """The leading right singular vectors of the change, nothing corrected."""
+    change = layer.trained - layer.initial
+    vectors = torch.linalg.svd(change, full_matrices=False).Vh[:n].T
+    return Subspace(vectors, torch.ones(n), 1.0, 1.0)
+
+
+@pytest.mark.parametrize("decay", [1e-2, 1e-3, 1e-5])
+@pytest.mark.parametrize(("d", "n"), [(20, 4), (20, 15), (20, 18), (50, 5)])
+def test_weight_decay_is_corrected_strong_or_weak(d: int, n: int, decay: float) -> None:
+    known = data.sphere(d, n, 100)
+    layer = layer_of(known, width=200, seed=100, decay=decay)
+    found = estimate(layer)
+    assert found.rank == n
+    assert found.kept < 1
+    assert outside(found, known.inputs) < 1e-6
+    assert outside(plain_span(layer, n), known.inputs) > 1e-4
+
+
+@pytest.mark.parametrize("how", [{"momentum": 0.9}, {"optimizer": "sgd", "batch": 2}])
+def test_weight_decay_is_corrected_for_other_descents(how: dict[str, Any]) -> None:
+    known = data.sphere(20, 4, 101)
+    layer = layer_of(known, decay=3e-3, **how)
+    found = estimate(layer)
+    assert found.rank == 4
+    assert outside(found, known.inputs) < 1e-6 < 1e-3 < outside(plain_span(layer, 4), known.inputs)
+
+
+@fast
+@given(st.floats(0.2, 0.9999), st.integers(1, 6), st.floats(1e-4, 1.0), st.integers(0, 10**6))
+def test_what_is_left_of_the_initial_weights_is_found(
+    kept: float, n: int, size: float, seed: int
+) -> None:
+    layer, x = made_up(8, n, 40, kept, size, seed)
+    own = layer.initial.T @ layer.initial
+    mixed = layer.initial.T @ (layer.trained - layer.initial)
+    assert shrinkage(own, mixed) == pytest.approx(kept, abs=1e-9)
+    spectrum = torch.linalg.svdvals(layer.trained - kept * layer.initial)
+    assume(spectrum[n - 1] > 0.05 * spectrum[0])
+    assume(size > 0.01)
+    found = estimate(layer)
+    assert found.rank == n
+    assert found.kept == pytest.approx(kept, abs=1e-6)
+    assert outside(found, x) < 1e-4
+
+
+def test_decay_of_a_layer_no_wider_than_the_input_is_not_looked_for() -> None:
+    layer, _ = made_up(20, 3, 15, kept=0.9)
+    own = layer.initial.T @ layer.initial
+    assert shrinkage(own, own, tall=False) == 1
+    with pytest.raises(InputError, match="spans all directions"):
+        estimate(layer)
+
+
+def test_a_dead_input_or_no_initial_weights_do_no_harm() -> None:
+    layer, x = made_up(8, 3, 30, kept=0.9, size=0.1)
+    initial, trained = layer.initial.clone(), layer.trained.clone()
+    trained[:, 2] -= 0.9 * initial[:, 2]
+    initial[:, 2] = 0
+    assert outside(estimate(FirstLayer(initial, trained)), x) < 1e-6
+    change = trained - 0.9 * initial
+    found = estimate(FirstLayer(torch.zeros_like(change), change))
+    assert found.rank == 3
+    assert outside(found, x) < 1e-6
+
+
+# Refused
+
+
+@pytest.mark.parametrize(("d", "n"), [(20, 4), (20, 10), (40, 5)])
+def test_adam_is_refused_with_a_sentence(d: int, n: int) -> None:
+    for seed in (100, 101, 103):
+        known = data.sphere(d, n, seed)
+        layer = layer_of(known, optimizer="adam", seed=seed, until=1e-3)
+        with pytest.raises(InputError, match="no gap") as caught:
+            estimate(layer)
+        for words in ("Adam", "as many samples as input entries", "'exhume'", "force a rank"):
+            assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(("d", "n"), [(10, 10), (10, 13), (20, 20), (20, 40)])
+def test_as_many_samples_as_dimensions_are_refused(d: int, n: int) -> None:
+    """The last singular values of a full change are far apart by chance; that is no gap."""
+    for seed in range(100, 105):
+        layer = layer_of(data.sphere(d, n, seed), seed=seed)
+        with pytest.raises(InputError, match="spans all directions"):
+            estimate(layer)
+
+
+@pytest.mark.parametrize("rank", [0, -1, 21])
+def test_a_rank_that_is_none_is_refused(rank: int) -> None:
+    layer, _ = made_up(20, 4, 50)
+    with pytest.raises(InputError, match="from 1 to 20"):
+        estimate(layer, rank)
+
+
+def test_a_rule_that_is_none_is_refused() -> None:
+    layer, _ = made_up(20, 4, 50)
+    with pytest.raises(InputError, match="gap or energy, got 'elbow'"):
+        estimate(layer, "elbow")
+
+
+# Other rules
+
+
+def test_the_energy_rule_leaves_out_a_millionth() -> None:
+    x, initial = torch.linalg.qr(gaussian(20, 5)).Q.T, gaussian(60, 20, seed=1)
+    left = torch.linalg.qr(gaussian(60, 5, seed=2)).Q
+    sizes = torch.tensor([1.0, 0.5, 1e-2, 2e-3, 3e-4], dtype=torch.float64)
+    layer = FirstLayer(initial, initial + (left * sizes) @ x)
+    found = estimate(layer, "energy")
+    assert found.rank == 4  # the fifth has 7e-8 of the energy, the fourth 3e-6
+    assert outside(found, x[:4]) < 1e-6
+    torch.testing.assert_close(found.spectrum[:5], sizes, rtol=1e-6, atol=1e-9)
+    assert estimate(layer, "gap").rank == 5
+
+
+@pytest.mark.parametrize("rank", [1, 3, 4, 7])
+def test_a_rank_that_is_given_is_taken(rank: int) -> None:
+    layer, x = made_up(20, 4, 50)
+    found = estimate(layer, rank)
+    assert found.basis.shape == (20, rank)
+    leading = torch.linalg.svd(layer.trained - layer.initial).Vh[: min(rank, 4)]
+    assert outside(found, leading) < 1e-6
+    if rank >= 4:
+        assert outside(found, x) < 1e-6
+
+
+def test_a_rank_is_taken_where_the_rule_refuses() -> None:
+    layer = layer_of(data.sphere(20, 4, 100), optimizer="adam", until=1e-3)
+    assert estimate(layer, 4).rank == 4
+    assert estimate(layer, "energy").rank > 10

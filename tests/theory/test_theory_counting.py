@@ -1,0 +1,220 @@
+"""The counts against the rank of dense Jacobians, and against each other."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from exhume.equation.domain import Composed, Sphere, Subspace
+from exhume.errors import InputError
+from exhume.theory import local_identifiability
+from exhume.theory.counting import (
+    blocks,
+    label_fitting,
+    most_samples,
+    reconstruction,
+    safe_width,
+    unknowns,
+)
+from problems import gaussian, make_features, make_problem, on_sphere
+
+SIZES = [(4, 3, 1), (4, 3, 2), (3, 4, 3), (6, 2, 1), (5, 2, 4), (2, 5, 2)]  # d, n, m
+
+
+def rank_at(width: int, dim: int, samples: int, outputs: int, basis: torch.Tensor | None) -> bool:
+    """Whether random samples are determined to first order, from the dense Jacobian.
+
+    Unknowns are tangent directions of the sphere, in a subspace where there is one, and A.
+    """
+    features = make_features(dim, width, "relu+tanh", seed=width)
+    v, sigma = features.weights.rows(0, width).double(), features.activation
+    inside = torch.eye(dim, dtype=torch.float64) if basis is None else basis
+    z = on_sphere(samples, inside.shape[1], seed=1) * math.sqrt(dim / inside.shape[1])
+    a = gaussian(samples, outputs, seed=2)
+    columns = []
+    for i in range(samples):
+        tangent = torch.linalg.svd(z[i : i + 1]).Vh[1:] @ inside.T
+        slope = sigma.slope(v @ inside @ z[i])
+        columns += [torch.outer(slope * (v @ t), a[i]).flatten() for t in tangent]
+        feature = sigma.value(v @ inside @ z[i])
+        columns += [
+            torch.outer(feature, e).flatten() for e in torch.eye(outputs, dtype=torch.float64)
+        ]
+    matrix = torch.stack(columns, 1)
+    values = torch.linalg.svdvals(matrix / matrix.norm(dim=0))
+    return len(values) == matrix.shape[1] and bool(values[-1] > 1e-9 * values[0])
+
+
+@pytest.mark.parametrize(("dim", "samples", "outputs"), SIZES)
+def test_the_threshold_is_where_the_jacobian_gets_full_rank(
+    dim: int, samples: int, outputs: int
+) -> None:
+    least = reconstruction(dim, samples, outputs)
+    assert rank_at(least, dim, samples, outputs, None)
+    assert not rank_at(least - 1, dim, samples, outputs, None)
+
+
+@pytest.mark.parametrize(("dim", "samples", "outputs"), SIZES)
+@pytest.mark.parametrize("subspace", [2, "span"])
+def test_so_it_is_in_a_subspace(dim: int, samples: int, outputs: int, subspace: int | str) -> None:
+    rank = min(samples, dim) if subspace == "span" else 2
+    least = reconstruction(dim, samples, outputs, subspace)  # type: ignore[arg-type]
+    basis = torch.linalg.qr(gaussian(dim, rank)).Q
+    assert rank_at(least, dim, samples, outputs, basis)
+    assert not rank_at(least - 1, dim, samples, outputs, basis)
+
+
+@pytest.mark.parametrize("rank", [None, 3])
+def test_local_identifiability_says_the_same(rank: int | None) -> None:
+    dim, samples, outputs = 5, 3, 2
+    basis = None if rank is None else torch.linalg.qr(gaussian(dim, rank)).Q
+    truth = on_sphere(samples, dim) if basis is None else on_sphere(samples, 3) @ basis.T
+    truth = truth * math.sqrt(dim) / truth.norm(dim=1, keepdim=True)
+    least = reconstruction(dim, samples, outputs, rank)
+    for width, holds in ((least, True), (least - 1, False)):
+        features = make_features(dim, width, "relu+tanh", seed=width)
+        v = features.weights.rows(0, width)
+        target = features.activation.value(v @ truth.T) @ gaussian(samples, outputs, seed=4)
+        problem = make_problem(features, target)
+        if basis is not None:
+            problem = replace(problem, domain=Composed((Subspace(basis), Sphere())))
+        found = local_identifiability(problem, truth, within=True)
+        assert found.residual < 1e-20
+        assert found.unknowns == samples * ((rank or dim) - 1)
+        assert found.holds is holds
+        assert (len(found.undetermined) > 0) is not holds
+
+
+def test_below_the_threshold_other_samples_explain_the_weights_as_well() -> None:
+    """Along an undetermined direction, followed by Newton's method, the residual stays at zero."""
+    dim, samples = 4, 3
+    width = safe_width(dim, samples)
+    features = make_features(dim, width, "tanh")
+    v = features.weights.rows(0, width)
+    truth = on_sphere(samples, dim)
+    target = torch.tanh(v @ truth.T) @ gaussian(samples, 1, seed=3)
+    coefficients = gaussian(samples, 1, seed=3)
+
+    def missed(unknown: torch.Tensor) -> torch.Tensor:
+        x, a = unknown[: samples * dim].reshape(samples, dim), unknown[samples * dim :, None]
+        norms = (x.square().sum(1) - dim) / dim
+        return torch.cat([(torch.tanh(v @ x.T) @ a - target).flatten(), norms])
+
+    start = torch.cat([truth.flatten(), coefficients.flatten()])
+    jacobian = torch.func.jacrev(missed)
+    free = torch.linalg.svd(jacobian(start)).Vh[-1]
+    moved = start + 0.05 * free
+    for _ in range(20):
+        moved = moved - torch.linalg.pinv(jacobian(moved)) @ missed(moved)
+    assert missed(moved).abs().max() < 1e-12
+    assert (moved - start)[: samples * dim].norm() > 0.01
+
+
+def test_labels_are_fitted_from_the_width_on_that_is_said() -> None:
+    samples, dim = 6, 9
+    x, labels = on_sphere(samples, dim), gaussian(samples, 3, seed=5)
+    for width, fits in ((label_fitting(samples), True), (label_fitting(samples) - 1, False)):
+        v = gaussian(width, dim, seed=6)
+        phi = torch.relu(x @ v.T)
+        left = labels - phi @ torch.linalg.pinv(phi) @ labels
+        assert bool(left.norm() < 1e-8) is fits
+
+
+sizes = st.integers(1, 60)
+places = st.one_of(st.none(), st.just("span"), st.just(1))
+
+
+@given(sizes, sizes, sizes, places)
+@settings(deadline=None)
+def test_the_thresholds_are_each_others_inverse(dim, samples, outputs, subspace) -> None:  # type: ignore[no-untyped-def]
+    least = reconstruction(dim, samples, outputs, subspace)
+    assert most_samples(least * outputs, dim, outputs, subspace) >= samples
+    if least > 1:
+        assert most_samples((least - 1) * outputs, dim, outputs, subspace) < samples
+    assert safe_width(dim, samples, outputs, subspace) == least - 1
+    assert label_fitting(samples) <= least
+
+
+@given(sizes, sizes, sizes, places)
+@settings(deadline=None)
+def test_more_samples_need_more_and_more_outputs_less(dim, samples, outputs, subspace) -> None:  # type: ignore[no-untyped-def]
+    least = reconstruction(dim, samples, outputs, subspace)
+    assert reconstruction(dim, samples + 1, outputs, subspace) > least
+    assert reconstruction(dim, samples, outputs + 1, subspace) <= least
+    assert reconstruction(dim + 1, samples, outputs, subspace) >= least
+    assert least <= reconstruction(dim, samples, outputs)
+    assert unknowns(dim, samples, outputs, subspace, norm=False) == samples + unknowns(
+        dim, samples, outputs, subspace
+    )
+
+
+@given(st.integers(1, 10**12), st.integers(1, 10**4), st.integers(1, 50))
+@settings(deadline=None)
+def test_most_samples_solves_its_equation(width: int, dim: int, outputs: int) -> None:
+    """Closed forms: linear where n > d, quadratic below, p ≥ 2n − 1 where outputs abound."""
+    root = (math.isqrt((outputs - 1) ** 2 + 4 * width * outputs) - (outputs - 1)) // 2
+    linear = width * outputs // (dim - 1 + outputs)
+    spanned = root if root < dim else max(linear, min(root, dim))
+    if spanned <= outputs:
+        spanned = max(min((width + 1) // 2, dim), width - dim + 1)
+        spanned = min(spanned, outputs)
+    assert most_samples(width * outputs, dim, outputs, "span") == spanned
+    full = linear if linear >= outputs else max(width - dim + 1, 0)
+    assert most_samples(width * outputs, dim, outputs) == full
+
+
+def test_for_one_output_the_count_is_the_law() -> None:
+    assert reconstruction(3072, 100) == 3072 * 100
+    assert reconstruction(3072, 100, subspace="span") == 100 * 100
+    assert reconstruction(3072, 100, subspace=7) == 700
+    assert reconstruction(20, 3, outputs=1000) == 20 + 3 - 1
+
+
+def test_blocks_of_a_module() -> None:
+    net = nn.Sequential(nn.Linear(20, 50), nn.ReLU(), nn.Linear(50, 10))
+    found = {block.name: block for block in blocks(net, 20, 10)}
+    assert list(found) == [
+        *("0.weight", "0.bias", "2.weight", "2.bias"),
+        *("first layer", "last layer", "all"),
+    ]
+    assert found["0.weight"].shape == (50, 20)
+    assert found["first layer"].parameters == 50 * 20 + 50
+    assert found["last layer"].parameters == 500
+    assert found["all"].parameters == sum(p.numel() for p in net.parameters())
+    assert found["all"].samples == found["all"].parameters // 29
+    assert found["last layer"].samples == most_samples(500, 20, 10) == 500 // 29
+    assert found["last layer"].spanned == most_samples(500, 20, 10, "span") == 18
+    assert sum(found[name].share for name in list(found)[:4]) == pytest.approx(1)
+    assert found["2.bias"].samples == 0
+
+
+def test_the_head_can_be_named_and_one_tensor_stands_alone() -> None:
+    shapes = {"head.weight": (1, 40), "body.weight": (40, 5)}
+    named = {block.name: block for block in blocks(shapes, 5, head="head")}
+    assert named["last layer"].parameters == 40
+    (alone,) = blocks({"last": (40, 1)}, 5)
+    assert (alone.name, alone.samples, alone.spanned) == ("last", 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: reconstruction(0, 5), "dim"),
+        (lambda: reconstruction(5, 0), "samples"),
+        (lambda: reconstruction(5, 5, 0), "outputs"),
+        (lambda: reconstruction(5, 5, 1, 6), "subspace"),
+        (lambda: reconstruction(5, 5, 1, 0), "subspace"),
+        (lambda: label_fitting(True), "samples"),
+        (lambda: most_samples(0, 5), "equations"),
+        (lambda: blocks({}, 5), "no parameters"),
+        (lambda: blocks({"a.weight": (2, 2)}, 5, head="b"), "head"),
+    ],
+)
+def test_what_cannot_be_is_refused(call: object, said: str) -> None:
+    assert callable(call)
+    with pytest.raises(InputError, match=said):
+        call()

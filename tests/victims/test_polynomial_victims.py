@@ -1,0 +1,247 @@
+"""Exact KKT points: built, saved, and read by the command line and the measurement."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from exhume import data, victims
+from exhume.cli.main import main
+from exhume.data import Data
+from exhume.errors import InputError
+from exhume.evaluate import residual_at_truth
+from exhume.files import read_tensors
+from exhume.models.folder import read_model, read_network
+from exhume.victims import Victim
+from exhume.victims.polynomial import _eigenneurons, _evened
+
+SAMPLES = data.sphere(9, 4, 2)
+
+
+@pytest.fixture(scope="module")
+def labelled() -> Data:
+    return victims.labellings(SAMPLES)[0]
+
+
+@pytest.fixture(scope="module")
+def victim(labelled: Data) -> Victim:
+    return victims.polynomial(labelled, 16)
+
+
+def kkt_by_autograd(victim: Victim) -> tuple[Tensor, Tensor]:
+    """How far θ is from the span of the samples' gradients, and the multipliers, by least squares.
+
+    Everything through torch's own derivatives of the module.
+    """
+    assert victim.model is not None
+    module: nn.Module = victim.model.network.module
+    gradients = []
+    for x in victim.truth.inputs:
+        theta = {name: w.clone().requires_grad_() for name, w in victim.trained.items()}
+        f = functional_call(module, theta, (x[None],))
+        parts = torch.autograd.grad(f.sum(), list(theta.values()))
+        gradients.append(torch.cat([part.flatten() for part in parts]))
+    matrix = torch.stack(gradients, 1)
+    theta = torch.cat([w.flatten() for w in victim.trained.values()])
+    b = torch.linalg.lstsq(matrix, theta[:, None]).solution[:, 0]
+    return (matrix @ b - theta).norm() / theta.norm(), b
+
+
+@pytest.mark.parametrize(("degree", "width"), [(3, 4), (3, 16), (4, 24), (5, 12)])
+def test_a_kkt_point_is_one(degree: int, width: int) -> None:
+    known = victims.labellings(SAMPLES, degree)[0]
+    made = victims.polynomial(known, width, degree)
+    assert made.model is not None
+    off, b = kkt_by_autograd(made)
+    labels = known.targets[:, 0]
+    assert off < 1e-10 and made.training["violation"] < 1e-10
+    assert (b * labels > 0).all()
+    f = functional_call(made.model.network.module, dict(made.trained), (known.inputs,))[:, 0]
+    assert torch.allclose(labels * f, torch.ones(4, dtype=torch.float64), atol=1e-10)
+    assert made.training["margins"] == pytest.approx([1.0] * 4)
+    assert made.training["active"] == [0, 1, 2, 3]
+    assert len(made.trained["1.weight"]) == width
+
+
+def test_neurons_are_balanced_eigenvectors(victim: Victim) -> None:
+    first, last = victim.trained["1.weight"], victim.trained["3.weight"][0]
+    assert torch.allclose(first.square().sum(1), 3 * last.square())
+    _, b = kkt_by_autograd(victim)
+    x = victim.truth.inputs
+    units = torch.nn.functional.normalize(first, dim=1)
+    image = ((units @ x.T) ** 2 * b) @ x
+    assert torch.allclose(image, (image * units).sum(1)[:, None] * units)
+
+
+def test_the_problem_it_poses_is_solved_by_the_samples(victim: Victim) -> None:
+    assert residual_at_truth(victim.problem, victim.truth) < 1e-20
+    assert victim.problem.drift == 0
+    assert "KKT" in victim.problem.threat_model.assumes[0]
+
+
+def test_the_same_seed_gives_the_same_point(labelled: Data, victim: Victim) -> None:
+    again = victims.polynomial(labelled, 16)
+    assert all(torch.equal(again.trained[name], w) for name, w in victim.trained.items())
+
+
+@pytest.mark.parametrize("degree", [3, 4, 5])
+def test_orthogonal_samples_have_the_eigenvectors_of_theory(degree: int) -> None:
+    """u ∝ Σ_S ± b_i^{−1/(α−2)} x_i: 2³ − 1 subsets, with all signs where α is even."""
+    generator = torch.Generator().manual_seed(0)
+    samples = torch.eye(3, dtype=torch.float64)
+    b = torch.tensor([1.0, 2.0, 0.5], dtype=torch.float64)
+    found = _eigenneurons(samples, b, degree, generator)
+    assert len(found) == {3: 7, 4: 13, 5: 7}[degree]
+    for w in found:
+        a = (b * w**degree).sum()
+        assert torch.allclose(w, degree * a * b * w ** (degree - 1), atol=1e-9)
+        inside = w.abs() > 1e-6
+        sizes = w[inside].abs() * b[inside] ** (1 / (degree - 2))
+        assert torch.allclose(sizes, sizes[:1].expand_as(sizes))
+
+
+def test_margins_are_evened() -> None:
+    shares = torch.tensor([[4.0, 0.0], [0.0, 1.0], [1.0, 1.0]], dtype=torch.float64)
+    copies = _evened(shares, 6)
+    assert copies.sum() == 6 and (copies > 0).all()
+    margins = copies.double() @ shares
+    assert margins.max() / margins.min() < 1.5
+    assert _evened(shares, 1).tolist() == [0, 0, 1]
+
+
+def test_labellings_are_all_and_only_of_the_labels() -> None:
+    every = victims.labellings(SAMPLES)
+    rows = {tuple(one.targets[:, 0].tolist()) for one in every}
+    assert len(every) == len(rows) == 8 and all(row[0] == 1 for row in rows)
+    assert all(torch.equal(one.inputs, SAMPLES.inputs) for one in every)
+    with pytest.raises(InputError, match="at most 10"):
+        victims.labellings(data.sphere(20, 11))
+
+
+def beyond(known: Data, factor: float) -> Data:
+    inputs = torch.cat([known.inputs, factor * known.inputs[:1]])
+    return Data(inputs, torch.cat([known.targets, known.targets[:1]]), known.shape)
+
+
+def test_a_sample_beyond_the_margin_is_inactive(labelled: Data, victim: Victim) -> None:
+    made = victims.polynomial(beyond(labelled, 2.0), 16, active=[3, 1, 0, 2])
+    assert made.training["margins"][4] == pytest.approx(8.0)
+    assert made.training["active"] == [0, 1, 2, 3]
+    assert all(torch.allclose(made.trained[name], w) for name, w in victim.trained.items())
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ({"degree": 2}, "degree"),
+        ({"width": 0}, "width"),
+        ({"active": [4]}, "active"),
+        ({"active": []}, "active"),
+    ],
+)
+def test_what_cannot_be_built(labelled: Data, words: dict[str, int], named: str) -> None:
+    with pytest.raises(InputError, match=named):
+        victims.polynomial(labelled, **{"width": 8, **words})  # type: ignore[arg-type]
+
+
+def test_an_inactive_sample_inside_the_margin_is_refused(labelled: Data) -> None:
+    with pytest.raises(InputError, match="inactive sample within the margin"):
+        victims.polynomial(beyond(labelled, 0.5), 16, active=range(4))
+
+
+def test_targets_without_a_sign_are_refused(labelled: Data) -> None:
+    zero = Data(labelled.inputs, 0 * labelled.targets, labelled.shape)
+    with pytest.raises(InputError, match="none of them zero"):
+        victims.polynomial(zero, 8)
+
+
+Identify = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def identify(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Identify:
+    """Run the command: exit code, what it printed, and its errors."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def call(*words: object) -> tuple[int, str, str]:
+        code = 0
+        try:
+            main(["identify", *map(str, words)])
+        except SystemExit as ending:
+            code = int(str(ending.code))
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return call
+
+
+def test_identify_a_folder(victim: Victim, tmp_path: Path, identify: Identify) -> None:
+    folder, out = tmp_path / "model", tmp_path / "found"
+    victim.save(folder)
+    code, said, _ = identify(folder, "--out", out)
+    assert code == 0
+    assert "the rank condition holds" in said and "4 active samples" in said
+    kept = read_tensors(out / "recovered.safetensors", ("samples", "multipliers"))
+    signed = victim.truth.inputs * victim.truth.targets
+    assert torch.cdist(signed, kept["samples"]).amin(1).max() < 1e-7
+    record = json.loads((out / "identifiability.json").read_text())
+    assert record["holds"] and record["rank"] == record["unknowns"] == 20
+    assert (out / "recovered.safetensors").stat().st_mode & 0o077 == 0
+    code, _, error = identify(folder, "--out", out)
+    assert code == 2 and "not empty" in error
+    network = read_network(folder)
+    assert all(torch.equal(network.trained[name], w) for name, w in victim.trained.items())
+    assert read_model(folder, "all", "final").drift >= 0
+
+
+def test_identify_says_no(labelled: Data, tmp_path: Path, identify: Identify) -> None:
+    victims.polynomial(labelled, 4).save(tmp_path / "model")
+    code, said, _ = identify(tmp_path / "model", "--out", tmp_path / "found")
+    assert code == 1 and "the rank condition fails" in said
+    assert not (tmp_path / "found" / "recovered.safetensors").exists()
+
+
+def test_identify_a_factory(victim: Victim, tmp_path: Path, identify: Identify) -> None:
+    weights = tmp_path / "weights.pt"
+    torch.save(dict(victim.trained), weights)
+    sizes = {"shape": [9], "width": 16, "activation": "polynomial:0,0,0,1"}
+    named = ("--model", "exhume.models.architectures:two_layer", "--arguments", json.dumps(sizes))
+    code, said, _ = identify(*named, "--trained", weights)
+    assert code == 0 and "holds" in said
+    code, _, error = identify(*named)
+    assert code == 2 and "--trained" in error
+
+
+def test_identify_refuses_degree_two(tmp_path: Path, identify: Identify) -> None:
+    code, _, error = identify()
+    assert code == 2 and "name a model folder" in error
+    known = data.sphere(4, 2)
+    victims.two_layer(known, 6, "polynomial:0,1,1", rate=1e-3, steps=5).save(tmp_path / "two")
+    code, _, error = identify(tmp_path / "two")
+    assert code == 2 and "degree 2" in error and "local_identifiability" in error
+    victims.random_features(known, 20).save(tmp_path / "random")
+    code, _, error = identify(tmp_path / "random")
+    assert code == 2 and "kind 'network'" in error
+
+
+def test_the_measurement(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    main(["bench", "identifiability", "--dim", "9", "--samples", "3", "--seeds", "2"])
+    said = capsys.readouterr().out
+    assert "where the condition holds: 2 of 2 seeds wholly recovered" in said
+    assert "fails in 2 of 2" in said and said.count("3 of 3") >= 2
+
+
+@pytest.mark.parametrize("words", [("--samples", "2"), ("--degree", "2"), ("--dim", "4")])
+def test_a_measurement_that_cannot_be(
+    words: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ending:
+        main(["bench", "identifiability", *words])
+    assert ending.value.code == 2 and "degree 3 or more" in capsys.readouterr().err
