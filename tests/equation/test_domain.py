@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from exhume.equation.domain import Box, Composed, Domain, Sphere, Subspace
-from exhume.equation.objective import evaluate
+from exhume.equation.objective import fitted
 from exhume.solvers import Outcome, run
 from exhume.solvers.levenberg_marquardt import LevenbergMarquardt, damped_step
 from problems import (
@@ -361,7 +361,7 @@ def test_damped_steps_against_the_dense_system(kinds: str) -> None:
     n, d, p, m, damping = 3, 6, 60, 2, 0.1
     domain = make(kinds, d, seed=5)
     problem = replace(make_problem(make_features(d, p, "relu+tanh"), gaussian(p, m)), domain=domain)
-    point = evaluate(problem, domain.project(2 * gaussian(n, d, seed=1)))
+    point = fitted(problem, domain.project(2 * gaussian(n, d, seed=1)))
     x = point.candidates
     jacobian = dense_jacobian(problem.features, x, point.coefficients)
     outside = torch.kron(
@@ -398,8 +398,8 @@ def test_candidates_at_their_bounds_are_found(kinds: str) -> None:
     start = x + 0.2 * gaussian(4, 12, seed=2)
     state = run(LevenbergMarquardt(tolerance=1e-20), problem, start, 60)
     assert state.outcome is Outcome.CONVERGED
-    assert (box.project(state.point.candidates) - state.point.candidates).abs().max() == 0
-    torch.testing.assert_close(state.point.candidates, x, rtol=0, atol=1e-6)
+    assert (box.project(state.fit.candidates) - state.fit.candidates).abs().max() == 0
+    torch.testing.assert_close(state.fit.candidates, x, rtol=0, atol=1e-6)
 
 
 def test_a_known_subspace_makes_up_for_missing_weights() -> None:
@@ -412,13 +412,13 @@ def test_a_known_subspace_makes_up_for_missing_weights() -> None:
     for domain, found in ((Composed((Sphere(), flat)), True), (Sphere(), False)):
         problem = replace(make_problem(features, target), domain=domain)
         state = run(LevenbergMarquardt(tolerance=1e-20), problem, start, 80)
-        near = cosines(state.point.candidates, x).diagonal().min().item() > 1 - 1e-8
+        near = cosines(state.fit.candidates, x).diagonal().min().item() > 1 - 1e-8
         assert near is found
 
 
 def test_the_sphere_alone_takes_the_steps_it_always_took() -> None:
     truth = case(8, 3, 4, "relu+tanh")
-    point = evaluate(truth.problem, Sphere().project(truth.inputs + 0.2))
+    point = fitted(truth.problem, Sphere().project(truth.inputs + 0.2))
     alone, _ = damped_step(truth.problem, point, 0.1, 1e-6, 40)
     composed = replace(truth.problem, domain=Composed((Sphere(),)))
     other, _ = damped_step(composed, point, 0.1, 1e-6, 40)

@@ -14,11 +14,11 @@ from exhume.equation.coefficients import RIVALS, Rule, eliminate, factor, margin
 from exhume.equation.domain import Box
 from exhume.equation.objective import (
     STIFFNESS,
-    Point,
-    at,
+    Fit,
     curvature,
     descent,
-    evaluate,
+    fitted,
+    fitted_with,
     gauss_newton,
     gradient,
 )
@@ -107,11 +107,11 @@ class Oracle:
         return torch.einsum("nde,nm->ndme", blocks, torch.eye(len(weights)).double())
 
 
-def place(seed: int = 0) -> tuple[Problem, Tensor, Point, Oracle]:
+def place(seed: int = 0) -> tuple[Problem, Tensor, Fit, Oracle]:
     """A problem and candidates of which the rule leaves some without a multiplier."""
     net = net_of(seed=seed)
     problem, x = posed(net), 1.5 * gaussian(COUNT, DIM, seed=seed + 100)
-    return problem, x, evaluate(problem, x), Oracle(net, problem.target[:, 0], x)
+    return problem, x, fitted(problem, x), Oracle(net, problem.target[:, 0], x)
 
 
 PLACES = [0, 1, 2, 3]
@@ -128,17 +128,17 @@ def test_the_places_have_candidates_with_and_without_a_multiplier() -> None:
 @fast
 @given(seeds)
 def test_the_cost_is_the_residual_and_what_is_off_the_margin(seed: int) -> None:
-    _, _, point, oracle = place(seed)
-    assert point.value == pytest.approx(oracle.value, rel=1e-6, abs=1e-12)
-    assert point.penalty == pytest.approx(oracle.penalty, rel=1e-5, abs=1e-12)
-    assert point.cost == point.value + point.penalty
-    slack = point.slack
+    _, _, fit, oracle = place(seed)
+    assert fit.value == pytest.approx(oracle.value, rel=1e-6, abs=1e-12)
+    assert fit.penalty == pytest.approx(oracle.penalty, rel=1e-5, abs=1e-12)
+    assert fit.cost == fit.value + fit.penalty
+    slack = fit.slack
     assert slack is not None
     size = float(oracle.target.square().sum())
     torch.testing.assert_close(slack.weights / size / STIFFNESS, oracle.shares, atol=1e-6, rtol=0)
     torch.testing.assert_close(slack.deviation, oracle.deviation)
     torch.testing.assert_close(slack.slope, oracle.force)
-    assert slack.value.item() / size == pytest.approx(point.penalty)
+    assert slack.value.item() / size == pytest.approx(fit.penalty)
 
 
 def test_off_by_its_whole_size_counts_as_the_stiffness() -> None:
@@ -151,10 +151,10 @@ def test_off_by_its_whole_size_counts_as_the_stiffness() -> None:
 @fast
 @given(seeds, st.floats(1e-3, 1e3), st.sampled_from([-1, 1]))
 def test_size_and_sign_of_the_weights_make_no_difference(seed: int, size: float, sign: int) -> None:
-    problem, x, point, _ = place(seed)
-    scaled = evaluate(posed(net_of(seed=seed), target=sign * size * problem.target[:, 0]), x)
-    assert scaled.value == pytest.approx(point.value, rel=1e-9)
-    assert scaled.penalty == pytest.approx(point.penalty, rel=1e-6, abs=1e-12)
+    problem, x, fit, _ = place(seed)
+    scaled = fitted(posed(net_of(seed=seed), target=sign * size * problem.target[:, 0]), x)
+    assert scaled.value == pytest.approx(fit.value, rel=1e-9)
+    assert scaled.penalty == pytest.approx(fit.penalty, rel=1e-6, abs=1e-12)
 
 
 @pytest.mark.parametrize("seed", PLACES)
@@ -164,25 +164,25 @@ def test_samples_on_the_margin_cost_nothing(seed: int) -> None:
     labels = torch.tensor([1.0, -1, 1, -1, 1, -1]).double()
     gram = rows @ rows.T
     while not (labels * (exact := torch.linalg.solve(gram, labels)) > 0).all():
-        gram = gram[:-1, :-1]  # no KKT point: take one sample less
+        gram = gram[:-1, :-1]  # no KKT fit: take one sample less
         labels, rows, x = labels[:-1], rows[:-1], x[:-1]
     assert len(x) >= 2
     problem = posed(net, target=rows.T @ exact)
-    point = evaluate(problem, x)
-    assert point.value < 1e-12 and point.penalty < 1e-12
-    torch.testing.assert_close(point.coefficients[:, 0], exact, rtol=1e-6, atol=1e-9)
-    assert descent(point).abs().max() < 1e-6 * problem.target.square().sum()
-    assert evaluate(problem, 1.1 * x).penalty > 1e-6
+    fit = fitted(problem, x)
+    assert fit.value < 1e-12 and fit.penalty < 1e-12
+    torch.testing.assert_close(fit.coefficients[:, 0], exact, rtol=1e-6, atol=1e-9)
+    assert descent(fit).abs().max() < 1e-6 * problem.target.square().sum()
+    assert fitted(problem, 1.1 * x).penalty > 1e-6
 
 
 def test_without_any_multiplier_nothing_is_held() -> None:
     """At zero a network of ReLU without biases has no gradient at all."""
     net = make("mlp", 1, shape=[DIM], widths=[6], activation="relu", bias=False)
-    point = evaluate(posed(net), torch.zeros(3, DIM).double())
-    assert not point.coefficients.any()
-    assert (point.value, point.penalty) == (1.0, 0.0)
-    assert not descent(point).any() and curvature(point).isfinite().all()
-    assert not gauss_newton(point, gaussian(3, DIM)).any()
+    fit = fitted(posed(net), torch.zeros(3, DIM).double())
+    assert not fit.coefficients.any()
+    assert (fit.value, fit.penalty) == (1.0, 0.0)
+    assert not descent(fit).any() and curvature(fit).isfinite().all()
+    assert not gauss_newton(fit, gaussian(3, DIM)).any()
 
 
 # Derivatives
@@ -191,7 +191,7 @@ def test_without_any_multiplier_nothing_is_held() -> None:
 @pytest.mark.parametrize("seed", PLACES)
 def test_gradient_is_that_of_the_cost_with_shares_and_level_held(seed: int) -> None:
     net = net_of(seed=seed)
-    problem, x, point, here = place(seed)
+    problem, x, fit, here = place(seed)
 
     def frozen(at: Tensor) -> float:
         there = Oracle(net, here.target, at)
@@ -204,22 +204,22 @@ def test_gradient_is_that_of_the_cost_with_shares_and_level_held(seed: int) -> N
             step = torch.zeros_like(x)
             step[i, j] = h
             slope[i, j] = (frozen(x + step) - frozen(x - step)) / (2 * h)
-    found = gradient(problem, point)
+    found = gradient(problem, fit)
     torch.testing.assert_close(found, slope, rtol=1e-4, atol=1e-6 * slope.abs().max().item())
     half = -0.5 * float(here.target.square().sum())
-    torch.testing.assert_close(descent(point), half * found)
-    residual_alone = point.linearization.pull(point.residual, point.coefficients)
-    assert (descent(point) - residual_alone).norm() > 0.01 * residual_alone.norm()
+    torch.testing.assert_close(descent(fit), half * found)
+    residual_alone = fit.linearization.pull(fit.residual, fit.coefficients)
+    assert (descent(fit) - residual_alone).norm() > 0.01 * residual_alone.norm()
 
 
 @pytest.mark.parametrize("seed", PLACES)
 def test_gauss_newton_is_that_of_dense_algebra(seed: int) -> None:
-    _, _, point, oracle = place(seed)
+    _, _, fit, oracle = place(seed)
     used = oracle.shares > 0
     inner = dense_complement(oracle.rows[used])
     expected = oracle.jacobian.T @ inner @ oracle.jacobian + oracle.stiff.flatten(2).flatten(0, 1)
     products = [
-        gauss_newton(point, direction.reshape(COUNT, DIM)).flatten()
+        gauss_newton(fit, direction.reshape(COUNT, DIM)).flatten()
         for direction in torch.eye(COUNT * DIM).double()
     ]
     found = torch.stack(products, 1)
@@ -229,24 +229,24 @@ def test_gauss_newton_is_that_of_dense_algebra(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", PLACES)
 def test_curvature_is_the_mean_of_the_diagonal_of_dense_blocks(seed: int) -> None:
-    _, _, point, oracle = place(seed)
+    _, _, fit, oracle = place(seed)
     jacobian = oracle.jacobian.view(-1, COUNT, DIM)
     blocks = torch.einsum("pnd,pmd->nm", jacobian, jacobian)
     blocks = blocks + torch.einsum("ndmd->nm", oracle.stiff)
     torch.testing.assert_close(
-        curvature(point), blocks / DIM, rtol=1e-6, atol=1e-8 * blocks.abs().max().item()
+        curvature(fit), blocks / DIM, rtol=1e-6, atol=1e-8 * blocks.abs().max().item()
     )
 
 
 def test_in_single_precision_the_products_are_the_same_to_rounding() -> None:
-    problem, x, point, _ = place(1)
-    small = evaluate(problem.to("cpu", torch.float32), x)
+    problem, x, fit, _ = place(1)
+    small = fitted(problem.to("cpu", torch.float32), x)
     direction = gaussian(COUNT, DIM, seed=5)
     assert descent(small).dtype == torch.float32
-    torch.testing.assert_close(descent(small).double(), descent(point), rtol=1e-2, atol=1e-3)
+    torch.testing.assert_close(descent(small).double(), descent(fit), rtol=1e-2, atol=1e-3)
     torch.testing.assert_close(
         gauss_newton(small, direction.float()).double(),
-        gauss_newton(point, direction),
+        gauss_newton(fit, direction),
         rtol=1e-2,
         atol=1e-3,
     )
@@ -257,11 +257,11 @@ def test_steps_that_are_kept_lower_the_cost_and_not_the_residual_alone() -> None
     for seed in PLACES:
         problem, x, _, _ = place(seed)
         state = solver.init(problem, x)
-        costs = [state.point.cost]
+        costs = [state.fit.cost]
         for _ in range(20):
             before, state = state, solver.step(problem, state)
-            rose |= state.point.value > before.point.value
-            costs.append(state.point.cost)
+            rose |= state.fit.value > before.fit.value
+            costs.append(state.fit.cost)
         assert costs == sorted(costs, reverse=True) and costs[-1] < costs[0]
     assert rose  # else the slack made no difference anywhere
 
@@ -275,24 +275,24 @@ def test_free_problems_are_untouched(premise: Premise, monkeypatch: pytest.Monke
     problem = posed(net_of(), premise)
     assert problem.rule is Rule.FREE
     x, direction = 1.5 * gaussian(COUNT, DIM, seed=1), gaussian(COUNT, DIM, seed=2)
-    point = evaluate(problem, x)
-    assert (point.slack, point.penalty, point.cost) == (None, 0.0, point.value)
+    fit = fitted(problem, x)
+    assert (fit.slack, fit.penalty, fit.cost) == (None, 0.0, fit.value)
     rows = dense_rows(net_of(), [net_of().trained], names_of(net_of()), x)
     left = dense_complement(rows) @ problem.target
-    assert point.value == pytest.approx(float((left.norm() / problem.target.norm()) ** 2), rel=1e-9)
-    a, line = point.coefficients, point.linearization
-    assert torch.equal(descent(point), line.pull(point.residual, a))
-    assert torch.equal(curvature(point), line.curvature(a))
+    assert fit.value == pytest.approx(float((left.norm() / problem.target.norm()) ** 2), rel=1e-9)
+    a, line = fit.coefficients, fit.linearization
+    assert torch.equal(descent(fit), line.pull(fit.residual, a))
+    assert torch.equal(curvature(fit), line.curvature(a))
     pushed = line.push(direction, a)
     expected = line.pull(dense_complement(rows) @ pushed, a)
-    torch.testing.assert_close(gauss_newton(point, direction), expected, rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(gauss_newton(fit, direction), expected, rtol=1e-6, atol=1e-9)
 
 
 def test_with_several_outputs_or_coefficients_of_ones_own_nothing_is_held() -> None:
     x = gaussian(3, DIM, seed=1)
-    several = evaluate(posed(net_of(3)), x)
+    several = fitted(posed(net_of(3)), x)
     assert several.rows == 3 and several.slack is None and several.cost == several.value
-    mine = at(posed(net_of()), x, gaussian(3, 1, seed=2))
+    mine = fitted_with(posed(net_of()), x, gaussian(3, 1, seed=2))
     assert mine.slack is None and mine.cost == mine.value and not mine.eliminated
 
 
@@ -303,9 +303,9 @@ def test_with_several_outputs_or_coefficients_of_ones_own_nothing_is_held() -> N
 @given(seeds, st.integers(0, 5))
 def test_a_warm_start_gives_the_same_point(seed: int, other: int) -> None:
     problem, x, cold, _ = place(seed)
-    near = evaluate(problem, 1.5 * gaussian(COUNT, DIM, seed=other))
+    near = fitted(problem, 1.5 * gaussian(COUNT, DIM, seed=other))
     for start in (near, cold):
-        warm = evaluate(problem, x, start)
+        warm = fitted(problem, x, start)
         torch.testing.assert_close(warm.coefficients, cold.coefficients, rtol=1e-6, atol=1e-9)
         assert warm.cost == pytest.approx(cold.cost, rel=1e-7, abs=1e-12)
         torch.testing.assert_close(descent(warm), descent(cold), rtol=1e-5, atol=1e-7)
@@ -351,7 +351,7 @@ def test_a_network_of_several_outputs_is_explained_as_well_as_scipy_can() -> Non
     target = problem.target[:, 0]
     differences, _ = pairs(rows, (rows @ target).view(COUNT, 6))
     _, least = nnls(differences.T.numpy(), target.numpy())
-    point = evaluate(problem, x)
-    assert point.value == pytest.approx(least**2 / float(target.square().sum()), rel=1e-9)
-    everything = evaluate(posed(net, Premise.DECAY), x).value
-    assert everything < point.value - 1e-3  # what only the rule forbids
+    fit = fitted(problem, x)
+    assert fit.value == pytest.approx(least**2 / float(target.square().sum()), rel=1e-9)
+    everything = fitted(posed(net, Premise.DECAY), x).value
+    assert everything < fit.value - 1e-3  # what only the rule forbids

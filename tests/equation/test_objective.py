@@ -10,7 +10,7 @@ from torch import Tensor
 
 from exhume.equation.coefficients import factor, least_squares
 from exhume.equation.domain import Sphere
-from exhume.equation.objective import evaluate, gauss_newton, gradient
+from exhume.equation.objective import fitted, gauss_newton, gradient
 from exhume.equation.problem import Problem
 from exhume.errors import InputError
 from problems import (
@@ -53,18 +53,18 @@ def test_value_and_residual_against_the_dense_projector(
     name: str, shape: tuple[int, int, int, int]
 ) -> None:
     problem, x = random_problem(shape, name)
-    point = evaluate(problem, x)
+    fit = fitted(problem, x)
     outside = dense_complement(dense_phi(problem.features, x)) @ problem.target
-    torch.testing.assert_close(point.residual, outside, rtol=0, atol=1e-8)
-    assert point.value == pytest.approx(dense_value(problem, x), rel=1e-10)
-    assert 0 <= point.value <= 1
+    torch.testing.assert_close(fit.residual, outside, rtol=0, atol=1e-8)
+    assert fit.value == pytest.approx(dense_value(problem, x), rel=1e-10)
+    assert 0 <= fit.value <= 1
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_gradient_against_finite_differences(name: str, shape: tuple[int, int, int, int]) -> None:
     problem, x = random_problem(shape, name)
-    slope = gradient(problem, evaluate(problem, x))
+    slope = gradient(problem, fitted(problem, x))
     h = 1e-6
     for seed in range(3):
         direction = gaussian(*x.shape, seed=100 + seed)
@@ -77,14 +77,14 @@ def test_gradient_against_finite_differences(name: str, shape: tuple[int, int, i
 def test_gauss_newton_against_the_dense_matrix(name: str, shape: tuple[int, int, int, int]) -> None:
     problem, x = random_problem(shape, name)
     m = shape[3]
-    point = evaluate(problem, x)
-    jacobian = dense_jacobian(problem.features, x, point.coefficients)
+    fit = fitted(problem, x)
+    jacobian = dense_jacobian(problem.features, x, fit.coefficients)
     outside = torch.kron(
         dense_complement(dense_phi(problem.features, x)), torch.eye(m, dtype=torch.float64)
     )
     direction = gaussian(*x.shape, seed=7)
     expected = jacobian.T @ outside @ jacobian @ direction.flatten()
-    given = gauss_newton(point, direction).flatten()
+    given = gauss_newton(fit, direction).flatten()
     torch.testing.assert_close(given, expected, rtol=0, atol=1e-9 * expected.abs().max().item())
 
 
@@ -92,7 +92,7 @@ def test_gauss_newton_is_half_the_second_derivative_where_the_residual_is_zero()
     truth = case(4, 2, 8, "tanh", outputs=2)
     scale = truth.problem.target.square().sum().item()
     direction, h = gaussian(2, 4, seed=3), 1e-4
-    curvature = (gauss_newton(evaluate(truth.problem, truth.inputs), direction) * direction).sum()
+    curvature = (gauss_newton(fitted(truth.problem, truth.inputs), direction) * direction).sum()
     ahead, behind = (dense_value(truth.problem, truth.inputs + s * h * direction) for s in (1, -1))
     assert (ahead + behind) / (2 * h**2) == pytest.approx(curvature.item() / scale, rel=1e-4)
 
@@ -101,16 +101,16 @@ def test_gauss_newton_is_half_the_second_derivative_where_the_residual_is_zero()
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_the_truth_explains_the_weights(name: str, outputs: int) -> None:
     truth = case(12, 4, 6, name, outputs)
-    point = evaluate(truth.problem, truth.inputs)
-    assert point.value < 1e-18
-    torch.testing.assert_close(point.coefficients, truth.coefficients, rtol=1e-6, atol=1e-9)
+    fit = fitted(truth.problem, truth.inputs)
+    assert fit.value < 1e-18
+    torch.testing.assert_close(fit.coefficients, truth.coefficients, rtol=1e-6, atol=1e-9)
     single = case(12, 4, 6, name, outputs, dtype=torch.float32)
-    assert 0 < evaluate(single.problem, single.inputs).value < 1e-12
+    assert 0 < fitted(single.problem, single.inputs).value < 1e-12
 
 
 def test_no_candidates_explain_nothing() -> None:
     problem, x = random_problem(SHAPES[1])
-    assert evaluate(problem, x[:0]).value == pytest.approx(1)
+    assert fitted(problem, x[:0]).value == pytest.approx(1)
 
 
 # Symmetries
@@ -120,11 +120,11 @@ def test_no_candidates_explain_nothing() -> None:
 @given(seeds, st.permutations(range(4)))
 def test_order_of_the_candidates_does_not_matter(seed: int, order: list[int]) -> None:
     problem, x = random_problem((4, 5, 40, 2), seed=seed)
-    point, other = evaluate(problem, x), evaluate(problem, x[order])
-    assert other.value == pytest.approx(point.value, rel=1e-9)
-    torch.testing.assert_close(other.coefficients, point.coefficients[order], rtol=1e-6, atol=1e-8)
+    fit, other = fitted(problem, x), fitted(problem, x[order])
+    assert other.value == pytest.approx(fit.value, rel=1e-9)
+    torch.testing.assert_close(other.coefficients, fit.coefficients[order], rtol=1e-6, atol=1e-8)
     torch.testing.assert_close(
-        gradient(problem, other), gradient(problem, point)[order], rtol=1e-6, atol=1e-10
+        gradient(problem, other), gradient(problem, fit)[order], rtol=1e-6, atol=1e-10
     )
 
 
@@ -133,10 +133,10 @@ def test_order_of_the_candidates_does_not_matter(seed: int, order: list[int]) ->
 def test_scale_of_the_target_does_not_matter(seed: int, size: float, sign: int) -> None:
     problem, x = random_problem((3, 5, 40, 2), seed=seed)
     scaled = make_problem(problem.features, sign * size * problem.target)
-    point, other = evaluate(problem, x), evaluate(scaled, x)
-    assert other.value == pytest.approx(point.value, rel=1e-9)
+    fit, other = fitted(problem, x), fitted(scaled, x)
+    assert other.value == pytest.approx(fit.value, rel=1e-9)
     torch.testing.assert_close(
-        gradient(scaled, other), gradient(problem, point), rtol=1e-6, atol=1e-10
+        gradient(scaled, other), gradient(problem, fit), rtol=1e-6, atol=1e-10
     )
 
 
@@ -146,7 +146,7 @@ def test_rotation_of_the_outputs_does_not_matter(seed: int) -> None:
     problem, x = random_problem((3, 5, 40, 3), seed=seed)
     rotation = torch.linalg.qr(gaussian(3, 3, seed=seed)).Q
     rotated = make_problem(problem.features, problem.target @ rotation)
-    assert evaluate(rotated, x).value == pytest.approx(evaluate(problem, x).value, rel=1e-9)
+    assert fitted(rotated, x).value == pytest.approx(fitted(problem, x).value, rel=1e-9)
 
 
 @fast
@@ -154,17 +154,17 @@ def test_rotation_of_the_outputs_does_not_matter(seed: int) -> None:
 def test_norm_of_a_candidate_leaves_no_trace_with_relu_only(seed: int, sizes: list[float]) -> None:
     stretch = torch.tensor(sizes, dtype=torch.float64)[:, None]
     problem, x = random_problem((3, 5, 40, 2), "relu", seed)
-    value = evaluate(problem, x).value
-    assert evaluate(problem, stretch * x).value == pytest.approx(value, rel=1e-7)
-    slope = gradient(problem, evaluate(problem, x))
+    value = fitted(problem, x).value
+    assert fitted(problem, stretch * x).value == pytest.approx(value, rel=1e-7)
+    slope = gradient(problem, fitted(problem, x))
     assert (slope * x).sum(1).abs().max() < 1e-10  # so the gradient has no radial part
     other, _ = random_problem((3, 5, 40, 2), "relu+tanh", seed)
-    assert evaluate(other, 3 * x).value != pytest.approx(evaluate(other, x).value, rel=1e-6)
+    assert fitted(other, 3 * x).value != pytest.approx(fitted(other, x).value, rel=1e-6)
 
 
 def test_more_candidates_never_explain_less() -> None:
     problem, x = random_problem((6, 5, 40, 2))
-    values = [evaluate(problem, x[:count]).value for count in range(1, 7)]
+    values = [fitted(problem, x[:count]).value for count in range(1, 7)]
     assert values == sorted(values, reverse=True)
 
 
@@ -173,10 +173,10 @@ def test_more_candidates_never_explain_less() -> None:
 
 def test_two_equal_candidates_do_no_harm() -> None:
     problem, x = random_problem((3, 5, 40, 2))
-    point, doubled = evaluate(problem, x), evaluate(problem, x[[0, 1, 2, 1]])
-    assert doubled.value == pytest.approx(point.value, rel=1e-8)
+    fit, doubled = fitted(problem, x), fitted(problem, x[[0, 1, 2, 1]])
+    assert doubled.value == pytest.approx(fit.value, rel=1e-8)
     both = doubled.coefficients[1] + doubled.coefficients[3]
-    torch.testing.assert_close(both, point.coefficients[1], rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(both, fit.coefficients[1], rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(
         doubled.coefficients[1], doubled.coefficients[3], rtol=1e-2, atol=1e-4
     )
@@ -197,7 +197,7 @@ def test_factor_gives_up_on_what_is_no_gram_matrix() -> None:
 
 def test_candidates_that_are_not_numbers_have_no_value() -> None:
     problem, x = random_problem(SHAPES[1])
-    assert math.isnan(evaluate(problem, x * math.nan).value)
+    assert math.isnan(fitted(problem, x * math.nan).value)
 
 
 # Domain

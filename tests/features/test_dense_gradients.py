@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from exhume.equation.objective import evaluate, gauss_newton, gradient
+from exhume.equation.objective import fitted, gauss_newton, gradient
 from exhume.errors import InputError
 from exhume.features import dense
 from exhume.features.activations import Activation, activation, smoothed_relu, softplus
@@ -361,7 +361,7 @@ def test_the_objective_is_the_same() -> None:
     features = problem.features
     slow = replace(problem, features=ParameterGradients(*vars_of(features), block=features.block))
     x, direction = on_sphere(3, 4), gaussian(3, 4, seed=1)
-    one, other = evaluate(problem, x), evaluate(slow, x)
+    one, other = fitted(problem, x), fitted(slow, x)
     assert one.value == pytest.approx(other.value, rel=1e-9)
     close(gradient(problem, one), gradient(slow, other), 1e-8)
     close(gauss_newton(one, direction), gauss_newton(other, direction), 1e-8)

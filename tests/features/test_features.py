@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
-from exhume.equation.objective import evaluate, gauss_newton, gradient
+from exhume.equation.objective import fitted, gauss_newton, gradient
 from exhume.errors import InputError
 from exhume.features.activations import (
     Activation,
@@ -444,7 +444,7 @@ def test_a_bad_file_is_named_before_any_work(write: Callable[[Path], None], tmp_
 
 def everything(features: RandomFeatures, target: Tensor, x: Tensor) -> list[Tensor]:
     problem = make_problem(features, target.to(features.device))
-    point = evaluate(problem, x)
+    point = fitted(problem, x)
     direction = gaussian(*x.shape, seed=9).to(point.candidates)
     return [
         torch.tensor(point.value),
@@ -531,7 +531,7 @@ def test_gpu_and_cpu_agree(name: str, stored: bool) -> None:
 @needs_gpu
 def test_gpu_residual_at_the_truth_is_at_the_level_of_float32() -> None:
     problem = case(30, 6, 4)
-    assert evaluate(problem.problem.to("cuda"), problem.inputs).value < 1e-12
+    assert fitted(problem.problem.to("cuda"), problem.inputs).value < 1e-12
 
 
 # The conformance check itself

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from exhume.equation.objective import evaluate, gauss_newton, gradient
+from exhume.equation.objective import fitted, gauss_newton, gradient
 from exhume.equation.problem import Problem
 from exhume.features import Features
 from exhume.features.activations import smoothed_relu, softplus
@@ -446,7 +446,7 @@ def test_candidates_in_another_order_give_the_same(
 ) -> None:
     problem = make(name, seed=seed).problem(parameters, point)
     x = on_sphere(4, problem.dim, seed)
-    one, other = evaluate(problem, x), evaluate(problem, x[order])
+    one, other = fitted(problem, x), fitted(problem, x[order])
     k = one.rows
     rows = [i * k + j for i in order for j in range(k)]
     gram = one.linearization.gram()
@@ -561,11 +561,11 @@ def test_the_last_layer_needs_no_jacobian_of_all_outputs(c: int, n: int, name: s
     phi = dense_rows(net, net.points("midpoint"), [head], x)  # (n·c, c·h), by autograd
     change = (net.trained[head] - net.initial[head]).flatten()
     left = dense_complement(phi) @ change
-    point = evaluate(problem, x)
+    point = fitted(problem, x)
     assert point.value == pytest.approx((left @ left / (change @ change)).item(), rel=1e-7)
     assert point.coefficients.shape == (n, c)
     close(point.residual.T.flatten(), left, 1e-7)
-    full = evaluate(net.problem(head), x)  # as a block of parameters
+    full = fitted(net.problem(head), x)  # as a block of parameters
     assert full.coefficients.shape == (n * c, 1)
     assert full.value == pytest.approx(point.value, rel=1e-7)
     close(full.shares, point.shares, 1e-6)
@@ -606,7 +606,7 @@ def test_the_objective_and_its_gradient_with_several_rows(
 ) -> None:
     net, problem, names, points = dense_parts(name, parameters, point)
     x = on_sphere(2, 4)
-    here = evaluate(problem, x)
+    here = fitted(problem, x)
     assert here.rows > 1
     assert 0.01 < here.value < 0.99
     assert here.value == pytest.approx(dense_value(net, names, points, problem.target, x), 1e-8)
@@ -626,7 +626,7 @@ def test_gauss_newton_with_several_rows_against_the_dense_matrix(
 ) -> None:
     net, problem, names, points = dense_parts(name, parameters, point)
     x, m = on_sphere(2, 4), problem.target.shape[1]
-    here = evaluate(problem, x)
+    here = fitted(problem, x)
     slopes = dense_slopes(net, points, names, x)
     a = here.coefficients.reshape(2, here.rows, m)
     jacobian = torch.einsum("ikpd,ikm->pmid", slopes, a)

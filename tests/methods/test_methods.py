@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from exhume import data, victims
-from exhume.equation.objective import evaluate
+from exhume.equation.objective import fitted
 from exhume.errors import InputError
 from exhume.evaluate import score
 from exhume.features.activations import activation
@@ -63,7 +63,7 @@ def test_every_sample_is_recovered(
         assert found.samples.shape == (samples, dim)
         assert found.samples.dtype == found.coefficients.dtype == torch.float64
         assert score(found.samples, truth.inputs).exact == 1
-        there = evaluate(truth.problem, found.samples)
+        there = fitted(truth.problem, found.samples)
         assert there.value == pytest.approx(found.residual, abs=1e-12)
         torch.testing.assert_close(found.coefficients, there.coefficients, rtol=1e-3, atol=1e-6)
 
@@ -173,18 +173,18 @@ def test_two_candidates_too_many_can_hide_flips_from_relu_but_not_from_relu_with
     assert len(candidates) == 8
     solved = run(LevenbergMarquardt(), truth.problem, candidates, 10)
     assert (solved.outcome, solved.steps) == (Outcome.CONVERGED, 0)
-    assert solved.point.value < 1e-20
+    assert solved.fit.value < 1e-20
     assert score(candidates, truth.inputs).exact == 1
     assert score(candidates, truth.inputs).flips == 3
     other = case(30, 6, 8, "relu+tanh", even=True)
     assert torch.equal(other.inputs, truth.inputs)
-    assert evaluate(other.problem, candidates).value > 1e-3
+    assert fitted(other.problem, candidates).value > 1e-3
 
 
 def test_tanh_is_odd_so_no_sign_can_be_known() -> None:
     truth = case(20, 4, 5, "tanh")
     signs = torch.tensor([[1.0], [-1], [-1], [1]])
-    assert evaluate(truth.problem, signs * truth.inputs).value < 1e-20
+    assert fitted(truth.problem, signs * truth.inputs).value < 1e-20
 
 
 # Repeatable, resumable, limited
@@ -275,7 +275,7 @@ def test_the_published_recipe_runs_and_recovers_one_sample() -> None:
 
 def test_the_published_recipe_starts_and_steps_as_published() -> None:
     truth = single(100, 20, 1)
-    start = Iurada2025().init(truth.problem, 20, seed=0).state.point.candidates
+    start = Iurada2025().init(truth.problem, 20, seed=0).state.fit.candidates
     assert start.mean().abs() < 0.1
     assert start.std().item() == pytest.approx(1, abs=0.1)
     assert start.norm(dim=1).std() > 0.1  # not projected before the first step

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from exhume import data, victims
 from exhume.equation.domain import Box, Composed, Sphere
-from exhume.equation.objective import evaluate
+from exhume.equation.objective import fitted
 from exhume.equation.problem import Problem
 from exhume.errors import InputError
 from exhume.evaluate import residual_at_truth, score
@@ -223,7 +223,7 @@ def test_an_exact_basis_is_kept_to() -> None:
         found = reconstruct(right, 4, seed, method="tansley2026")
         assert outside(found.samples, basis) < 1e-9
         solver = LevenbergMarquardt(tolerance=1e-14, damping=1e-3, patience=3)
-        freer = run(solver, victim.problem, found.samples, 30).point
+        freer = run(solver, victim.problem, found.samples, 30).fit
         assert 0.5 * found.residual < freer.value < found.residual
 
 
@@ -241,8 +241,8 @@ def test_random_features_have_the_moment_for_a_start_and_for_nothing_more() -> N
         problem = victims.random_features(known, width=20 * 4 * 6, seed=seed).problem
         method = Tansley2026()
         assert method.view(problem) is problem
-        start = method.init(problem, 4, seed).state.point.candidates.double()
-        random = Exhume().init(problem, 4, seed).state.point.candidates.double()
+        start = method.init(problem, 4, seed).state.fit.candidates.double()
+        random = Exhume().init(problem, 4, seed).state.fit.candidates.double()
         assert start.shape == random.shape
         assert not torch.allclose(start, random)
         found = reconstruct(problem, 4, seed, method="tansley2026")
@@ -259,7 +259,7 @@ def test_the_start_lies_where_the_moment_points() -> None:
     span = torch.linalg.qr(known.inputs.T).Q
 
     def inside(method: Exhume | Tansley2026) -> float:
-        starts = [method.init(problem, 2, seed).state.point.candidates for seed in range(10)]
+        starts = [method.init(problem, 2, seed).state.fit.candidates for seed in range(10)]
         x = torch.cat(starts).double()
         return float((x @ span).square().sum() / x.square().sum())
 
@@ -307,7 +307,7 @@ def test_an_interrupted_run_in_the_subspace_goes_on_to_the_same_bits() -> None:
 
         with pytest.raises(Interrupted):
             reconstruct(problem, 4, 1, "tansley2026", observe=interrupt)
-        assert seen[-1].state.point.candidates.shape[1] == 4  # coordinates
+        assert seen[-1].state.fit.candidates.shape[1] == 4  # coordinates
         resumed = reconstruct(problem, 4, 1, "tansley2026", resume=(seen[-1], 5.0))
         assert same(resumed, whole)
 
@@ -379,7 +379,7 @@ KINDS = [
 def test_every_solver_lowers_the_residual_of_every_kind_of_features(name: str) -> None:
     problem = trained(name)
     start = on_sphere(3, problem.dim, seed=5)
-    before = evaluate(problem, start).value
+    before = fitted(problem, start).value
     solvers: list[tuple[Solver, int, float]] = [
         (Momentum(rate=1.0), 25, 0.97),
         (Adam(rate=0.05), 25, 0.9),
@@ -387,9 +387,9 @@ def test_every_solver_lowers_the_residual_of_every_kind_of_features(name: str) -
     ]
     for solver, steps, share in solvers:
         state = run(solver, problem, start, steps)
-        assert state.point.value < share * before
+        assert state.fit.value < share * before
         radius = torch.full((3,), problem.dim**0.5).double()
-        torch.testing.assert_close(state.point.candidates.norm(dim=1).double(), radius)
+        torch.testing.assert_close(state.fit.candidates.norm(dim=1).double(), radius)
 
 
 def test_the_published_recipe_lowers_the_residual_of_a_network() -> None:
@@ -402,7 +402,7 @@ def test_the_published_recipe_lowers_the_residual_of_a_network() -> None:
     leaky = recipe.view(victims.random_features(data.sphere(5, 2), width=9).problem).features
     assert isinstance(leaky, RandomFeatures)
     assert leaky.activation.slope(z).tolist() == pytest.approx([0.02, 1])
-    start = recipe.init(seen, 3, 0).state.point.value
+    start = recipe.init(seen, 3, 0).state.fit.value
     found = reconstruct(victim.problem, 3, method=recipe)
     assert found.residual < 0.2 * start
 
@@ -436,7 +436,7 @@ def test_candidates_stay_in_the_domain(domain: Box | Composed, recovers: bool) -
     assert len(moves) > 20
     assert in_box(found.samples)
     for move in moves:
-        assert in_box(move.state.point.candidates)
+        assert in_box(move.state.fit.candidates)
     if recovers:
         lengths = found.samples.norm(dim=1)
         torch.testing.assert_close(lengths, torch.full((3,), 0.8 * 10**0.5).double())
@@ -451,5 +451,5 @@ def test_solvers_stay_in_the_domain_on_modules(name: str, domain: Box | Composed
     start = domain.start(2, problem.dim, torch.Generator().manual_seed(0))
     for solver in (LevenbergMarquardt(), Adam(rate=0.3)):
         state = run(solver, problem, start, 8)
-        assert (state.point.candidates.abs() <= bound + 1e-9).all()
-        assert state.point.value < evaluate(problem, start).value
+        assert (state.fit.candidates.abs() <= bound + 1e-9).all()
+        assert state.fit.value < fitted(problem, start).value

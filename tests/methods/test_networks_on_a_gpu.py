@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from exhume import data, evaluate, reconstruct, victims
-from exhume.equation.objective import evaluate as objective
+from exhume.equation.objective import fitted as objective
 from exhume.equation.objective import gauss_newton, gradient
 from exhume.equation.problem import Premise
 from exhume.models.formulation import weights_problem

@@ -16,7 +16,7 @@ from exhume.auditing import folder as run_folder
 from exhume.auditing.folder import Event, Opened, Settings
 from exhume.equation.coefficients import Rule
 from exhume.equation.domain import Box, Composed, Sphere
-from exhume.equation.objective import Point, at
+from exhume.equation.objective import Fit, fitted_with
 from exhume.equation.problem import Premise, Problem
 from exhume.errors import InputError
 from exhume.features.activations import softplus
@@ -399,7 +399,7 @@ def test_softplus_sharpens_as_published() -> None:
 def test_the_start_is_the_published_one() -> None:
     one = Haim2022(rate=0.1, scale=1e-3, least=0.3, sharpness=50.0)
     state = one.init(posed(net_of(1), Rule.MARGIN), 200, 0).state
-    x, multipliers = state.point.candidates, state.memory["multipliers"]
+    x, multipliers = state.fit.candidates, state.memory["multipliers"]
     assert x.shape == (400, 6) and multipliers.shape == (400, 1)
     assert x.std().item() == pytest.approx(1e-3, rel=0.05)
     assert multipliers.min() >= 0 and multipliers.max() <= 1
@@ -415,7 +415,7 @@ def test_the_start_is_the_published_one() -> None:
     assert decay["multipliers"].std().item() == pytest.approx(1, abs=0.05)
 
     change = Loo2023(rate=0.02).init(posed(net_of(3), Rule.FREE), 200, 0).state
-    assert change.point.candidates.std().item() == pytest.approx(0.2, rel=0.05)
+    assert change.fit.candidates.std().item() == pytest.approx(0.2, rel=0.05)
     duals = change.memory["multipliers"]
     assert duals.min() >= -0.5 and duals.max() <= 0.5 and duals.mean().abs() < 0.05
     assert change.memory["divisor"].item() == 1200
@@ -570,7 +570,7 @@ def test_a_trial_that_ends_above_its_start_is_dropped() -> None:
     first = method.init(problem, 3, 0)
     chosen = method.settings_of(problem, 0, first.state.memory)
     end = advanced(problem, chosen, first.state, 2)
-    value = terms_of(problem, chosen, end.point.candidates, end.memory).relative
+    value = terms_of(problem, chosen, end.fit.candidates, end.memory).relative
     assert first.state.memory["start"].item() < value < math.inf
     after = method.advance(problem, first).state.memory
     assert after["tune.scores"][0, 0] == math.inf and after["trial"] == 1
@@ -586,14 +586,14 @@ def test_the_run_goes_on_from_the_better_of_two_starts() -> None:
             state = method.begin(problem, 6, seed, start=start)
             chosen = method.settings_of(problem, seed, state.memory)
             state = advanced(problem, chosen, state, 60)
-            x = state.point.candidates
+            x = state.fit.candidates
             ends.append((terms_of(problem, chosen, x, state.memory).relative, start, x))
         moves: list[Progress] = []
         reconstruct(problem, 3, seed, method, observe=lambda p, _, moves=moves: moves.append(p))
         begun = next(p for p in moves if p.phase == "run")
         assert begun.state.steps == 60 and begun.total_steps == 120
         _, start, x = min(ends)
-        torch.testing.assert_close(begun.state.point.candidates, x)
+        torch.testing.assert_close(begun.state.fit.candidates, x)
         better.add(start)
     assert better == {0, 1}
 
@@ -615,7 +615,7 @@ def test_a_run_that_explodes_ends_at_its_last_finite_look() -> None:
 class Blown(Haim2022):
     """A recipe that was stopped while its residual was huge and still finite."""
 
-    def finish(self, problem: Problem, progress: Progress) -> Point:
+    def finish(self, problem: Problem, progress: Progress) -> Fit:
         return replace(super().finish(problem, progress), value=1e6)
 
 
@@ -692,13 +692,13 @@ def test_the_answer_has_the_recipes_own_coefficients(kind: str) -> None:
     found = reconstruct(there.problem, 3, method=method, observe=lambda p, _: moves.append(p))
     state = moves[-1].state
     assert found.samples.shape == (6, 6) and found.outcome is Outcome.BUDGET
-    assert torch.equal(found.samples, state.point.candidates)
+    assert torch.equal(found.samples, state.fit.candidates)
     net = replace(there.oracle, sigma=torch.relu, labels=state.memory["labels"])
     net = replace(net, divisor=state.memory["divisor"].item())
     residual = net.residual(found.samples, state.memory["multipliers"])
     expected = residual.square().sum() / there.problem.target.square().sum()
     assert found.residual == pytest.approx(expected.item())
-    again = at(there.problem, found.samples, found.coefficients)
+    again = fitted_with(there.problem, found.samples, found.coefficients)
     assert again.value == found.residual and not again.eliminated
     counted = [p.total_steps for p in moves]
     assert counted == sorted(counted) and found.steps == counted[-1]
@@ -714,7 +714,7 @@ def test_out_of_time_while_tuning_the_best_trial_so_far_is_the_answer() -> None:
     late = reconstruct(problem, 3, method=method, resume=(second, 9.0), time_limit=1.0)
     assert late.outcome is Outcome.BUDGET
     assert torch.equal(late.samples, best)
-    assert not torch.equal(best, second.state.point.candidates)
+    assert not torch.equal(best, second.state.fit.candidates)
 
 
 def same(a: Reconstruction, b: Reconstruction) -> bool:

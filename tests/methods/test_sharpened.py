@@ -14,7 +14,7 @@ from exhume import methods
 from exhume.auditing import folder as run_folder
 from exhume.auditing.folder import Event, Opened, Settings
 from exhume.equation.domain import Box, Domain, Sphere
-from exhume.equation.objective import at, evaluate
+from exhume.equation.objective import fitted, fitted_with
 from exhume.equation.problem import FirstLayer, Premise, Problem
 from exhume.features.activations import softplus
 from exhume.features.dense import DenseGradients
@@ -113,24 +113,25 @@ def layered(layer: Tensor, domain: Domain, initial: Tensor | None = None) -> Pro
 def test_a_trace_is_what_a_candidate_alone_leaves(outputs: int, premise: Premise) -> None:
     net = trained_net(outputs)
     x = gaussian(5, DIM, seed=2)
-    point = evaluate(posed(net, premise), x)
+    fit = fitted(posed(net, premise), x)
     names = [name for name, _ in net.plain.named_parameters()]
     rows = dense_rows(net, [net.trained], names, x).view(5, outputs, -1)
-    parts = point.coefficients.view(5, outputs)
+    parts = fit.coefficients.view(5, outputs)
     expected = torch.stack([(a @ phi).square().sum() for a, phi in zip(parts, rows, strict=True)])
-    torch.testing.assert_close(traces(point), expected)
+    torch.testing.assert_close(traces(fit), expected)
     assert expected.max() > 0
 
 
 def test_a_trace_counts_every_column_of_the_target() -> None:
     truth = case(8, 3, 6, outputs=2)
     a = gaussian(3, 2, seed=4)
-    point = at(truth.problem, truth.inputs, a)
+    fit = fitted_with(truth.problem, truth.inputs, a)
     alone = [
-        at(truth.problem, truth.inputs, a * torch.eye(3)[:, i : i + 1].double()) for i in range(3)
+        fitted_with(truth.problem, truth.inputs, a * torch.eye(3)[:, i : i + 1].double())
+        for i in range(3)
     ]
     left = [(truth.problem.target - one.residual).square().sum() for one in alone]
-    torch.testing.assert_close(traces(point), torch.stack(left))
+    torch.testing.assert_close(traces(fit), torch.stack(left))
 
 
 # Starts
@@ -187,27 +188,27 @@ def test_without_a_first_layer_the_domain_draws_the_starts() -> None:
     found = starts(problem, 7, stream(1, 2))
     assert torch.equal(found, domain.start(7, DIM, stream(1, 2)))
     progress = Sharpened().init(problem, None, 0)
-    assert len(progress.state.point.candidates) == 2 * DIM  # all directions count as visible
+    assert len(progress.state.fit.candidates) == 2 * DIM  # all directions count as visible
 
 
 @pytest.mark.parametrize(("samples", "surplus", "count"), [(3, 2.0, 6), (3, 1.5, 5), (4, 1.0, 4)])
 def test_the_search_begins_with_a_surplus(samples: int, surplus: float, count: int) -> None:
     problem = posed(trained_net())
     progress = Sharpened(surplus=surplus).init(problem, samples, 0)
-    assert progress.state.point.candidates.shape == (count, DIM)
+    assert progress.state.fit.candidates.shape == (count, DIM)
     assert progress.phase == "sharpen"
     view = softplus(Sharpened().sharpness[0] / module._unit(problem))
-    at_start = evaluate(
+    at_start = fitted(
         replace(problem, features=problem.features.substituted(view)),
-        progress.state.point.candidates,
+        progress.state.fit.candidates,
     )
-    assert progress.state.point.cost == at_start.cost
+    assert progress.state.fit.cost == at_start.cost
 
 
 def test_the_number_is_that_of_the_visible_directions_if_it_is_not_told() -> None:
     layer, _ = two_directions()
     progress = Sharpened().init(layered(layer, Box(-1.0, 1.0)), None, 0)
-    assert len(progress.state.point.candidates) == 4  # two for each of two
+    assert len(progress.state.fit.candidates) == 4  # two for each of two
 
 
 # Sharpness
@@ -269,15 +270,15 @@ def with_some_unused() -> tuple[Problem, Progress, Sharpened]:
 
 def test_candidates_without_a_multiplier_start_again() -> None:
     problem, progress, method = with_some_unused()
-    point = progress.state.point
-    trace = traces(point)
+    fit = progress.state.fit
+    trace = traces(fit)
     unused = int((trace == 0).sum())
     assert math.ceil(method.renewed * len(trace)) < unused < len(trace)
     after = method.advance(problem, progress)
     assert (after.rounds, after.attempt, after.total_steps) == (1, 1, 4)
-    same = (after.state.point.candidates == point.candidates).all(1)
+    same = (after.state.fit.candidates == fit.candidates).all(1)
     assert torch.equal(same, trace > 0)
-    fresh = after.state.point.candidates[~same]
+    fresh = after.state.fit.candidates[~same]
     assert torch.equal(fresh, starts(problem, unused, stream(0, 1)))
 
 
@@ -285,10 +286,10 @@ def test_at_least_a_share_of_the_candidates_starts_again() -> None:
     problem = posed(trained_net(), Premise.DECAY)  # where all have coefficients
     method = Sharpened(steps=2, trials=3, surplus=4.0, renewed=0.25)
     progress = moved(method, problem, 3, until=2)[-1]
-    trace = traces(progress.state.point)
+    trace = traces(progress.state.fit)
     assert trace.min() > 0
     after = method.advance(problem, progress)
-    same = (after.state.point.candidates == progress.state.point.candidates).all(1)
+    same = (after.state.fit.candidates == progress.state.fit.candidates).all(1)
     assert int((~same).sum()) == 3  # a quarter of 12
     assert trace[~same].max() < trace[same].min()
 
@@ -302,11 +303,11 @@ def test_trials_begin_from_the_best_at_the_greatest_sharpness() -> None:
     assert ends[0][1].best is None  # after the first trial, at the lesser sharpness
     least = math.inf
     for before, after in ends[1:]:
-        least = min(least, before.state.point.cost)
+        least = min(least, before.state.fit.cost)
         assert after.best_value == least and after.best is not None
-        kept = (after.state.point.candidates == after.best).all(1)
+        kept = (after.state.fit.candidates == after.best).all(1)
         assert kept.any() and not kept.all()
-    assert moves[-1].best_value == min(least, moves[-2].state.point.cost)
+    assert moves[-1].best_value == min(least, moves[-2].state.fit.cost)
 
 
 def test_a_trial_that_made_it_worse_is_forgotten() -> None:
@@ -315,9 +316,9 @@ def test_a_trial_that_made_it_worse_is_forgotten() -> None:
     best = starts(problem, 12, stream(9, 9))
     after = method.advance(problem, replace(progress, best=best, best_value=0.0))
     assert after.best is best and after.best_value == 0.0
-    kept = (after.state.point.candidates[:, None] == best[None]).all(2).any(1)
-    point = evaluate(method._sharpened(problem, 0), best)
-    assert torch.equal(kept, traces(point) > 0) and kept.any()
+    kept = (after.state.fit.candidates[:, None] == best[None]).all(2).any(1)
+    fit = fitted(method._sharpened(problem, 0), best)
+    assert torch.equal(kept, traces(fit) > 0) and kept.any()
 
 
 # The answer
@@ -325,20 +326,20 @@ def test_a_trial_that_made_it_worse_is_forgotten() -> None:
 
 def test_the_answer_has_no_candidate_without_a_multiplier() -> None:
     problem, progress, method = with_some_unused()
-    point = progress.state.point
-    used = traces(point) > 0
+    fit = progress.state.fit
+    used = traces(fit) > 0
     answer = method.finish(problem, progress)
-    assert torch.equal(answer.candidates, point.candidates[used])
-    assert answer.value == evaluate(problem, point.candidates[used]).value  # with ReLU itself
+    assert torch.equal(answer.candidates, fit.candidates[used])
+    assert answer.value == fitted(problem, fit.candidates[used]).value  # with ReLU itself
 
 
 def test_where_no_candidate_has_a_multiplier_all_are_the_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     problem, progress, method = with_some_unused()
-    monkeypatch.setattr(module, "traces", lambda point: torch.zeros(len(point.candidates)))
+    monkeypatch.setattr(module, "traces", lambda fit: torch.zeros(len(fit.candidates)))
     answer = method.finish(problem, progress)
-    assert torch.equal(answer.candidates, progress.state.point.candidates)
+    assert torch.equal(answer.candidates, progress.state.fit.candidates)
 
 
 @pytest.mark.parametrize("better", [True, False])
@@ -347,7 +348,7 @@ def test_the_answer_is_the_better_of_the_best_and_the_trial_at_hand(better: bool
     rival = starts(problem, 12, stream(9, 9))
     value = 0.0 if better else math.inf
     answer = method.finish(problem, replace(progress, best=rival, best_value=value))
-    expected = rival if better else progress.state.point.candidates
+    expected = rival if better else progress.state.fit.candidates
     assert all((row == expected).all(1).any() for row in answer.candidates)
 
 
@@ -385,13 +386,13 @@ def test_weights_that_no_samples_left_stay_unexplained() -> None:
 @pytest.mark.parametrize("seed", [0, 1])
 def test_planted_samples_cost_nothing_and_others_do(premise: Premise, seed: int) -> None:
     truth = planted(premise, seed=seed)
-    there = evaluate(truth.problem, truth.samples)
+    there = fitted(truth.problem, truth.samples)
     assert there.cost < 1e-20
     torch.testing.assert_close(there.coefficients[:, 0], truth.coefficients)
     if premise is Premise.MARGIN:
         outputs = truth.problem.features.linearize(truth.samples).apply(truth.problem.target)
         assert outputs.abs().max() / outputs.abs().min() == pytest.approx(1)
-    off = evaluate(truth.problem, truth.samples + 0.1 * gaussian(SAMPLES, DIM, seed=4))
+    off = fitted(truth.problem, truth.samples + 0.1 * gaussian(SAMPLES, DIM, seed=4))
     assert off.cost > 1e-3
 
 
@@ -416,7 +417,7 @@ def assert_recovered(truth: Planted, samples: Tensor, coefficients: Tensor) -> N
 def test_planted_samples_are_recovered(premise: Premise, number: int | None) -> None:
     truth = planted(premise, seed=1)
     assert truth.problem.ratio(2 * SAMPLES) > 20  # equations over unknowns
-    assert _cosines(truth, Sharpened().init(truth.problem, number, 0).state.point.candidates) < 0.9
+    assert _cosines(truth, Sharpened().init(truth.problem, number, 0).state.fit.candidates) < 0.9
     found = reconstruct(truth.problem, number, method="exhume")
     assert found.outcome is Outcome.CONVERGED and found.residual < 1e-6
     assert _cosines(truth, found.samples) > 0.99

@@ -11,7 +11,7 @@ import torch
 from exhume.auditing import folder as run_folder
 from exhume.equation.coefficients import Rule
 from exhume.equation.domain import Box
-from exhume.equation.objective import evaluate
+from exhume.equation.objective import fitted
 from exhume.equation.problem import Premise, Problem
 from exhume.errors import InputError
 from exhume.features.activations import softplus
@@ -85,7 +85,7 @@ def penalty(problem: Problem, settings: Hyperparameters, count: int, divisor: fl
     }
     smooth = replace(problem, features=problem.features.substituted(settings.surrogate(0)))
     here = terms_of(smooth, settings, x, memory)
-    return Penalty(smooth, settings, State(here.point, memory), here)
+    return Penalty(smooth, settings, State(here.fit, memory), here)
 
 
 CASES = {
@@ -121,7 +121,7 @@ def test_a_split_of_no_distance_changes_no_loss(name: str, forget: bool) -> None
     chosen = torch.tensor([1, 2])
     still = halves(loss.candidates, chosen, torch.zeros_like(loss.candidates), 0.0)
     state = loss.split(still, chosen, forget)
-    after = terms_of(loss.problem, loss.settings, state.point.candidates, state.memory)
+    after = terms_of(loss.problem, loss.settings, state.fit.candidates, state.memory)
     assert after.value == pytest.approx(loss.value, rel=1e-13)
     assert state.memory["divisor"].item() == 8.0
     assert state.memory["labels"][4:].tolist() == memory["labels"][chosen].tolist()
@@ -137,13 +137,13 @@ def test_a_split_of_no_distance_changes_no_loss(name: str, forget: bool) -> None
 def test_the_projection_predicts_what_halves_with_half_the_coefficients_do() -> None:
     known = case(6, 5, 6.0, "tanh", outputs=2)
     progress = Iurada2025(rate=1e-3).init(known.problem, 3, 0)
-    start = known.problem.domain.project(progress.state.point.candidates)
-    state = replace(progress.state, point=evaluate(known.problem, start))
+    start = known.problem.domain.project(progress.state.fit.candidates)
+    state = replace(progress.state, fit=fitted(known.problem, start))
     loss = Projection.of(known.problem, replace(progress, state=state))
     pairs = curvatures(loss, 6, stream(0, 0))
     chosen, epsilon = torch.tensor([0, 2]), 1e-3
     moved = known.problem.domain.project(halves(loss.candidates, chosen, pairs.vectors, epsilon))
-    coefficients = state.point.coefficients.clone()
+    coefficients = state.fit.coefficients.clone()
     coefficients[chosen] /= 2
     combined = known.problem.features.linearize(moved).combine(
         torch.cat([coefficients, coefficients[chosen]])
@@ -183,14 +183,14 @@ def test_a_run_with_splits(name: str, rule: Any) -> None:
     method = Shen2026(base, every=200, rule=rule)
     seen: list[Progress] = []
     found = reconstruct(problem, 2, 0, method, observe=lambda progress, _: seen.append(progress))
-    counts = [len(progress.state.point.candidates) for progress in seen]
+    counts = [len(progress.state.fit.candidates) for progress in seen]
     assert counts[-1] > counts[0] and sorted(counts) == counts
     assert len(found.samples) == counts[-1]
     assert seen[-1].state.memory["looks"].item() == 6
     problem = method.view(problem)
     for before, after in itertools.pairwise(seen):
         memory = after.state.memory
-        rows = len(after.state.point.candidates)
+        rows = len(after.state.fit.candidates)
         assert len(memory["parents"]) == rows
         if "shares" not in memory:
             continue
@@ -199,7 +199,7 @@ def test_a_run_with_splits(name: str, rule: Any) -> None:
         assert torch.allclose(total, torch.ones_like(total))
         assert torch.equal(memory["labels"], seen[0].state.memory["labels"][parents])
         assert memory["divisor"].item() == start
-        if rows > len(before.state.point.candidates):
+        if rows > len(before.state.fit.candidates):
             assert before.state.steps == after.state.steps >= 200
             assert loss_of(base, problem, after).value < loss_of(base, problem, before).value
 

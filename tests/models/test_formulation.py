@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from exhume import victims
 from exhume.data import Data
 from exhume.equation.domain import Box, Sphere
-from exhume.equation.objective import evaluate, gradient
+from exhume.equation.objective import fitted, gradient
 from exhume.equation.problem import Pixels
 from exhume.errors import InputError
 from exhume.features.gradient import ParameterGradients
@@ -72,7 +72,7 @@ def test_the_resolution_is_what_rounding_leaves(parameters: str) -> None:
     initial = {key: w.float() for key, w in net.initial.items()}
     trained = {key: w.float() for key, w in {**net.initial, **moved}.items()}
     rounded = network_problem(net.network, initial, trained, parameters, "initial")
-    left = evaluate(rounded.to("cpu", torch.float64), x).value
+    left = fitted(rounded.to("cpu", torch.float64), x).value
     assert rounded.resolution / 30 < left < rounded.resolution * 30
     assert exact.resolution < 1e-16 * rounded.resolution * 30
 
@@ -123,7 +123,7 @@ def test_swapped_weights_negate_the_target_and_leave_the_residual(
     for point, same in (("midpoint", True), ("both", True), ("final", False)):
         one, other = net.problem(parameters, point), swapped.problem(parameters, point)
         assert torch.equal(other.target, -one.target)
-        values = evaluate(one, x), evaluate(other, x)
+        values = fitted(one, x), fitted(other, x)
         assert (values[1].value == pytest.approx(values[0].value, rel=1e-6)) == same
         if same:
             torch.testing.assert_close(
@@ -207,8 +207,8 @@ def test_a_victim_poses_what_its_model_poses() -> None:
             victim.model.network, victim.initial, victim.trained, parameters, point
         )
         assert torch.equal(posed.target, by_hand.target)
-        value = evaluate(by_hand, known.inputs).value
-        assert evaluate(posed, known.inputs).value == pytest.approx(value, rel=1e-9)
+        value = fitted(by_hand, known.inputs).value
+        assert fitted(posed, known.inputs).value == pytest.approx(value, rel=1e-9)
 
 
 # The equation Δθ = Σ A ∇f
@@ -269,7 +269,7 @@ def test_the_change_is_a_sum_of_gradients_to_second_order_in_the_step(
             combined = problem.features.linearize(x).combine(a)
             errors[point].append((problem.target - combined).norm().item())
         sizes.append(problem.target.norm().item())
-        values.append(evaluate(net.problem(parameters), x).value)
+        values.append(fitted(net.problem(parameters), x).value)
     assert sizes[0] / sizes[1] == pytest.approx(2, rel=0.1)
     for point in POINTS:
         assert errors[point][1] < 0.05 * sizes[1]
@@ -284,5 +284,5 @@ def test_other_samples_do_not_explain_the_change() -> None:
     net, _ = trained_by_hand("two_layer", "squared", 1e-3, x, labels)
     for parameters in ("last", "first", "all"):
         problem = net.problem(parameters)
-        assert evaluate(problem, x).value < 1e-5
-        assert evaluate(problem, on_sphere(3, 4, seed=9)).value > 1e-2
+        assert fitted(problem, x).value < 1e-5
+        assert fitted(problem, on_sphere(3, 4, seed=9)).value > 1e-2

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from exhume.equation.objective import evaluate
+from exhume.equation.objective import fitted
 from exhume.features.random import RandomFeatures
 from exhume.search import spectral
 from exhume.search.merge import merged
@@ -111,12 +111,12 @@ def test_a_candidate_goes_with_all_its_rows_or_not_at_all() -> None:
 def test_dropping_in_a_network_costs_what_is_left_without(parameters: str, point: str) -> None:
     problem = make("two_layer", width=40).problem(parameters, point)
     x = on_sphere(4, 4)
-    here = evaluate(problem, x)
+    here = fitted(problem, x)
     assert here.rows == 2
     order, share = dropping(problem, here)
     assert sorted(order.tolist()) == [0, 1, 2, 3]
     for count in range(1, 4):
-        left = evaluate(problem, without(problem, here, count))
+        left = fitted(problem, without(problem, here, count))
         assert len(left.candidates) == 4 - count
         assert left.value - here.value == pytest.approx(share[count - 1].item(), rel=1e-5)
 
@@ -134,14 +134,14 @@ def test_of_duplicates_all_but_one_are_dropped_first() -> None:
 def test_dropping_is_in_shares_of_the_target_and_keeps_the_order() -> None:
     truth = case(15, 4, 10)
     x = torch.cat([on_sphere(1, 15, seed=9), truth.inputs])[[1, 0, 2, 3, 4]]
-    point = evaluate(truth.problem, x)
-    order, share = dropping(truth.problem, point)
+    fit = fitted(truth.problem, x)
+    order, share = dropping(truth.problem, fit)
     assert order[0] == 1
     assert share[0] < 1e-15
     assert share[-1] == pytest.approx(1)
-    assert torch.equal(without(truth.problem, point, 1), truth.inputs)
+    assert torch.equal(without(truth.problem, fit, 1), truth.inputs)
     for count in range(1, 5):
-        left = evaluate(truth.problem, without(truth.problem, point, count))
+        left = fitted(truth.problem, without(truth.problem, fit, count))
         assert left.value == pytest.approx(share[count - 1].item(), rel=1e-6, abs=1e-15)
 
 
@@ -179,7 +179,7 @@ def test_merged_groups_against_walking_the_links(n: int, cosine: float, seed: in
 def test_a_mean_is_weighted_by_all_rows_of_a_candidate(
     n: int, rows: int, m: int, seed: int
 ) -> None:
-    """Coefficients of k rows and m outputs count as one long row each: `Point.shares`."""
+    """Coefficients of k rows and m outputs count as one long row each: `Fit.shares`."""
     x, a = on_sphere(n, 3, seed), gaussian(n * rows, m, seed=seed + 1)
     weights = torch.stack([a[i * rows : (i + 1) * rows].square().sum().sqrt() for i in range(n)])
     expected = torch.stack(
@@ -209,7 +209,7 @@ def test_the_residual_of_one_sample_points_at_it() -> None:
 
 def test_a_missing_sample_is_seen_in_the_residual_of_several_outputs() -> None:
     truth = case(15, 4, 60, outputs=3, even=True)
-    residual = evaluate(truth.problem, truth.inputs[:3]).residual
+    residual = fitted(truth.problem, truth.inputs[:3]).residual
     found = spectral_starts(truth.problem, residual, 1, generator())
     assert cosines(found, truth.inputs).abs().argmax().item() == 3
     assert cosines(found, truth.inputs[3:]).abs().item() > 0.9
@@ -248,7 +248,7 @@ def test_starts_beyond_the_dimension_or_without_a_moment_are_random() -> None:
 def test_reseeding_keeps_what_matters_most_and_looks_where_the_rest_is_missing() -> None:
     truth = case(15, 5, 60, "relu+tanh", even=True)
     x = torch.cat([truth.inputs[:4], on_sphere(2, 15, seed=9)])[[4, 0, 1, 5, 2, 3]]
-    found = reseed(truth.problem, evaluate(truth.problem, x), 2, 7, generator())
+    found = reseed(truth.problem, fitted(truth.problem, x), 2, 7, generator())
     assert found.shape == (7, 15)
     assert torch.equal(found[:4], x[[1, 2, 4, 5]])
     assert cosines(found[4:], truth.inputs[4:]).abs().max() > 0.9
@@ -257,8 +257,8 @@ def test_reseeding_keeps_what_matters_most_and_looks_where_the_rest_is_missing()
 
 def test_reseeding_without_dropping_only_adds() -> None:
     truth = case(15, 3, 60, even=True)
-    point = evaluate(truth.problem, truth.inputs[:2])
-    found = reseed(truth.problem, point, 0, 5, generator())
+    fit = fitted(truth.problem, truth.inputs[:2])
+    found = reseed(truth.problem, fit, 0, 5, generator())
     assert torch.equal(found[:2], truth.inputs[:2])
     assert len(found) == 5
     assert cosines(found[2:3], truth.inputs[2:]).abs().item() > 0.8
@@ -266,15 +266,15 @@ def test_reseeding_without_dropping_only_adds() -> None:
 
 def test_reseeding_the_only_candidate_starts_afresh() -> None:
     truth = case(15, 1, 200)
-    found = reseed(truth.problem, evaluate(truth.problem, on_sphere(1, 15)), 1, 1, generator())
+    found = reseed(truth.problem, fitted(truth.problem, on_sphere(1, 15)), 1, 1, generator())
     assert cosines(found, truth.inputs).abs().item() > 0.9
 
 
 def test_features_without_a_moment_start_afresh_from_no_candidate_at_all() -> None:
     for parameters in ("last", "all"):
         problem = make("mlp").problem(parameters)
-        point = evaluate(problem, on_sphere(2, 4))
-        found = reseed(problem, point, 2, 3, generator())
+        fit = fitted(problem, on_sphere(2, 4))
+        found = reseed(problem, fit, 2, 3, generator())
         assert found.shape == (3, 4)
         assert torch.equal(found, problem.domain.start(3, 4, generator()))
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from exhume.equation.coefficients import least_squares
 from exhume.equation.domain import Box, Sphere
-from exhume.equation.objective import evaluate, gradient
+from exhume.equation.objective import fitted, gradient
 from exhume.errors import InputError
 from exhume.features.random import RandomFeatures
 from exhume.search import split
@@ -228,33 +228,33 @@ def test_coefficients_eliminated_afterwards_lower_the_residual_further(outputs: 
     problem = make_problem(known.problem.features, known.problem.target)  # type: ignore[arg-type]
     features = known.problem.features
     assert isinstance(features, RandomFeatures)
-    point = evaluate(problem, on_sphere(3, 6, seed=5))
+    fit = fitted(problem, on_sphere(3, 6, seed=5))
     size = float(problem.target.square().sum())
     scale = 1 / size
     pairs = smallest_eigenpairs(
         lambda d: splitting_product(
-            point.linearization, point.residual, point.coefficients, d, scale=scale
+            fit.linearization, fit.residual, fit.coefficients, d, scale=scale
         ),
         gaussian(3, 6, seed=1),
         6,
     )
     chosen, epsilon = torch.tensor([int(pairs.values.argmin())]), 1e-3
-    moved = halves(point.candidates, chosen, pairs.vectors, epsilon)
-    kept = problem.target - dense_phi(features, moved).T @ shared(point.coefficients, chosen)
+    moved = halves(fit.candidates, chosen, pairs.vectors, epsilon)
+    kept = problem.target - dense_phi(features, moved).T @ shared(fit.coefficients, chosen)
     held = float(kept.square().sum()) / size
     predicted = 0.5 * epsilon**2 * float(pairs.values[chosen])
-    assert held - point.value == pytest.approx(predicted, rel=2e-3)
-    refitted = evaluate(problem, moved).value
+    assert held - fit.value == pytest.approx(predicted, rel=2e-3)
+    refitted = fitted(problem, moved).value
     assert refitted < held
     # At the old candidates the span has gained ∂φ[u], whatever ε is.
-    phi, v = dense_phi(features, point.candidates), dense_v(features)
-    slopes = features.activation.slope(point.candidates @ v.T)
+    phi, v = dense_phi(features, fit.candidates), dense_v(features)
+    slopes = features.activation.slope(fit.candidates @ v.T)
     turned = (slopes * (pairs.vectors @ v.T))[chosen]
     span = torch.cat([phi, turned])
     best, _ = least_squares(span @ span.T, span @ problem.target)
     limit = float((problem.target - span.T @ best).square().sum()) / size
-    assert refitted == pytest.approx(limit, abs=1e-5) and limit < point.value - 1e-3
-    assert gradient(problem, point).abs().max() > 1e-6  # not stationary: finite with one output too
+    assert refitted == pytest.approx(limit, abs=1e-5) and limit < fit.value - 1e-3
+    assert gradient(problem, fit).abs().max() > 1e-6  # not stationary: finite with one output too
 
 
 def test_the_published_choice() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from exhume.equation.objective import evaluate, gradient
+from exhume.equation.objective import fitted, gradient
 from exhume.equation.problem import Problem
 from exhume.methods import reconstruct
 from exhume.methods.iurada2025 import Iurada2025
@@ -95,8 +95,8 @@ def test_damped_step_against_the_dense_system(name: str, damping: float, m: int)
     n, d, p = 3, 5, 60
     problem = make_problem(make_features(d, p, name), gaussian(p, m))
     x = on_sphere(n, d, seed=1)
-    point = evaluate(problem, x)
-    jacobian = dense_jacobian(problem.features, x, point.coefficients)
+    fit = fitted(problem, x)
+    jacobian = dense_jacobian(problem.features, x, fit.coefficients)
     outside = torch.kron(
         dense_complement(dense_phi(problem.features, x)), torch.eye(m, dtype=torch.float64)
     )
@@ -104,9 +104,9 @@ def test_damped_step_against_the_dense_system(name: str, damping: float, m: int)
     matrix = jacobian.T @ outside @ jacobian + damping * torch.diag(per_sample.repeat_interleave(d))
     radial = torch.block_diag(*(row[:, None] / row.norm() for row in x))
     basis = torch.linalg.svd(radial).U[:, n:]  # of the tangent space, (n·d, n·(d − 1))
-    right_side = basis.T @ jacobian.T @ point.residual.flatten()
+    right_side = basis.T @ jacobian.T @ fit.residual.flatten()
     expected = basis @ torch.linalg.solve(basis.T @ matrix @ basis, right_side)
-    step, _ = damped_step(problem, point, damping, accuracy=1e-13, products=200)
+    step, _ = damped_step(problem, fit, damping, accuracy=1e-13, products=200)
     torch.testing.assert_close(step.flatten(), expected, rtol=1e-6, atol=1e-8)
 
 
@@ -117,15 +117,15 @@ def test_levenberg_marquardt_finds_back_to_the_truth(name: str, outputs: int) ->
     solver = LevenbergMarquardt(tolerance=1e-20)
     state = run(solver, truth.problem, perturbed(truth.inputs, 0.15), 60)
     assert state.outcome is Outcome.CONVERGED
-    assert state.point.value <= 1e-20
-    torch.testing.assert_close(state.point.candidates, truth.inputs, rtol=0, atol=1e-7)
+    assert state.fit.value <= 1e-20
+    torch.testing.assert_close(state.fit.candidates, truth.inputs, rtol=0, atol=1e-7)
 
 
 def test_levenberg_marquardt_in_single_precision() -> None:
     truth = case(30, 6, 4, dtype=torch.float32)
     state = run(LevenbergMarquardt(), truth.problem, perturbed(truth.inputs, 0.1), 60)
     assert state.outcome is Outcome.CONVERGED
-    torch.testing.assert_close(state.point.candidates.double(), truth.inputs, rtol=0, atol=1e-4)
+    torch.testing.assert_close(state.fit.candidates.double(), truth.inputs, rtol=0, atol=1e-4)
 
 
 def test_levenberg_marquardt_never_goes_up_and_adapts_its_damping() -> None:
@@ -134,15 +134,15 @@ def test_levenberg_marquardt_never_goes_up_and_adapts_its_damping() -> None:
     rejected = 0
     for before, after in pairwise(states):
         factor = after.memory["damping"].item() / before.memory["damping"].item()
-        if after.point is before.point:
+        if after.fit is before.fit:
             rejected += 1
             assert factor == pytest.approx(4)
         else:
-            assert after.point.value < before.point.value
+            assert after.fit.value < before.fit.value
             assert factor == pytest.approx(1 / 3) or after.memory["damping"].item() == 1e-7
         assert after.products > before.products
         torch.testing.assert_close(
-            after.point.candidates.norm(dim=1), torch.full((4,), 12.0).double().sqrt()
+            after.fit.candidates.norm(dim=1), torch.full((4,), 12.0).double().sqrt()
         )
     assert 0 < rejected < len(states) - 1
 
@@ -177,7 +177,7 @@ def test_momentum_is_the_published_loop(steps: int) -> None:
     state = run(Momentum(rate=7.0), problem, start, steps)
     v, theta = problem.features.weights.tensor.numpy(), problem.target[:, 0].numpy()
     expected = numpy_momentum(v, theta, start.numpy(), 7.0, steps)
-    np.testing.assert_allclose(state.point.candidates.numpy(), expected, rtol=1e-7, atol=1e-9)
+    np.testing.assert_allclose(state.fit.candidates.numpy(), expected, rtol=1e-7, atol=1e-9)
     assert state.steps == steps
 
 
@@ -188,10 +188,10 @@ def test_adam_is_torchs_adam_with_a_projection_after_each_step() -> None:
     reference = torch.optim.Adam([parameter], lr=0.05, betas=(0.8, 0.99), eps=1e-30)
     solver = Adam(rate=0.05, decay=(0.8, 0.99))
     for state in trace(solver, truth.problem, start, 5)[1:]:
-        parameter.grad = gradient(truth.problem, evaluate(truth.problem, parameter.detach()))
+        parameter.grad = gradient(truth.problem, fitted(truth.problem, parameter.detach()))
         reference.step()
         parameter.data = truth.problem.domain.project(parameter.data)
-        torch.testing.assert_close(state.point.candidates, parameter.data, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(state.fit.candidates, parameter.data, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("solver", [Momentum(rate=4.0, tolerance=1e-5), Adam(tolerance=1e-5)])
@@ -199,7 +199,7 @@ def test_first_order_baselines_converge_near_the_truth(solver: Solver) -> None:
     truth = case(10, 2, 8, "relu+tanh")
     state = run(solver, truth.problem, perturbed(truth.inputs, 0.1), 1500)
     assert state.outcome is Outcome.CONVERGED
-    assert state.point.value <= 1e-5
+    assert state.fit.value <= 1e-5
 
 
 # What they share
@@ -211,7 +211,7 @@ SOLVERS = [Momentum(rate=2.0), Adam(), LevenbergMarquardt()]
 def test_the_same_start_gives_the_same_bits(solver: Solver) -> None:
     truth = case(12, 3, 5, dtype=torch.float32)
     start = on_sphere(3, 12, seed=2)
-    one, two = (run(solver, truth.problem, start, 6).point.candidates for _ in range(2))
+    one, two = (run(solver, truth.problem, start, 6).fit.candidates for _ in range(2))
     assert torch.equal(one, two)
 
 
@@ -219,11 +219,11 @@ def test_the_same_start_gives_the_same_bits(solver: Solver) -> None:
 def test_a_step_leaves_the_state_before_it_alone(solver: Solver) -> None:
     truth = case(12, 3, 5)
     before = solver.init(truth.problem, on_sphere(3, 12, seed=2))
-    candidates = before.point.candidates.clone()
+    candidates = before.fit.candidates.clone()
     memory = {key: value.clone() for key, value in before.memory.items()}
     once, twice = solver.step(truth.problem, before), solver.step(truth.problem, before)
-    assert torch.equal(once.point.candidates, twice.point.candidates)
-    assert torch.equal(before.point.candidates, candidates)
+    assert torch.equal(once.fit.candidates, twice.fit.candidates)
+    assert torch.equal(before.fit.candidates, candidates)
     assert all(torch.equal(before.memory[key], memory[key]) for key in memory)
 
 
@@ -255,11 +255,11 @@ def test_levenberg_marquardt_stalls_on_noise() -> None:
     state = run(LevenbergMarquardt(), problem, start, 300)
     assert state.outcome is Outcome.STALLED
     assert state.stalled == LevenbergMarquardt().patience
-    assert state.point.value > 0.1
-    patient = run(LevenbergMarquardt(progress=1e-9, patience=20), problem, start, 300).point
+    assert state.fit.value > 0.1
+    patient = run(LevenbergMarquardt(progress=1e-9, patience=20), problem, start, 300).fit
     slopes = [
-        problem.domain.tangent(point.candidates, gradient(problem, point)).norm()
-        for point in (evaluate(problem, start), patient)
+        problem.domain.tangent(fit.candidates, gradient(problem, fit)).norm()
+        for fit in (fitted(problem, start), patient)
     ]
     assert slopes[1] < 1e-3 * slopes[0]  # where it can go no further, it is at a minimum
 

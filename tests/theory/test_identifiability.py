@@ -14,7 +14,7 @@ from scipy.optimize import root
 from torch import Tensor, nn
 
 from exhume import data, victims
-from exhume.equation.objective import evaluate
+from exhume.equation.objective import fitted
 from exhume.equation.problem import Problem
 from exhume.errors import InputError
 from exhume.evaluate import score
@@ -438,7 +438,7 @@ def test_too_many_unknowns_are_refused() -> None:
 
 def joint_null_space(problem: Problem, candidates: Tensor) -> int:
     """The dimension of the null space in X and A together, by autograd."""
-    point = evaluate(problem, candidates)
+    point = fitted(problem, candidates)
     a = point.coefficients
 
     def weights(x: Tensor, coefficients: Tensor) -> Tensor:
@@ -473,15 +473,13 @@ def test_directions_that_random_features_leave_free(activation: str, free: int) 
 def test_a_direction_left_free_changes_nothing_and_another_does() -> None:
     known = data.sphere(6, 4)
     problem = victims.random_features(known, 20, "tanh").problem.to("cpu", torch.float64)
-    problem = replace(problem, target=problem.target - evaluate(problem, known.inputs).residual)
+    problem = replace(problem, target=problem.target - fitted(problem, known.inputs).residual)
     found = local_identifiability(problem, known.inputs)
     assert not found.holds and found.smallest == 0  # fewer equations than unknowns
     assert found.rank == found.equations == 16
     free = found.undetermined[0]
     other = torch.linalg.svd(found.undetermined.flatten(1)).Vh[-1].reshape(4, 6)
-    moved = [
-        math.sqrt(evaluate(problem, known.inputs + 1e-5 * move).value) for move in (free, other)
-    ]
+    moved = [math.sqrt(fitted(problem, known.inputs + 1e-5 * move).value) for move in (free, other)]
     assert moved[0] < 1e-3 * moved[1]
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from exhume.auditing import evidence
 from exhume.device import device_name
-from exhume.equation.objective import at, evaluate
+from exhume.equation.objective import fitted, fitted_with
 from exhume.equation.problem import Problem, ThreatModel
 from exhume.errors import InputError
 from exhume.files import (
@@ -296,12 +296,12 @@ class Recorder:
         """Take note of one move."""
         self.latest = (progress, seconds)
         now = time.perf_counter()
-        candidates = progress.state.point.candidates
+        candidates = progress.state.fit.candidates
         if now - self.last_event >= EVENT_SECONDS or progress.phase != self.phase:
             event = Event(
                 seconds=round(seconds, 3),
                 step=progress.total_steps,
-                residual=progress.state.point.value,
+                residual=progress.state.fit.value,
                 candidates=len(candidates),
                 settled=_settled(self.before, candidates),
                 phase=progress.phase,
@@ -333,9 +333,9 @@ def _dump(path: Path, progress: Progress, seconds: float) -> None:
     """Progress as one file: tensors, and the rest as JSON in its metadata."""
     state = progress.state
     tensors = {f"memory.{name}": tensor for name, tensor in state.memory.items()}
-    tensors["candidates"] = state.point.candidates
-    if not state.point.eliminated:
-        tensors["coefficients"] = state.point.coefficients
+    tensors["candidates"] = state.fit.candidates
+    if not state.fit.eliminated:
+        tensors["coefficients"] = state.fit.coefficients
     for name in ("best", "champion"):
         if getattr(progress, name) is not None:
             tensors[name] = getattr(progress, name)
@@ -375,7 +375,7 @@ def _progress(problem: Problem, path: Path) -> tuple[Progress, float]:
     }
     candidates, own = tensors["candidates"], tensors.get("coefficients")
     state = State(
-        evaluate(problem, candidates) if own is None else at(problem, candidates, own),
+        fitted(problem, candidates) if own is None else fitted_with(problem, candidates, own),
         memory,
         outcome=solver_outcome,
         **record["solver"],

@@ -83,11 +83,11 @@ def _momentum_until(
         progress = method.advance(problem, progress)
         used = time.perf_counter() - start
         if progress.total_steps % every == 0:
-            recovered = score(progress.state.point.candidates, victim.truth.inputs).recovered
+            recovered = score(progress.state.fit.candidates, victim.truth.inputs).recovered
             if recovered >= share:
                 return used, recovered
             start = time.perf_counter() - used
-    recovered = score(progress.state.point.candidates, victim.truth.inputs).recovered
+    recovered = score(progress.state.fit.candidates, victim.truth.inputs).recovered
     return used, recovered
 
 
@@ -104,7 +104,7 @@ class Watch:
         """Take a look; the time that takes is noted, to be left out."""
         clock = time.perf_counter()
         seconds -= self.spent
-        point = progress.state.point
+        point = progress.state.fit
         share = self._share(point.candidates)
         if self.reached is None and share is not None and share >= 0.99:
             self.reached = seconds

@@ -13,7 +13,7 @@ from torch import Tensor
 from exhume import data, victims
 from exhume.bench.common import check_count, console, heading
 from exhume.data import Data
-from exhume.equation.objective import Point, at
+from exhume.equation.objective import Fit, fitted_with
 from exhume.equation.problem import Problem
 from exhume.errors import InputError
 from exhume.evaluate import score
@@ -195,13 +195,13 @@ def predicted_over_measured(
         slope = 4 * sigma.second(torch.zeros((), dtype=torch.float64)).item()
         smooth = replace(problem, features=problem.features.substituted(softplus(slope)))
         memory = progress.state.memory
-        here = terms_of(smooth, given.settings, progress.state.point.candidates, memory)
+        here = terms_of(smooth, given.settings, progress.state.fit.candidates, memory)
         loss = Penalty(smooth, given.settings, progress.state, here)
     else:
         smooth = replace(problem, features=problem.features.substituted(softplus(SMOOTHING)))
-        point = progress.state.point
-        point = at(smooth, point.candidates, point.coefficients)
-        loss = Projection.of(smooth, replace(progress, state=replace(progress.state, point=point)))
+        point = progress.state.fit
+        point = fitted_with(smooth, point.candidates, point.coefficients)
+        loss = Projection.of(smooth, replace(progress, state=replace(progress.state, fit=point)))
     pairs = curvatures(loss, problem.dim, stream(progress.seed, 0))
     size = float(loss.candidates.norm(dim=1).median())
     for share in EPSILONS:
@@ -229,12 +229,12 @@ def _held(loss: Loss, moved: Tensor, chosen: Tensor) -> float:
     """The relative residual of halves with half the coefficients of their parent each."""
     if not isinstance(loss, Projection):
         raise TypeError("only the projection has coefficients to hold")
-    point = loss.state.point
+    point = loss.state.fit
     parts = shared(point.shares, chosen).reshape(-1, point.coefficients.shape[1])
-    return at(loss.problem, loss.problem.domain.project(moved), parts).value
+    return fitted_with(loss.problem, loss.problem.domain.project(moved), parts).value
 
 
-def _measured(point: Point, steps: int, truth: Tensor) -> Row:
+def _measured(point: Fit, steps: int, truth: Tensor) -> Row:
     result = score(point.candidates, truth)
     return Row(
         len(point.candidates),

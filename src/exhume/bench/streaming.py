@@ -7,7 +7,7 @@ import time
 import torch
 
 from exhume.bench.common import console, heading
-from exhume.equation.objective import evaluate, gradient
+from exhume.equation.objective import fitted, gradient
 from exhume.features.weights import Seeded
 from exhume.models.folder import random_features_problem
 
@@ -28,7 +28,7 @@ def streaming(samples: int = 100, dim: int = 3072, width: int = 3_072_000, seed:
     candidates = problem.domain.start(samples, dim, generator)
     start = time.perf_counter()
     with console.status("objective"):
-        point = evaluate(problem, candidates)
+        point = fitted(problem, candidates)
     middle = time.perf_counter()
     with console.status("gradient"):
         slope = gradient(problem, point)

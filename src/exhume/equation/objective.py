@@ -40,7 +40,7 @@ class Slack:
 
 
 @dataclass(frozen=True, eq=False)
-class Point:
+class Fit:
     """Everything known at one set of candidates.
 
     Attributes:
@@ -85,7 +85,7 @@ class Point:
         return self.coefficients.reshape(len(self.candidates), -1)
 
 
-def evaluate(problem: Problem, candidates: Tensor, near: Point | None = None) -> Point:
+def fitted(problem: Problem, candidates: Tensor, near: Fit | None = None) -> Fit:
     """L(X) = min_A ‖Δ − Φ(X)ᵀA‖² / ‖Δ‖², with the residual taken directly, not by cancellation.
 
     Args:
@@ -103,10 +103,10 @@ def evaluate(problem: Problem, candidates: Tensor, near: Point | None = None) ->
     size = problem.target.double().square().sum()
     value = residual.double().square().sum() / size
     if problem.rule is Rule.FREE or rows != 1:
-        return Point(candidates, linearization, coefficients, factor, residual, value.item())
+        return Fit(candidates, linearization, coefficients, factor, residual, value.item())
     slack = _slack(problem, linearization, products[:, 0], coefficients[:, 0], size)
     left, penalty = torch.stack([value, slack.value / size]).tolist()
-    return Point(candidates, linearization, coefficients, factor, residual, left, penalty, slack)
+    return Fit(candidates, linearization, coefficients, factor, residual, left, penalty, slack)
 
 
 def _slack(
@@ -127,7 +127,7 @@ def _slack(
     return Slack(STIFFNESS * size * weights, margins / level - 1, slope.to(outputs.dtype))
 
 
-def at(problem: Problem, candidates: Tensor, coefficients: Tensor) -> Point:
+def fitted_with(problem: Problem, candidates: Tensor, coefficients: Tensor) -> Fit:
     """‖Δ − Φ(X)ᵀA‖² / ‖Δ‖² with coefficients A (n·k, m) of the caller's."""
     candidates = candidates.to(problem.features.device, problem.features.dtype)
     coefficients = coefficients.to(candidates.device).double()
@@ -135,48 +135,48 @@ def at(problem: Problem, candidates: Tensor, coefficients: Tensor) -> Point:
     residual = problem.target - linearization.combine(coefficients)
     value = (residual.double().square().sum() / problem.target.double().square().sum()).item()
     no_factor = coefficients.new_empty(0, 0)
-    return Point(candidates, linearization, coefficients, no_factor, residual, value)
+    return Fit(candidates, linearization, coefficients, no_factor, residual, value)
 
 
-def descent(point: Point) -> Tensor:
+def descent(fit: Fit) -> Tensor:
     """JᵀR with J = push(·, A), (n, d), and what pulls candidates to the margin.
 
     A is optimal for the residual, so its change does not count there; the weights and the level of
     the slack, which move with A, are taken as they are. The factor 2/‖Δ‖² is left out.
     """
-    pulled = point.linearization.pull(point.residual, point.coefficients)
-    if point.slack is None:
+    pulled = fit.linearization.pull(fit.residual, fit.coefficients)
+    if fit.slack is None:
         return pulled
-    force = (point.slack.weights * point.slack.deviation)[:, None] * point.slack.slope
+    force = (fit.slack.weights * fit.slack.deviation)[:, None] * fit.slack.slope
     return pulled - force.to(pulled.dtype)
 
 
-def gradient(problem: Problem, point: Point) -> Tensor:
+def gradient(problem: Problem, fit: Fit) -> Tensor:
     """∂L/∂X = −(2/‖Δ‖²) JᵀR, (n, d); with slack, that of the cost with weights and level held."""
-    pulled = descent(point)
+    pulled = descent(fit)
     return pulled * (-2 / problem.target.double().square().sum()).to(pulled.dtype)
 
 
-def curvature(point: Point) -> Tensor:
+def curvature(fit: Fit) -> Tensor:
     """The Gauss-Newton matrix averaged over input directions, (n, n), with that of the slack."""
-    matrix = point.linearization.curvature(point.coefficients)
-    if point.slack is None:
+    matrix = fit.linearization.curvature(fit.coefficients)
+    if fit.slack is None:
         return matrix
-    own = point.slack.weights * point.slack.slope.square().mean(1)
+    own = fit.slack.weights * fit.slack.slope.square().mean(1)
     return matrix + torch.diag(own)
 
 
-def gauss_newton(point: Point, direction: Tensor) -> Tensor:
+def gauss_newton(fit: Fit, direction: Tensor) -> Tensor:
     """JᵀP⊥J D, (n, d): the Gauss-Newton product with the coefficients eliminated.
 
     J = push(·, A) and P⊥ = I − ΦᵀK⁻¹Φ (Kaufman's form), with that of the slack; the factor 2/‖Δ‖²
     is left out.
     """
-    linearization = point.linearization
-    pushed = linearization.push(direction, point.coefficients)
-    inside = torch.cholesky_solve(linearization.apply(pushed), point.factor)
-    product = linearization.pull(pushed - linearization.combine(inside), point.coefficients)
-    if point.slack is None:
+    linearization = fit.linearization
+    pushed = linearization.push(direction, fit.coefficients)
+    inside = torch.cholesky_solve(linearization.apply(pushed), fit.factor)
+    product = linearization.pull(pushed - linearization.combine(inside), fit.coefficients)
+    if fit.slack is None:
         return product
-    along = (point.slack.slope * direction).sum(1)
-    return product + ((point.slack.weights * along)[:, None] * point.slack.slope).to(product.dtype)
+    along = (fit.slack.slope * direction).sum(1)
+    return product + ((fit.slack.weights * along)[:, None] * fit.slack.slope).to(product.dtype)

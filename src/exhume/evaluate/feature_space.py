@@ -30,7 +30,7 @@ def residual_at_truth(problem: Problem, truth: Data | Tensor) -> float:
         The relative residual.
     """
     inputs, _ = true_inputs(truth)
-    return float(objective.evaluate(problem, inputs).value)
+    return float(objective.fitted(problem, inputs).value)
 
 
 def floors(problem_at: Callable[[str], Problem], truth: Data | Tensor) -> dict[str, float]:

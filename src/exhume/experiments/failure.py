@@ -83,7 +83,7 @@ class Failure:
         for start in range(self.starts):
             generator = stream(self.seed, 1 + start)
             begin = problem.domain.start(self.samples, self.dim, generator).to(problem.target)
-            point = run(solver, problem, begin, self.steps).point
+            point = run(solver, problem, begin, self.steps).fit
             least = min(least, point.value)
             if not point.value <= EXACT:
                 continue

@@ -177,13 +177,13 @@ def _run(
         outcome = progress.outcome
         if observe is not None:
             observe(progress, time.perf_counter() - start)
-    point = recipe.finish(problem, progress)
-    if not point.value <= BLOWN_UP:
+    fit = recipe.finish(problem, progress)
+    if not fit.value <= BLOWN_UP:
         outcome = Outcome.DIVERGED
     return Reconstruction(
-        samples=point.candidates.double().cpu(),
-        coefficients=point.coefficients.cpu(),
-        residual=point.value,
+        samples=fit.candidates.double().cpu(),
+        coefficients=fit.coefficients.cpu(),
+        residual=fit.value,
         outcome=outcome,
         method=recipe.name,
         seed=progress.seed,
@@ -191,5 +191,5 @@ def _run(
         products=progress.total_products,
         seconds=time.perf_counter() - start,
         explained=progress.explained,
-        rank=confined(problem, point.candidates),
+        rank=confined(problem, fit.candidates),
     )

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from exhume.equation.objective import Point, evaluate
+from exhume.equation.objective import Fit, fitted
 from exhume.equation.problem import Premise, Problem
 from exhume.methods.progress import Progress, stream
 from exhume.methods.sharpened import Sharpened
@@ -125,7 +125,7 @@ class Exhume:
             return self._after_tidy(problem, progress)
         if progress.phase == "cut":
             return self._after_cut(problem, progress)
-        return replace(progress, outcome=self._verdict(progress, state.point.value))
+        return replace(progress, outcome=self._verdict(progress, state.fit.value))
 
     def _verdict(self, progress: Progress, value: float) -> Outcome:
         """How it ended, at the residual of the answer."""
@@ -135,21 +135,21 @@ class Exhume:
             return Outcome.SETTLED
         return progress.state.outcome or Outcome.BUDGET
 
-    def finish(self, problem: Problem, progress: Progress) -> Point:
+    def finish(self, problem: Problem, progress: Progress) -> Fit:
         """The better of the best and the trial at hand, cut down to the number asked for."""
         if problem.premise is not Premise.CHANGE:
             return self.weights.finish(problem, progress)
-        point = progress.state.point
+        fit = progress.state.fit
         for rival, value in (
             (progress.best, progress.best_value),
             (progress.champion, progress.champion_value),
         ):
-            if rival is not None and not point.value < value:
-                point = evaluate(problem, rival)
-        surplus = len(point.candidates) - (progress.samples or len(point.candidates))
+            if rival is not None and not fit.value < value:
+                fit = fitted(problem, rival)
+        surplus = len(fit.candidates) - (progress.samples or len(fit.candidates))
         if surplus <= 0:
-            return point
-        return evaluate(problem, without(problem, point, surplus))
+            return fit
+        return fitted(problem, without(problem, fit, surplus))
 
     def _explorer(self, problem: Problem, samples: int | None) -> LevenbergMarquardt:
         """Where there is a floor, creeping towards it is no progress."""
@@ -169,19 +169,19 @@ class Exhume:
         return max(samples, min(math.ceil(self.surplus * samples), self._most(problem)))
 
     def _after_explore(self, problem: Problem, progress: Progress) -> Progress:
-        point = progress.state.point
+        fit = progress.state.fit
         if progress.state.outcome is Outcome.DIVERGED:
             return replace(progress, outcome=Outcome.DIVERGED)
-        if point.value <= self.close:
+        if fit.value <= self.close:
             return self._tidy(problem, replace(_keep(progress), attempt=0))
         before = progress.best_value
-        if point.value < before / self.same:
+        if fit.value < before / self.same:
             better = replace(_keep(progress), misses=0, returned=0, floor=0.0)
             return self._explore(problem, better)
-        if point.value <= before * self.same and progress.dropped > 0 and problem.drift > 0:
+        if fit.value <= before * self.same and progress.dropped > 0 and problem.drift > 0:
             found = progress.returned + self._found_again(problem, progress)
             progress = replace(progress, returned=found)
-        if point.value < before:
+        if fit.value < before:
             progress = replace(_keep(progress), misses=0)
         else:
             progress = replace(progress, misses=progress.misses + 1)
@@ -204,17 +204,17 @@ class Exhume:
             return progress.samples
         if problem.drift == 0:
             return len(_best(progress))
-        best = evaluate(problem, _best(progress))
+        best = fitted(problem, _best(progress))
         _, cost = dropping(problem, best)
         return max(1, int((cost > self.above * best.value).sum()))
 
     def _found_again(self, problem: Problem, progress: Progress) -> int:
         """How many of the candidates that this trial began by dropping are there again."""
-        best = evaluate(problem, _best(progress))
+        best = fitted(problem, _best(progress))
         order, _ = dropping(problem, best)
         surplus = len(order) - self._wanted(problem, progress)
         gone = order[surplus : surplus + progress.dropped].to(best.candidates.device)
-        old, new = best.candidates[gone], progress.state.point.candidates
+        old, new = best.candidates[gone], progress.state.fit.candidates
         cosine = torch.nn.functional.cosine_similarity(old[:, None], new[None], dim=2)
         return int((cosine.amax(1) > self.again).sum())
 
@@ -223,7 +223,7 @@ class Exhume:
         if progress.misses >= self.patience or progress.rounds >= self.rounds:
             return self._restart(problem, progress)
         generator = stream(progress.seed, progress.rounds + 1)
-        best = evaluate(problem, _best(progress))
+        best = fitted(problem, _best(progress))
         before, samples = len(best.candidates), progress.samples
         if samples is None and before < self._most(problem) and not self._grown(problem, progress):
             drop, count = 0, min(math.ceil(1.5 * before), self._most(problem))
@@ -268,7 +268,7 @@ class Exhume:
 
     def _tidy(self, problem: Problem, progress: Progress) -> Progress:
         """Known number: cut to it at once, or step by step. Unknown: undo signs, merge, bisect."""
-        best = evaluate(problem, _best(progress))
+        best = fitted(problem, _best(progress))
         x, a = best.candidates, best.shares
         samples = progress.samples
         if samples is not None:
@@ -290,24 +290,24 @@ class Exhume:
         too_few = int((dropping(problem, best)[1] >= self.cheap).sum()) - 1
         return self._cut(problem, replace(progress, attempt=too_few))
 
-    def _cut_to(self, problem: Problem, best: Point, count: int) -> Tensor:
+    def _cut_to(self, problem: Problem, best: Fit, count: int) -> Tensor:
         """So many candidates: signs undone, as many merged as may be, the cheapest dropped."""
-        point = best
+        fit = best
         turned = _turned(best)
         if len(turned) >= count:
-            point = evaluate(problem, problem.domain.project(turned))
+            fit = fitted(problem, problem.domain.project(turned))
         for cosine in self.twins:
-            joined = merged(point.candidates, point.shares, cosine)
+            joined = merged(fit.candidates, fit.shares, cosine)
             if len(joined) >= count:
-                point = evaluate(problem, problem.domain.project(joined))
+                fit = fitted(problem, problem.domain.project(joined))
                 break
-        return without(problem, point, len(point.candidates) - count)
+        return without(problem, fit, len(fit.candidates) - count)
 
     def _after_tidy(self, problem: Problem, progress: Progress) -> Progress:
         if progress.samples is None:
             progress = _keep(progress) if self._holds(progress) else progress
             return self._tidy(problem, replace(progress, attempt=progress.attempt + 1))
-        count = len(progress.state.point.candidates)
+        count = len(progress.state.fit.candidates)
         if self._holds(progress):
             progress = _keep(progress)
             done = count == progress.samples
@@ -320,7 +320,7 @@ class Exhume:
 
     def _cut(self, problem: Problem, progress: Progress) -> Progress:
         """Bisect on the number; here `attempt` is the largest that is known to be too small."""
-        best = evaluate(problem, _best(progress))
+        best = fitted(problem, _best(progress))
         count = len(best.candidates)
         trial = (progress.attempt + count) // 2
         if trial <= progress.attempt:
@@ -331,20 +331,20 @@ class Exhume:
     def _after_cut(self, problem: Problem, progress: Progress) -> Progress:
         if self._holds(progress):
             return self._cut(problem, _keep(progress))
-        tried = len(progress.state.point.candidates)
+        tried = len(progress.state.fit.candidates)
         return self._cut(problem, replace(progress, attempt=tried))
 
     def _holds(self, progress: Progress) -> bool:
         """Whether the weights are still explained with fewer candidates."""
-        point, enough = progress.state.point, max(self.tolerance, self.above * progress.floor)
+        fit, enough = progress.state.fit, max(self.tolerance, self.above * progress.floor)
         if progress.samples is None:
-            return point.value <= max(enough, 3 * progress.best_value)
-        more = len(point.candidates) > progress.samples
-        return point.value <= max(enough, progress.best_value if more else 0.0)
+            return fit.value <= max(enough, 3 * progress.best_value)
+        more = len(fit.candidates) > progress.samples
+        return fit.value <= max(enough, progress.best_value if more else 0.0)
 
     def _polish(self, problem: Problem, progress: Progress) -> Progress:
         """Solve once more from the best, with the number of candidates asked for."""
-        best = evaluate(problem, _best(progress))
+        best = fitted(problem, _best(progress))
         surplus = len(best.candidates) - (progress.samples or len(best.candidates))
         if surplus <= 0 and best.value <= self.tolerance:
             return replace(progress, outcome=Outcome.CONVERGED)
@@ -357,13 +357,13 @@ class Exhume:
 
 def _keep(progress: Progress) -> Progress:
     """Progress with the trial at hand as the best."""
-    point = progress.state.point
-    return replace(progress, best=point.candidates, best_value=point.value)
+    fit = progress.state.fit
+    return replace(progress, best=fit.candidates, best_value=fit.value)
 
 
-def _turned(point: Point) -> Tensor:
+def _turned(fit: Fit) -> Tensor:
     """The candidates with flipped signs undone, where one row each makes that possible."""
-    return unflipped(point.candidates, point.coefficients) if point.rows == 1 else point.candidates
+    return unflipped(fit.candidates, fit.coefficients) if fit.rows == 1 else fit.candidates
 
 
 def _best(progress: Progress) -> Tensor:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from exhume.equation.objective import Point, evaluate
+from exhume.equation.objective import Fit, fitted
 from exhume.equation.problem import Premise, Problem
 from exhume.errors import InputError
 from exhume.features.random import RandomFeatures
@@ -80,6 +80,6 @@ class Iurada2025:
             outcome = Outcome.BUDGET
         return replace(progress, state=state, outcome=outcome)
 
-    def finish(self, problem: Problem, progress: Progress) -> Point:
+    def finish(self, problem: Problem, progress: Progress) -> Fit:
         """The candidates on the sphere."""
-        return evaluate(problem, problem.domain.project(progress.state.point.candidates))
+        return fitted(problem, problem.domain.project(progress.state.fit.candidates))

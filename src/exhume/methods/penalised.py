@@ -27,7 +27,7 @@ from torch import Tensor
 
 from exhume.equation.coefficients import Rule
 from exhume.equation.domain import Box, Composed, Domain, Sphere
-from exhume.equation.objective import Point, at
+from exhume.equation.objective import Fit, fitted_with
 from exhume.equation.problem import Problem
 from exhume.errors import InputError
 from exhume.features import Linearization
@@ -279,9 +279,9 @@ class Terms:
         return torch.relu(self.settings.least - self.multipliers / self.shares[:, None])
 
     @property
-    def point(self) -> Point:
+    def fit(self) -> Fit:
         """The same as a point of the objective, its value the relative residual."""
-        return Point(
+        return Fit(
             self.candidates,
             self.linearization,
             self.coefficients.double(),
@@ -400,7 +400,7 @@ def stepped(
 
 def advanced(problem: Problem, settings: Hyperparameters, state: State, steps: int) -> State:
     """The state so many steps on."""
-    candidates, memory = state.point.candidates, state.memory
+    candidates, memory = state.fit.candidates, state.memory
     for step in range(state.steps, state.steps + steps):
         if step == state.steps or step % STRIDE == 0:
             seen = smoothed(problem, settings, step)
@@ -418,7 +418,7 @@ def state_at(
 ) -> State:
     """The state after so many steps, at those candidates."""
     here = terms_of(smoothed(problem, settings, steps), settings, candidates, memory)
-    return State(here.point, memory, steps=steps)
+    return State(here.fit, memory, steps=steps)
 
 
 # The method
@@ -545,7 +545,7 @@ class Penalised:
         settings = self.settings_of(problem, progress.seed, state.memory)
         limit = self._limit(state.memory) if tuning else self.steps
         moved = advanced(problem, settings, state, max(0, min(STRIDE, limit - state.steps)))
-        finite = math.isfinite(moved.point.value)
+        finite = math.isfinite(moved.fit.value)
         if tuning and (moved.steps >= limit or not finite):
             return self._after_trial(problem, settings, replace(progress, state=moved))
         if not finite:  # what is kept is the last that was finite
@@ -553,14 +553,14 @@ class Penalised:
         over = not tuning and moved.steps >= limit
         return replace(progress, state=moved, outcome=Outcome.BUDGET if over else None)
 
-    def finish(self, problem: Problem, progress: Progress) -> Point:
+    def finish(self, problem: Problem, progress: Progress) -> Fit:
         """Candidates and multipliers as they stand, or those of the best trial so far."""
-        memory, candidates = progress.state.memory, progress.state.point.candidates
+        memory, candidates = progress.state.memory, progress.state.fit.candidates
         if best := _part(memory, BEST):
             memory, candidates = best, best["candidates"]
         settings = self.settings_of(problem, progress.seed, memory)
         here = terms_of(problem, settings, candidates, memory)
-        return at(problem, candidates, here.coefficients)
+        return fitted_with(problem, candidates, here.coefficients)
 
     def _limit(self, memory: dict[str, Tensor]) -> int:
         """Steps of the trial at hand."""
@@ -573,7 +573,7 @@ class Penalised:
     ) -> Progress:
         """Note how the trial at hand went, keep it if it is the best, and begin the next."""
         state = progress.state
-        memory, candidates = dict(state.memory), state.point.candidates
+        memory, candidates = dict(state.memory), state.fit.candidates
         rung, trial, start = _at_hand(memory)
         place = _own(memory) | {"candidates": candidates, "steps": torch.tensor(state.steps)}
         value = terms_of(problem, settings, candidates, memory).relative
@@ -604,7 +604,7 @@ class Penalised:
     def _run(self, problem: Problem, progress: Progress, best: dict[str, Tensor]) -> Progress:
         """Go on from the best trial; where none was any good, what is kept is a start."""
         if not best:
-            count = len(progress.state.point.candidates)
+            count = len(progress.state.fit.candidates)
             start = self.begin(problem, count, progress.seed)
             return progress.next_round(start, outcome=Outcome.DIVERGED)
         memory = dict(best)

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from exhume.equation.objective import Point
+from exhume.equation.objective import Fit
 from exhume.equation.problem import Problem
 from exhume.solvers import Outcome, State
 
@@ -102,7 +102,7 @@ class Method(Protocol):
         """One solver step, or one move of the search."""
         ...
 
-    def finish(self, problem: Problem, progress: Progress) -> Point:
+    def finish(self, problem: Problem, progress: Progress) -> Fit:
         """The answer as it stands, also when there was more to do."""
         ...
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from exhume.equation.objective import Point, evaluate
+from exhume.equation.objective import Fit, fitted
 from exhume.equation.problem import Problem
 from exhume.features.activations import softplus
 from exhume.methods.progress import Progress, stream
@@ -63,33 +63,33 @@ class Sharpened:
         """One solver step, or the next trial."""
         state, trial = progress.state, progress.attempt
         view = self._sharpened(problem, trial)
-        if state.point.cost != state.memory["cost"].item():  # read from a file
-            state = replace(state, point=evaluate(view, state.point.candidates))
+        if state.fit.cost != state.memory["cost"].item():  # read from a file
+            state = replace(state, fit=fitted(view, state.fit.candidates))
         if state.outcome is None and state.steps < self.steps:
             return replace(progress, state=_noted(self._solver.step(view, state)))
-        point, last = state.point, len(self.sharpness) - 1
+        fit, last = state.fit, len(self.sharpness) - 1
         if state.outcome is Outcome.DIVERGED or (
             state.outcome is Outcome.CONVERGED and trial >= last
         ):
             return replace(progress, outcome=state.outcome)
-        if trial >= last and point.cost < progress.best_value:
-            progress = replace(progress, best=point.candidates, best_value=point.cost)
+        if trial >= last and fit.cost < progress.best_value:
+            progress = replace(progress, best=fit.candidates, best_value=fit.cost)
         if trial + 1 >= self.trials:
             return replace(progress, outcome=Outcome.STALLED)
         generator = stream(progress.seed, progress.rounds + 1)
-        begin = point if progress.best is None else evaluate(view, progress.best)
+        begin = fit if progress.best is None else fitted(view, progress.best)
         start = self._renewed(view, begin, generator)
         begun = self._begin(problem, start, trial + 1)
         return progress.next_round(begun, attempt=trial + 1)
 
-    def finish(self, problem: Problem, progress: Progress) -> Point:
+    def finish(self, problem: Problem, progress: Progress) -> Fit:
         """The best at the greatest sharpness, without candidates that have no multiplier."""
         view = self._sharpened(problem, progress.attempt)
-        point = evaluate(view, progress.state.point.candidates)
-        if progress.best is not None and not point.cost < progress.best_value:
-            point = evaluate(view, progress.best)
-        used = traces(point) > 0
-        return evaluate(problem, point.candidates[used] if used.any() else point.candidates)
+        fit = fitted(view, progress.state.fit.candidates)
+        if progress.best is not None and not fit.cost < progress.best_value:
+            fit = fitted(view, progress.best)
+        used = traces(fit) > 0
+        return fitted(problem, fit.candidates[used] if used.any() else fit.candidates)
 
     @property
     def _solver(self) -> LevenbergMarquardt:
@@ -102,11 +102,11 @@ class Sharpened:
     def _begin(self, problem: Problem, start: Tensor, trial: int) -> State:
         return _noted(self._solver.init(self._sharpened(problem, trial), start))
 
-    def _renewed(self, problem: Problem, point: Point, generator: torch.Generator) -> Tensor:
+    def _renewed(self, problem: Problem, fit: Fit, generator: torch.Generator) -> Tensor:
         """The candidates, with those of the smallest trace in the weights started again."""
-        trace = traces(point)
+        trace = traces(fit)
         unused = max(int((trace == 0).sum()), math.ceil(self.renewed * len(trace)))
-        candidates = point.candidates.clone()
+        candidates = fit.candidates.clone()
         gone = trace.argsort()[:unused]
         candidates[gone] = starts(problem, unused, generator).to(candidates)
         return candidates
@@ -127,11 +127,11 @@ def starts(problem: Problem, count: int, generator: torch.Generator) -> Tensor:
     return problem.domain.project(norms * inside)
 
 
-def traces(point: Point) -> Tensor:
+def traces(fit: Fit) -> Tensor:
     """‖Φ_iᵀA_i‖², what each candidate alone leaves in the weights, (n,) on the CPU."""
-    n, k = len(point.candidates), point.rows
-    gram = point.linearization.gram().view(n, k, n, k).diagonal(dim1=0, dim2=2).permute(2, 0, 1)
-    parts = point.coefficients.view(n, k, -1)
+    n, k = len(fit.candidates), fit.rows
+    gram = fit.linearization.gram().view(n, k, n, k).diagonal(dim1=0, dim2=2).permute(2, 0, 1)
+    parts = fit.coefficients.view(n, k, -1)
     return (parts * (gram @ parts)).sum((1, 2)).cpu()
 
 
@@ -163,5 +163,5 @@ def _unit(problem: Problem) -> float:
 
 
 def _noted(state: State) -> State:
-    cost = torch.tensor(state.point.cost, dtype=torch.float64)
+    cost = torch.tensor(state.fit.cost, dtype=torch.float64)
     return replace(state, memory=state.memory | {"cost": cost})

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from exhume.equation.coefficients import Rule
-from exhume.equation.objective import Point, evaluate, gradient
+from exhume.equation.objective import Fit, fitted, gradient
 from exhume.equation.problem import Premise, Problem
 from exhume.errors import InputError
 from exhume.features.activations import smoothed_relu
@@ -178,7 +178,7 @@ class Penalty:
         state = progress.state
         settings = base.settings_of(problem, progress.seed, state.memory)
         problem = smoothed(problem, settings, state.steps)
-        here = terms_of(problem, settings, state.point.candidates, state.memory)
+        here = terms_of(problem, settings, state.fit.candidates, state.memory)
         return cls(problem, settings, state, here)
 
     @property
@@ -230,7 +230,7 @@ class Penalty:
         if forget:
             memory |= resting(candidates, memory["multipliers"], self.settings.adam)
         here = terms_of(self.problem, self.settings, candidates, memory)
-        return replace(self.state, point=here.point, memory=memory)
+        return replace(self.state, fit=here.fit, memory=memory)
 
 
 @dataclass(frozen=True, eq=False)
@@ -252,22 +252,20 @@ class Projection:
     @classmethod
     def of(cls, problem: Problem, progress: Progress) -> "Projection":
         """The loss where a run is; ReLU has a surrogate for what bends."""
-        point = progress.state.point
-        bent = problem.features.substituted(smoothed_relu(SMOOTHING)).linearize(point.candidates)
+        fit = progress.state.fit
+        bent = problem.features.substituted(smoothed_relu(SMOOTHING)).linearize(fit.candidates)
         scale = 1 / float(problem.target.double().square().sum())
 
         def product(direction: Tensor) -> Tensor:
-            return splitting_product(
-                bent, point.residual, point.coefficients, direction, scale=scale
-            )
+            return splitting_product(bent, fit.residual, fit.coefficients, direction, scale=scale)
 
-        inside = kept_to(problem.domain, point.candidates, gradient(problem, point), product)
-        return cls(problem, progress.state, progress.samples or len(point.candidates), inside)
+        inside = kept_to(problem.domain, fit.candidates, gradient(problem, fit), product)
+        return cls(problem, progress.state, progress.samples or len(fit.candidates), inside)
 
     @property
     def value(self) -> float:
         """The relative residual."""
-        return self.state.point.value
+        return self.state.fit.value
 
     @property
     def noise(self) -> float:
@@ -283,11 +281,11 @@ class Projection:
     @property
     def candidates(self) -> Tensor:
         """X, (n, d)."""
-        return self.state.point.candidates
+        return self.state.fit.candidates
 
     def admissible(self, direction: Tensor) -> Tensor:
         """What is tangent to the domain."""
-        descent = -gradient(self.problem, self.state.point)
+        descent = -gradient(self.problem, self.state.fit)
         return self.problem.domain.tangent(self.candidates, direction, descent)
 
     def product(self, direction: Tensor) -> Tensor:
@@ -300,14 +298,14 @@ class Projection:
 
     def split(self, candidates: Tensor, chosen: Tensor, forget: bool) -> State:
         """The state with them."""
-        point = self._evaluated(candidates)
+        fit = self._evaluated(candidates)
         memory = divided(self.state.memory, chosen)
         if forget:
-            memory["velocity"] = torch.zeros_like(point.candidates)
-        return replace(self.state, point=point, memory=memory)
+            memory["velocity"] = torch.zeros_like(fit.candidates)
+        return replace(self.state, fit=fit, memory=memory)
 
-    def _evaluated(self, candidates: Tensor) -> Point:
-        return evaluate(self.problem, self.problem.domain.project(candidates))
+    def _evaluated(self, candidates: Tensor) -> Fit:
+        return fitted(self.problem, self.problem.domain.project(candidates))
 
 
 def loss_of(base: Method, problem: Problem, progress: Progress) -> Loss:
@@ -373,7 +371,7 @@ class Shen2026:
             return base.advance(problem, progress)
         memory = progress.state.memory
         if "parents" not in memory:
-            memory = memory | _begun(progress.state.point.candidates)
+            memory = memory | _begun(progress.state.fit.candidates)
             progress = replace(progress, state=replace(progress.state, memory=memory))
         every = self.every or max(1, base.steps // (self.rounds + 1))
         if memory["looks"].item() < min(2 * progress.state.steps // every, 2 * self.rounds):
@@ -384,7 +382,7 @@ class Shen2026:
         own = {name: memory[name] for name in OWN}
         return replace(after, state=replace(after.state, memory=after.state.memory | own))
 
-    def finish(self, problem: Problem, progress: Progress) -> Point:
+    def finish(self, problem: Problem, progress: Progress) -> Fit:
         """As the base method ends."""
         return self._base(problem).finish(problem, progress)
 
@@ -464,7 +462,7 @@ class CountMatched:
         """A move of the base method."""
         return self.base.advance(problem, progress)
 
-    def finish(self, problem: Problem, progress: Progress) -> Point:
+    def finish(self, problem: Problem, progress: Progress) -> Fit:
         """As the base method ends."""
         return self.base.finish(problem, progress)
 

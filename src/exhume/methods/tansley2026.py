@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from exhume.equation.domain import Domain, Sphere
-from exhume.equation.objective import Point, evaluate
+from exhume.equation.objective import Fit, fitted
 from exhume.equation.problem import Problem
 from exhume.errors import InputError
 from exhume.methods.exhume import Exhume
@@ -114,20 +114,20 @@ class Tansley2026:
         """As the search has it."""
         return self.search.advance(problem, progress)
 
-    def finish(self, problem: Problem, progress: Progress) -> Point:
+    def finish(self, problem: Problem, progress: Progress) -> Fit:
         """The candidates in the full space, refined there if that explains more of the weights."""
-        point = self.search.finish(problem, progress)
+        fit = self.search.finish(problem, progress)
         if not isinstance(problem, Reduced):
-            return point
+            return fit
         full = problem.full
-        basis = problem.subspace.basis.to(point.candidates)
-        lifted = evaluate(full, point.candidates @ basis.T)
-        count = len(point.candidates)
-        explained = point.value <= max(self.search.tolerance, full.resolution)
+        basis = problem.subspace.basis.to(fit.candidates)
+        lifted = fitted(full, fit.candidates @ basis.T)
+        count = len(fit.candidates)
+        explained = fit.value <= max(self.search.tolerance, full.resolution)
         if explained or full.ratio(count) < ENOUGH:
             return lifted
         solver = LevenbergMarquardt(tolerance=1e-14, damping=1e-3, patience=3)
-        refined = run(solver, full, lifted.candidates, self.polish).point
+        refined = run(solver, full, lifted.candidates, self.polish).fit
         equations = full.target.numel()
         left = (equations - count * full.dim) / (equations - count * problem.dim)
         return refined if refined.value < WORTHWHILE * left * lifted.value else lifted

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from exhume import data, victims
-from exhume.equation.objective import evaluate
+from exhume.equation.objective import fitted
 from exhume.experiments import Attack, Fit
 from exhume.reproduce.curves import (
     ABOVE,
@@ -274,7 +274,7 @@ class Flips:
         width = round(self.ratio * self.dim * self.samples)
         victim = victims.random_features(known, width, self.activation, self.seed)
         problem = victim.problem.to(device, torch.float64)
-        coefficients = evaluate(problem, known.inputs).coefficients.cpu()
+        coefficients = fitted(problem, known.inputs).coefficients.cpu()
         flipped = known.inputs.clone()
         chosen = slice(0, self.samples // 2)
         flipped[chosen] *= -1
@@ -282,8 +282,8 @@ class Flips:
         u *= self.dim**0.5 / u.norm()
         odd = hermite.coefficients(self.activation, 15).values[3::2]
         return {
-            "alone": evaluate(problem, flipped).value,
-            "paired": evaluate(problem, torch.cat([flipped, u, -u])).value,
+            "alone": fitted(problem, flipped).value,
+            "paired": fitted(problem, torch.cat([flipped, u, -u])).value,
             "odd": float(odd.abs().max()),
         }
 

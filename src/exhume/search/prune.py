@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from exhume.equation.objective import Point
+from exhume.equation.objective import Fit
 from exhume.equation.problem import Problem
 
 
@@ -53,15 +53,15 @@ def greedy_order(
     return torch.tensor(order), torch.tensor(costs, dtype=torch.float64).cumsum(0)
 
 
-def dropping(problem: Problem, point: Point) -> tuple[Tensor, Tensor]:
+def dropping(problem: Problem, fit: Fit) -> tuple[Tensor, Tensor]:
     """`greedy_order` of a point's candidates, the cost as a share of ‖Δ‖²."""
     target = problem.target.double()
-    linearization = point.linearization
-    order, cost = greedy_order(linearization.gram(), linearization.apply(target), point.rows)
+    linearization = fit.linearization
+    order, cost = greedy_order(linearization.gram(), linearization.apply(target), fit.rows)
     return order, cost / target.square().sum().item()
 
 
-def without(problem: Problem, point: Point, count: int) -> Tensor:
+def without(problem: Problem, fit: Fit, count: int) -> Tensor:
     """The candidates (n − count, d) without the `count` that are cheapest to drop."""
-    order, _ = dropping(problem, point)
-    return point.candidates[order[count:].sort().values.to(point.candidates.device)]
+    order, _ = dropping(problem, fit)
+    return fit.candidates[order[count:].sort().values.to(fit.candidates.device)]

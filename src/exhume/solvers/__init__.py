@@ -6,7 +6,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from exhume.equation.objective import Point
+from exhume.equation.objective import Fit
 from exhume.equation.problem import Problem
 
 
@@ -42,7 +42,7 @@ class State:
     """Where a solver is: enough to go on from, and to be written to a file.
 
     Attributes:
-        point: the objective at the candidates.
+        fit: the objective at the candidates.
         memory: what the solver carries from step to step, by name.
         steps: steps taken.
         products: passes over the features' derivative, the unit of cost.
@@ -50,7 +50,7 @@ class State:
         outcome: None while there is more to do.
     """
 
-    point: Point
+    fit: Fit
     memory: dict[str, Tensor]
     steps: int = 0
     products: int = 0

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from exhume.equation.objective import evaluate, gradient
+from exhume.equation.objective import fitted, gradient
 from exhume.equation.problem import Problem
 from exhume.solvers import Outcome, State
 
@@ -29,13 +29,13 @@ class Momentum:
 
     def init(self, problem: Problem, candidates: Tensor) -> State:
         """At rest at the candidates, which are not projected before the first step."""
-        point = evaluate(problem, candidates)
-        return _judged(State(point, {"velocity": torch.zeros_like(point.candidates)}), self)
+        fit = fitted(problem, candidates)
+        return _judged(State(fit, {"velocity": torch.zeros_like(fit.candidates)}), self)
 
     def step(self, problem: Problem, state: State) -> State:
         """One step."""
-        velocity = self.momentum * state.memory["velocity"] + gradient(problem, state.point)
-        moved = state.point.candidates - self.rate * velocity
+        velocity = self.momentum * state.memory["velocity"] + gradient(problem, state.fit)
+        moved = state.fit.candidates - self.rate * velocity
         return _next(problem, state, moved, {"velocity": velocity}, self)
 
 
@@ -55,19 +55,19 @@ class Adam:
 
     def init(self, problem: Problem, candidates: Tensor) -> State:
         """Both moments zero at the projected candidates."""
-        point = evaluate(problem, problem.domain.project(candidates))
-        zero = torch.zeros_like(point.candidates)
-        return _judged(State(point, {"first": zero, "second": zero}), self)
+        fit = fitted(problem, problem.domain.project(candidates))
+        zero = torch.zeros_like(fit.candidates)
+        return _judged(State(fit, {"first": zero, "second": zero}), self)
 
     def step(self, problem: Problem, state: State) -> State:
         """One step."""
-        slope = gradient(problem, state.point)
+        slope = gradient(problem, state.fit)
         a, b = self.decay
         first = a * state.memory["first"] + (1 - a) * slope
         second = b * state.memory["second"] + (1 - b) * slope.square()
         t = state.steps + 1
         size = (second / (1 - b**t)).sqrt() + torch.finfo(slope.dtype).tiny ** 0.5
-        moved = state.point.candidates - self.rate * (first / (1 - a**t)) / size
+        moved = state.fit.candidates - self.rate * (first / (1 - a**t)) / size
         return _next(problem, state, moved, {"first": first, "second": second}, self)
 
 
@@ -78,16 +78,14 @@ def _next(
     memory: dict[str, Tensor],
     solver: Momentum | Adam,
 ) -> State:
-    point = evaluate(problem, problem.domain.project(moved))
+    fit = fitted(problem, problem.domain.project(moved))
     steps, products = state.steps + 1, state.products + 1
-    return _judged(
-        replace(state, point=point, memory=memory, steps=steps, products=products), solver
-    )
+    return _judged(replace(state, fit=fit, memory=memory, steps=steps, products=products), solver)
 
 
 def _judged(state: State, solver: Momentum | Adam) -> State:
-    if not math.isfinite(state.point.value):
+    if not math.isfinite(state.fit.value):
         return replace(state, outcome=Outcome.DIVERGED)
-    if state.point.value <= solver.tolerance:
+    if state.fit.value <= solver.tolerance:
         return replace(state, outcome=Outcome.CONVERGED)
     return state

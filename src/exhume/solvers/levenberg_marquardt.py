@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from exhume.equation.coefficients import factor
-from exhume.equation.objective import Point, curvature, descent, evaluate, gauss_newton
+from exhume.equation.objective import Fit, curvature, descent, fitted, gauss_newton
 from exhume.equation.problem import Problem
 from exhume.solvers import Outcome, State
 
@@ -87,24 +87,24 @@ class LevenbergMarquardt:
 
     def init(self, problem: Problem, candidates: Tensor) -> State:
         """The state at the projected candidates."""
-        point = evaluate(problem, problem.domain.project(candidates))
+        fit = fitted(problem, problem.domain.project(candidates))
         damping = torch.tensor(self.damping, dtype=torch.float64)
-        return self._judged(State(point, {"damping": damping}))
+        return self._judged(State(fit, {"damping": damping}))
 
     def step(self, problem: Problem, state: State) -> State:
         """Try one step; keep it and lower the damping (λ/3) if the residual fell, else 4λ."""
         damping = state.memory["damping"].item()
-        direction, used = damped_step(problem, state.point, damping, self.accuracy, self.products)
-        moved = problem.domain.project(state.point.candidates + direction)
-        point = evaluate(problem, moved, state.point)
-        before = state.point.cost
-        accepted = point.cost < before
-        gain = 1 - point.cost / before if accepted else 0.0
+        direction, used = damped_step(problem, state.fit, damping, self.accuracy, self.products)
+        moved = problem.domain.project(state.fit.candidates + direction)
+        fit = fitted(problem, moved, state.fit)
+        before = state.fit.cost
+        accepted = fit.cost < before
+        gain = 1 - fit.cost / before if accepted else 0.0
         damping = max(damping / 3, 1e-7) if accepted else damping * 4
         return self._judged(
             replace(
                 state,
-                point=point if accepted else state.point,
+                fit=fit if accepted else state.fit,
                 memory={"damping": torch.tensor(damping, dtype=torch.float64)},
                 steps=state.steps + 1,
                 products=state.products + used,
@@ -113,9 +113,9 @@ class LevenbergMarquardt:
         )
 
     def _judged(self, state: State) -> State:
-        if not math.isfinite(state.point.value):
+        if not math.isfinite(state.fit.value):
             return replace(state, outcome=Outcome.DIVERGED)
-        if state.point.value <= self.tolerance:
+        if state.fit.value <= self.tolerance:
             return replace(state, outcome=Outcome.CONVERGED)
         if state.stalled >= self.patience:
             return replace(state, outcome=Outcome.STALLED)
@@ -123,27 +123,27 @@ class LevenbergMarquardt:
 
 
 def damped_step(
-    problem: Problem, point: Point, damping: float, accuracy: float, products: int
+    problem: Problem, fit: Fit, damping: float, accuracy: float, products: int
 ) -> tuple[Tensor, int]:
     """D with (JᵀP⊥J + λS) D = JᵀR in the tangent space, S = diag(C).
 
     Returns:
         D (n, d) and the number of products used.
     """
-    domain, candidates = problem.domain, point.candidates
-    mean = curvature(point)
+    domain, candidates = problem.domain, fit.candidates
+    mean = curvature(fit)
     scale = mean.diagonal().clamp_min(1e-12 * mean.diagonal().max())
     lower = factor(mean + damping * torch.diag(scale))
     damp = (damping * scale)[:, None].to(candidates.dtype)
     inverse = torch.cholesky_inverse(lower).to(candidates.dtype)
 
-    pulled = descent(point)
+    pulled = descent(fit)
 
     def tangent(direction: Tensor) -> Tensor:
         return domain.tangent(candidates, direction, pulled)
 
     def operator(direction: Tensor) -> Tensor:
-        return tangent(gauss_newton(point, direction)) + damp * direction
+        return tangent(gauss_newton(fit, direction)) + damp * direction
 
     def preconditioner(residual: Tensor) -> Tensor:
         return tangent(inverse @ residual)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from exhume.equation.objective import Point, evaluate
+from exhume.equation.objective import Fit, fitted
 from exhume.equation.problem import Problem
 from exhume.errors import InputError
 
@@ -92,10 +92,10 @@ def local_identifiability(
             f"and {ENTRIES} entries. Give some of the candidates, or fewer rows of the target."
         )
     problem = problem.to(problem.features.device, torch.float64)
-    point = evaluate(problem, candidates)
-    features = _features(point)
-    moves = [_moves(problem, point.candidates[i : i + 1], within) for i in range(count)]
-    blocks = [_block(problem, point, features, i, moves[i]) for i in range(count)]
+    fit = fitted(problem, candidates)
+    features = _features(fit)
+    moves = [_moves(problem, fit.candidates[i : i + 1], within) for i in range(count)]
+    blocks = [_block(problem, fit, features, i, moves[i]) for i in range(count)]
     sizes = torch.stack([block.square().sum().sqrt() for block in blocks])
     scales = torch.where(sizes > NEGLIGIBLE * sizes.max(), 1 / sizes, 0.0)
     scaled = torch.cat([block * scale for block, scale in zip(blocks, scales, strict=True)], 1)
@@ -115,14 +115,14 @@ def local_identifiability(
         rank=rank,
         singular_values=values,
         undetermined=_orthonormal(directions),
-        residual=point.value,
+        residual=fit.value,
     )
 
 
-def _features(point: Point) -> Tensor:
+def _features(fit: Fit) -> Tensor:
     """An orthonormal basis of the span of the features, (p, at most n·k)."""
-    rows = len(point.coefficients)
-    spanned = point.linearization.combine(torch.eye(rows, dtype=torch.float64).to(point.residual))
+    rows = len(fit.coefficients)
+    spanned = fit.linearization.combine(torch.eye(rows, dtype=torch.float64).to(fit.residual))
     left: Tensor
     left, values, _ = torch.linalg.svd(spanned, full_matrices=False)
     return left[:, values > TOLERANCE * values[0]]
@@ -139,10 +139,10 @@ def _moves(problem: Problem, candidate: Tensor, within: bool) -> Tensor:
     return vectors.T[values > 0.5]
 
 
-def _block(problem: Problem, point: Point, features: Tensor, i: int, moves: Tensor) -> Tensor:
+def _block(problem: Problem, fit: Fit, features: Tensor, i: int, moves: Tensor) -> Tensor:
     """The columns of P⊥J that belong to candidate i, (p·m, t)."""
-    alone = point.candidates[i : i + 1]
-    own = point.coefficients[i * point.rows : (i + 1) * point.rows]
+    alone = fit.candidates[i : i + 1]
+    own = fit.coefficients[i * fit.rows : (i + 1) * fit.rows]
     linearization = problem.features.linearize(alone)
     columns = []
     for direction in moves:

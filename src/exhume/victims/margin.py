@@ -122,7 +122,7 @@ def kkt_mlp(
     pixels = Pixels(data.transform.shift, data.transform.scale) if len(data.shape) > 1 else None
     model = NetworkModel.of("mlp", arguments, initial, trained, pixels)
     problem = model.problem(premise=Premise.MARGIN if decay is None else Premise.DECAY)
-    at_truth = objective.evaluate(problem.to(device, torch.float64), data.inputs)
+    at_truth = objective.fitted(problem.to(device, torch.float64), data.inputs)
     sizes = at_truth.shares.abs().amax(1)
     record = {
         "data": data.name,
