@@ -14,6 +14,7 @@ test: lint types tests wheel
 lint: $(VENV)/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache
 
 types: $(VENV)/ready
 	$(BIN)/mypy

@@ -1,7 +1,6 @@
 """exhume: recover the training data that is buried in a model's weights."""
 
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 
 from exhume import data, evaluate, theory, victims
@@ -11,11 +10,7 @@ from exhume.errors import InputError
 from exhume.methods import Reconstruction, reconstruct
 from exhume.models.card import DataCard
 from exhume.solvers import Outcome
-
-try:
-    __version__ = version("exhume")
-except PackageNotFoundError:  # run from the source tree
-    __version__ = "0.1.0+source"
+from exhume.version import VERSION as __version__
 
 __all__ = [
     "Audit",

@@ -44,6 +44,7 @@ from exhume.methods.progress import Method, Progress
 from exhume.methods.tansley2026 import Tansley2026
 from exhume.models.card import DataCard
 from exhume.solvers import Outcome, State
+from exhume.version import VERSION
 
 CONFIG, EVENTS, CHECKPOINT, CANDIDATES, RESULT = (
     "config.yaml",
@@ -411,12 +412,10 @@ def _told(threat_model: ThreatModel, samples: int | None) -> ThreatModel:
 
 
 def _result(settings: Settings, opened: Opened, found: Reconstruction) -> dict[str, Any]:
-    from exhume import __version__
-
     problem, count = opened.problem, len(found.samples)
     return {
         "schema": 1,
-        "exhume": __version__,
+        "exhume": VERSION,
         "versions": {
             "python": platform.python_version(),
             "torch": torch.__version__,

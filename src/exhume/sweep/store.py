@@ -29,6 +29,7 @@ import torch
 from exhume.device import hardware
 from exhume.errors import InputError
 from exhume.files import private_folder, read_json
+from exhume.version import VERSION
 
 Outcome = dict[str, Any]
 """A finished cell as its file has it: kind, fields, version, values, error, seconds, made."""
@@ -52,7 +53,7 @@ def version() -> str:
     """
     import exhume
 
-    number = exhume.__version__.partition("+")[0]
+    number = VERSION.partition("+")[0]
     return f"{number}+{digest_of_sources(Path(exhume.__file__).parent)}"
 
 
