@@ -23,9 +23,9 @@ from exhume.features.activations import (
     smoothed_relu,
     softplus,
 )
+from exhume.features.exact import exact_operations
 from exhume.features.random import RandomFeatures, RandomLinearization
 from exhume.features.weights import TILE, Mapped, Seeded, Stored, blocks, materialise
-from exhume.models.prepare import exact_attention
 from exhume.testing import check_features
 from problems import (
     ACTIVATIONS,
@@ -284,7 +284,7 @@ def test_surrogates_are_differentiated_to_their_slope_however_torch_does_it(
     def forward(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         return lambda at: torch.func.jvp(function, (at,), (torch.ones_like(at),))[1]
 
-    with exact_attention():  # loads forward mode without its warning
+    with exact_operations():  # loads forward mode without its warning
         for order in (1, 2, 3):
             for kinds in itertools.product((reverse, forward), repeat=order):
                 function = sigma.value

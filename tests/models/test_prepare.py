@@ -13,8 +13,10 @@ from torch.func import functional_call, grad, jvp, vmap
 from torch.nn.utils import parametrizations, prune
 
 from exhume.errors import InputError
+from exhume.features import exact
+from exhume.features.exact import exact_operations
 from exhume.models import prepare as preparing
-from exhume.models.prepare import ExactLayerNorm, Prepared, exact_attention, prepare
+from exhume.models.prepare import Prepared, prepare
 
 Make = Callable[[], nn.Module]
 
@@ -22,7 +24,7 @@ Make = Callable[[], nn.Module]
 @pytest.fixture(autouse=True)
 def _seeded() -> Iterator[None]:
     """The same models every time; torch's own warning about jvp out of the way."""
-    with exact_attention():
+    with exact_operations():
         pass
     with torch.random.fork_rng([]):
         torch.manual_seed(0)
@@ -139,7 +141,7 @@ def derivative_error(module: nn.Module, shape: tuple[int, ...]) -> float:
 
 def same_outputs(prepared: Prepared, model: nn.Module, shape: tuple[int, ...]) -> bool:
     x = candidates(*shape)
-    with torch.no_grad(), exact_attention():
+    with torch.no_grad(), exact_operations():
         expected = copy.deepcopy(model).double().eval()(x.clone())
         given = copy.deepcopy(prepared.module).double()(x.clone())
     return torch.allclose(given, expected, rtol=1e-10, atol=1e-12)
@@ -230,7 +232,8 @@ def test_changes_and_warnings_say_what_was_done() -> None:
 
 
 def test_preparing_again_changes_nothing() -> None:
-    once = prepare(normed(), (5,))
+    once = prepare(nn.Sequential(nn.Linear(5, 8), nn.ReLU(inplace=True), nn.Linear(8, 3)), (5,))
+    assert len(once.changes) == 2
     assert not prepare(once.module, (5,)).changes
 
 
@@ -330,25 +333,29 @@ def test_hooks_that_only_watch_are_dropped_and_others_refused() -> None:
 # Traps: without the fix the result is wrong or there is none
 
 
-def test_fused_layer_norm_has_wrong_derivatives_and_the_twin_right_ones() -> None:
+def test_layer_norm_is_wrong_outside_of_exact_operations_and_right_inside() -> None:
     model = normed()
+    prepared = prepare(model, (5,)).module
     assert derivative_error(model, (5,)) > 1e-3
-    assert derivative_error(prepare(model, (5,)).module, (5,)) < 1e-8
+    with exact_operations():
+        assert derivative_error(prepared, (5,)) < 1e-8
 
 
 def test_wrong_derivatives_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preparing, "_twin", lambda kind: kind)
+    monkeypatch.setattr(exact, "layer_norm", F.layer_norm)
     sentence = refusal(normed())
     assert "derivatives are off by" in sentence
     assert "for 1.weight (LayerNorm). Suspects" in sentence
     assert prepare(normed(), (5,), check=False).derivative_error is None
 
 
-def test_a_whole_transformer_needs_the_twin() -> None:
+def test_a_whole_transformer_needs_our_layer_norm(monkeypatch: pytest.MonkeyPatch) -> None:
     model = transformer().eval()
-    with exact_attention():
+    prepared = prepare(model, (4, 8)).module
+    with exact_operations():
+        assert derivative_error(prepared, (4, 8)) < 1e-8
+        monkeypatch.setattr(exact, "layer_norm", F.layer_norm)
         assert derivative_error(model, (4, 8)) > 1e-3
-        assert derivative_error(prepare(model, (4, 8)).module, (4, 8)) < 1e-8
 
 
 def third_derivative_error(norm: nn.Module) -> float:
@@ -369,14 +376,11 @@ def third_derivative_error(norm: nn.Module) -> float:
 
 
 @pytest.mark.parametrize("affine", [True, False])
-def test_third_derivatives_of_fused_layer_norm_are_wrong_and_of_the_twin_right(
-    affine: bool,
-) -> None:
+def test_third_derivatives_of_fused_layer_norm_are_wrong_and_of_ours_right(affine: bool) -> None:
     norm = lively(nn.LayerNorm(8, elementwise_affine=affine)).double()
-    twin = ExactLayerNorm(8, elementwise_affine=affine).double()
-    twin.load_state_dict(norm.state_dict())
     assert third_derivative_error(norm) > 1e-3
-    assert third_derivative_error(twin) < 1e-7
+    with exact_operations():
+        assert third_derivative_error(norm) < 1e-7
 
 
 class Swapped(nn.LayerNorm):
@@ -398,21 +402,22 @@ def test_a_subclass_of_layer_norm_keeps_its_forward() -> None:
     )
     assert derivative_error(model, (1, 6)) > 1e-3
     prepared = prepare(model, (1, 6))
-    assert derivative_error(prepared.module, (1, 6)) < 1e-8
+    with exact_operations():
+        assert derivative_error(prepared.module, (1, 6)) < 1e-8
     assert same_outputs(prepared, model, (1, 6))
     assert isinstance(prepared.module[1], Swapped)
 
 
-def test_functional_layer_norm_is_refused() -> None:
-    class Own(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scale = nn.Parameter(torch.ones(8))
+@pytest.mark.parametrize("function", [F.layer_norm, torch.layer_norm])
+def test_functions_of_layer_norm_are_right_too(function: Callable[..., Tensor]) -> None:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        outputs: Tensor = self.b(function(self.a(x), (8,), self.scale.weight[0]).tanh())
+        return outputs
 
-        def forward(self, x: Tensor) -> Tensor:
-            return F.layer_norm(x, (8,), self.scale)
-
-    assert "for 1.scale (Own). Suspects" in refusal(normed(Own()))
+    parts = {"a": nn.Linear(5, 8), "scale": nn.Linear(8, 1, bias=False), "b": nn.Linear(8, 3)}
+    prepared = prepare(lively(Written(forward, **parts)), (5,), head="b")
+    with exact_operations():
+        assert derivative_error(prepared.module, (5,)) < 1e-8
 
 
 def test_fused_attention_cannot_be_differentiated_twice() -> None:
@@ -421,7 +426,7 @@ def test_fused_attention_cannot_be_differentiated_twice() -> None:
         warnings.simplefilter("ignore")
         with pytest.raises(RuntimeError, match="flash"):
             derivative_error(model, (4, 8))
-    with exact_attention():
+    with exact_operations():
         assert derivative_error(prepare(model, (4, 8)).module, (4, 8)) < 1e-8
 
 
@@ -435,14 +440,14 @@ def test_the_inference_path_of_transformers_cannot_be_differentiated() -> None:
 
     with pytest.raises(RuntimeError, match="forward AD with aten::_transformer_encoder_layer_fwd"):
         jvp(outputs, (x,), (direction,))
-    with exact_attention():
+    with exact_operations():
         found = jvp(outputs, (x,), (direction,))[1]
         step = 1e-5 * direction
         expected = (outputs(x + step) - outputs(x - step)) / 2e-5
     assert torch.allclose(found, expected, rtol=1e-7, atol=1e-8)
 
 
-def test_exact_attention_restores_what_was_there_also_after_errors() -> None:
+def test_exact_operations_restores_what_was_there_also_after_errors() -> None:
     def settings() -> tuple[bool, ...]:
         cuda = torch.backends.cuda
         return (
@@ -451,18 +456,18 @@ def test_exact_attention_restores_what_was_there_also_after_errors() -> None:
         )
 
     before = settings()
-    with exact_attention():
+    with exact_operations():
         assert settings() == (False, False, False, True)
-        with exact_attention():
+        with exact_operations():
             pass
         assert settings() == (False, False, False, True)
     assert settings() == before
-    with pytest.raises(KeyError), exact_attention():
+    with pytest.raises(KeyError), exact_operations():
         raise KeyError
     assert settings() == before
     try:
         torch.backends.mha.set_fastpath_enabled(False)
-        with exact_attention():
+        with exact_operations():
             pass
         assert not torch.backends.mha.get_fastpath_enabled()
     finally:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from exhume.errors import InputError
-from exhume.models.prepare import exact_attention, fix
+from exhume.features.exact import exact_operations, load_forward_mode
 
 Weights = Mapping[str, Tensor]
 """Parameters and buffers by name, as in a state dict."""
@@ -42,8 +42,7 @@ class Network:
 
     def __call__(self, weights: Weights, inputs: Tensor) -> Tensor:
         """f(x; θ), (n, d) → (n, c)."""
-        result: Tensor = functional_call(self.module, dict(weights), (self._shaped(inputs),))
-        return result.reshape(len(inputs), self.outputs)
+        return self._run(weights, inputs).reshape(len(inputs), self.outputs)
 
     def hidden(self, weights: Weights, inputs: Tensor) -> Tensor:
         """What the head is given, (n, d) → (n, h)."""
@@ -54,15 +53,18 @@ class Network:
 
         handle = self.module.get_submodule(self.head).register_forward_pre_hook(keep)
         try:
-            functional_call(self.module, dict(weights), (self._shaped(inputs),))
+            self._run(weights, inputs)
         finally:
             handle.remove()
         return seen[-1].reshape(len(inputs), -1)
 
-    def _shaped(self, inputs: Tensor) -> Tensor:
+    def _run(self, weights: Weights, inputs: Tensor) -> Tensor:
         if self.basis is not None:
             inputs = inputs @ self.basis.T.to(inputs)
-        return inputs.reshape(len(inputs), *self.shape)
+        shaped = inputs.reshape(len(inputs), *self.shape)
+        with exact_operations():
+            outputs: Tensor = functional_call(self.module, dict(weights), (shaped,))
+        return outputs
 
     @property
     def head_weight(self) -> str:
@@ -98,7 +100,7 @@ class Network:
 
             handles.append(module.register_forward_pre_hook(note))
         try:
-            with torch.no_grad(), exact_attention():
+            with torch.no_grad():
                 self(weights, inputs)
         finally:
             for handle in handles:
@@ -109,12 +111,12 @@ class Network:
 
 
 def known_network(module: nn.Module, shape: tuple[int, ...], outputs: int) -> Network:
-    """One of `models.architectures`, whose head is its last part and whose derivatives are right.
+    """Return a network whose head is its last linear layer and whose derivatives are right.
 
-    A module of anyone else's goes through `exhume.models.prepare.prepare`.
+    Those of `exhume.models.architectures` are such; a module of anyone else's goes through
+    `exhume.models.prepare.prepare`.
     """
     head = [name for name, part in module.named_modules() if isinstance(part, nn.Linear)][-1]
-    fix(module)
     return Network(module, shape, outputs, head)
 
 
@@ -170,13 +172,13 @@ def moved(weights: Weights, device: torch.device, dtype: torch.dtype) -> dict[st
 
 @contextmanager
 def derivatives(rounded: bool) -> Iterator[None]:
-    """Attention that can be differentiated twice; TF32 on a GPU, or not."""
+    """Take derivatives with TF32 on a GPU where they may be rounded, else without."""
+    load_forward_mode()
     matmul, convolution = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("high" if rounded else "highest")
     torch.backends.cudnn.allow_tf32 = rounded
     try:
-        with exact_attention():
-            yield
+        yield
     finally:
         torch.set_float32_matmul_precision(matmul)
         torch.backends.cudnn.allow_tf32 = convolution

@@ -7,27 +7,22 @@ attention. So a module is prepared first, and its derivatives are held against f
 
 import inspect
 import math
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, jvp, vjp, vmap
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
 from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
-from torch.overrides import TorchFunctionMode
 
 from exhume.errors import InputError
+from exhume.features.exact import exact_operations
 
 ROWS = 8
 """Random inputs on which the shape of a model is found out."""
@@ -75,7 +70,7 @@ LINKS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """A module whose derivatives can be trusted inside `exact_attention()`.
+    """A module whose derivatives can be trusted inside `exact_operations()`.
 
     Attributes:
         module: a copy in eval mode, fixed, in float32 or float64. A batch of n inputs gives (n, c),
@@ -138,7 +133,7 @@ def prepare(
         with torch.no_grad():
             before = _outputs(copy, x)
         changes += copied + fix(copy)
-        with exact_attention():
+        with exact_operations():
             with torch.no_grad():
                 after = _outputs(copy, x)
                 _check_forward(copy, x, before, after, tolerance)
@@ -151,89 +146,6 @@ def prepare(
                 error = _derivative_error(copy, head, outputs, tensors, x[:2], random)
         copy = _cast(copy, dtype)
     return Prepared(copy, outputs, head, tuple(changes), tuple(_warnings(copy)), error)
-
-
-@contextmanager
-def exact_attention() -> Iterator[None]:
-    """Attention that can be differentiated twice; what was set before comes back at the end.
-
-    Scaled dot products run through torch's math kernel, and the inference path of
-    `nn.MultiheadAttention` and `nn.TransformerEncoderLayer` is off. Enter it around every call of
-    a prepared module.
-    """
-    _load_forward_mode()
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with sdpa_kernel(SDPBackend.MATH):
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
-
-
-@cache
-def _load_forward_mode() -> None:
-    """Torch's first forward derivative compiles some rules and warns that its compiler is old."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        jvp(torch.sin, (torch.zeros(()),), (torch.ones(()),))
-
-
-# LayerNorm
-
-
-def layer_norm(
-    x: Tensor,
-    shape: Iterable[int],
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-    *_: Any,
-) -> Tensor:
-    """(x − mean)/√(var + eps) · weight + bias over the last dimensions, from elementary operations.
-
-    All derivatives are right, also those of per-sample gradients and of third order.
-    """
-    dims = tuple(range(-len(tuple(shape)), 0))
-    centred = x - x.mean(dims, keepdim=True)
-    normal = centred * (centred.square().mean(dims, keepdim=True) + eps).rsqrt()
-    if weight is not None:
-        normal = normal * weight
-    return normal if bias is None else normal + bias
-
-
-class ExactLayerNorm(nn.LayerNorm):
-    """nn.LayerNorm with right derivatives; names, shapes and state dict are the same."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Normalise the last dimensions."""
-        return layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
-
-
-class _Elementary(TorchFunctionMode):
-    """Inside, F.layer_norm is our own."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        if func is F.layer_norm or func is torch.layer_norm:
-            names = {"input": "x", "normalized_shape": "shape"}
-            known = ("weight", "bias", "eps", *names)
-            given = {names.get(k, k): v for k, v in (kwargs or {}).items() if k in known}
-            return layer_norm(*args, **given)
-        return func(*args, **(kwargs or {}))
-
-
-def _twin(kind: type[nn.LayerNorm]) -> type[nn.LayerNorm]:
-    """A subclass that differs in the derivatives alone, also where forward is its own."""
-    if kind is nn.LayerNorm:
-        return ExactLayerNorm
-
-    def forward(self: nn.LayerNorm, *args: Any, **kwargs: Any) -> Any:
-        with _Elementary():
-            return kind.forward(self, *args, **kwargs)
-
-    return type(f"Exact{kind.__name__}", (kind,), {"forward": forward})
 
 
 # Refusals before anything runs
@@ -403,8 +315,7 @@ def fix(module: nn.Module) -> list[str]:
     norms, dropout, attention, inplace, hooked = [], [], [], [], []
     for name, part in module.named_modules():
         name = name or "the model"
-        if isinstance(part, nn.LayerNorm) and not isinstance(part, ExactLayerNorm):
-            part.__class__ = _twin(type(part))
+        if isinstance(part, nn.LayerNorm):
             norms.append(name)
         if isinstance(part, DROPOUT) and part.p > 0:
             dropout.append(name)
@@ -873,8 +784,8 @@ def _refuse_wrong(module: nn.Module, names: list[str], errors: Tensor) -> None:
     raise InputError(
         f"model: derivatives are off by {worst.max().item():.1e} of their size from finite "
         f"differences, for {_listed(suspects)}. Suspects are these layers and those that follow: "
-        "F.layer_norm and F.instance_norm (use nn.LayerNorm, which is replaced, or nn.GroupNorm), "
-        "custom autograd functions, detach, no_grad, rounding and casts to float32 in forward."
+        "F.instance_norm (use nn.GroupNorm), custom autograd functions, detach, no_grad, rounding "
+        "and casts to float32 in forward."
     )
 
 
