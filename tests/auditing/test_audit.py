@@ -290,6 +290,8 @@ def test_the_truth_is_not_opened(
         ({"seed": -1}, "seed"),
         ({"time_limit": -1.0}, "time"),
         ({"time_limit": math.nan}, "time"),
+        ({"product_limit": 0}, "product_limit: expected a whole number of at least 1, got 0"),
+        ({"product_limit": 2.5}, "product_limit"),
         ({"method": "magic"}, "magic"),
         ({"model": "nowhere"}, "nowhere"),
     ],
@@ -515,7 +517,13 @@ def test_a_run_killed_between_its_last_two_files_goes_on(
 
 @pytest.mark.parametrize(
     "changes",
-    [{"samples": 5}, {"samples": None}, {"seed": 1}, {"method": "iurada2025"}, {"time_limit": 9.0}],
+    [
+        {"samples": 5},
+        {"samples": None},
+        {"seed": 1},
+        {"method": "iurada2025"},
+        {"product_limit": 900},
+    ],
     ids=str,
 )
 def test_resuming_with_other_settings_is_refused(
@@ -582,10 +590,10 @@ def test_a_damaged_run_is_named(
 CHILD = """
 import signal, sys
 from importlib import import_module
-import exhume.cli.main
+from exhume.cli import main
 signal.signal(signal.SIGINT, signal.default_int_handler)
 import_module({name!r}).CHECKPOINT_SECONDS = 0.1
-exhume.cli.main.main(sys.argv[1:])
+main(sys.argv[1:])
 """
 
 

@@ -408,7 +408,7 @@ def test_relative_names_become_absolute(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_settings_survive_the_file_and_older_files_are_read(tmp_path: Path, known: Known) -> None:
     settings = Settings(
-        *("f.py:make", 3, 1, "tansley2026", 2.5, "cpu", "last", "both", "gap"),
+        *("f.py:make", 3, 1, "tansley2026", 2.5, 900, "cpu", "last", "both", "gap"),
         *("i.pt", "t.pt", {"width": 3}, "head"),
         DataCard((3, 2, 2), (0, 1), (0.1, 0.2, 0.3), 1.0, "sqrt_d", 2),
     )

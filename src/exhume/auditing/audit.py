@@ -86,6 +86,7 @@ def audit(
     arguments: dict[str, Any] | None = None,
     rank: int | str | None = None,
     time_limit: float | None = None,
+    product_limit: int | None = None,
     device: str = "auto",
     out: Path | str | None = None,
     show: Callable[[Event], None] | None = None,
@@ -114,6 +115,8 @@ def audit(
         arguments: of the factory.
         rank: of the subspace of tansley2026: a number, gap, energy, or count (as many as samples).
         time_limit: seconds after which the best so far is taken.
+        product_limit: passes over the features' derivative after which it is: a budget that, unlike
+            seconds, is the same on every machine.
         device: auto, cpu, cuda, …
         out: folder for a run as `exhume audit` leaves it. It can be scored later if model and
             weights were named, not given: then they can be opened again.
@@ -135,7 +138,7 @@ def audit(
         >>> bool((found.samples - x).norm() < 0.1)
         True
     """
-    check_numbers(samples, seed, time_limit)
+    check_numbers(samples, seed, time_limit, product_limit)
     premise = premise_named(premise)
     told = _card(card, input_shape)
     settings = Settings(
@@ -144,6 +147,7 @@ def audit(
         seed=seed,
         method=method,
         time_limit=time_limit,
+        product_limit=product_limit,
         device=usable_device(device),
         parameters=parameters,
         point=point,
@@ -164,6 +168,7 @@ def audit(
             method_of(settings, opened.problem),
             time_limit,
             Recorder(show).observe,
+            product_limit=product_limit,
         )
     else:
         before = str(initial) if isinstance(initial, str | Path) else None

@@ -68,7 +68,9 @@ class Settings:
         samples: how many there are; found if None.
         seed: of everything random.
         method: its name.
-        time_limit: seconds.
+        time_limit: seconds after which the best so far is taken.
+        product_limit: passes over the features' derivative after which it is: a budget that, unlike
+            seconds, is the same on every machine.
         device: where to compute.
         parameters: block of parameters that is attacked; the last layer if None.
         point: where features are taken; None for the default.
@@ -86,6 +88,7 @@ class Settings:
     seed: int = 0
     method: str = "exhume"
     time_limit: float | None = None
+    product_limit: int | None = None
     device: str = "cpu"
     parameters: str | None = None
     point: str | None = None
@@ -185,7 +188,7 @@ def run(
     Returns:
         What was found, and the result as in result.json.
     """
-    check_numbers(settings.samples, settings.seed, settings.time_limit)
+    check_numbers(settings.samples, settings.seed, settings.time_limit, settings.product_limit)
     method = method_of(settings, opened.problem)
     opened = replace(opened, problem=opened.problem.to(settings.device))
     created = not out.exists()
@@ -230,6 +233,7 @@ def _attack(
                     settings.time_limit,
                     recorder.observe,
                     begun,
+                    settings.product_limit,
                 )
             except KeyboardInterrupt:
                 recorder.save()

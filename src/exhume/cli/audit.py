@@ -23,6 +23,7 @@ def audit(
     seed: int = 0,
     method: str = "exhume",
     time_limit: float | None = None,
+    product_limit: int | None = None,
     device: str = "auto",
     resume: bool = False,
     parameters: str | None = None,
@@ -59,6 +60,8 @@ def audit(
             trained to the margin), buzaglo2023 (several outputs, or weight decay), or shen2026
             (one of the four before it, with splits).
         time_limit: seconds after which the best so far is taken.
+        product_limit: passes over the features' derivative after which it is: a budget that, unlike
+            seconds, is the same on every machine.
         device: auto, cpu, cuda, cuda:1, …
         resume: go on with an interrupted run.
         parameters: of a network, what is attacked: last (the default), first, all, or names and
@@ -101,6 +104,7 @@ def audit(
             seed=seed,
             method=method,
             time_limit=time_limit,
+            product_limit=product_limit,
             device=usable_device(device),
             parameters=parameters,
             point=point,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from exhume.checks import whole_number
 from exhume.equation.problem import Problem
 from exhume.errors import InputError
 from exhume.methods.buzaglo2023 import Buzaglo2023
@@ -84,8 +85,8 @@ def check_numbers(
     samples: int | None, seed: int, time_limit: float | None, product_limit: int | None = None
 ) -> None:
     """Refuse numbers that no run could use."""
-    if product_limit is not None and product_limit < 1:
-        raise InputError(f"product_limit: expected a number of at least 1, got {product_limit}.")
+    if product_limit is not None:
+        whole_number("product_limit", product_limit)
     if samples is not None and (not isinstance(samples, int) or samples < 1):
         raise InputError(f"samples: expected a whole number of at least 1, got {samples}.")
     if not isinstance(seed, int) or seed < 0:
