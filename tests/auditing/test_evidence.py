@@ -62,8 +62,8 @@ def test_more_that_explained_than_were_asked_for_are_told_of() -> None:
 
 
 def test_in_a_subspace_its_dimension_counts_the_unknowns() -> None:
-    assert evidence.ratio(PROBLEM, found(6)) == 1.0
-    assert evidence.ratio(PROBLEM, found(6, rank=4)) == 2.5
+    assert evidence.ratio(PROBLEM, 6) == 1.0
+    assert evidence.ratio(PROBLEM, 6, rank=4) == 2.5
     full = " ".join(evidence.claims(PROBLEM, found(6)))
     assert "Nothing can be claimed" in full and "subspace" not in full
     within = " ".join(evidence.claims(PROBLEM, found(6, rank=4)))

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from exhume import data as datasets
 from exhume import evaluate
+from exhume.auditing import evidence
 from exhume.data import Data, Transform
 from exhume.equation.problem import Premise, Problem
 from exhume.errors import InputError
@@ -33,7 +34,6 @@ from exhume.evaluate import (
     score,
     span_residual,
     verdict,
-    verdicts,
 )
 from exhume.evaluate.runs import SCORE, score_run
 from exhume.evaluate.scoring import AGGREGATES
@@ -447,7 +447,7 @@ def test_residual_at_truth_is_the_objective_there(monkeypatch: pytest.MonkeyPatc
         assert problem == "problem"
         return SimpleNamespace(value=float(inputs.sum()))
 
-    monkeypatch.setattr(feature_space.objective, "evaluate", fake)
+    monkeypatch.setattr(feature_space.objective, "fitted", fake)
     assert evaluate.residual_at_truth("problem", torch.ones(2, 3)) == 6
     assert evaluate.residual_at_truth("problem", images(2, 3)) == float(images(2, 3).inputs.sum())
 
@@ -559,11 +559,11 @@ def test_a_verdict_on_trained_weights_alone(
 
 
 def test_the_thresholds_of_a_verdict_are_where_they_are_said_to_be() -> None:
-    floor = 0.1 * verdicts.NO_TRACE
+    floor = 0.1 * evidence.NO_TRACE
     for factor, words in ((0.99, "fits"), (1.01, "failed although")):
-        assert words in verdict(factor * verdicts.ABOVE * floor, floor, 0, 8, 4.0)
+        assert words in verdict(factor * evidence.ABOVE * floor, floor, 0, 8, 4.0)
     for factor, words in ((0.99, "failed although"), (1.01, "no such trace")):
-        assert words in verdict(1.0, factor * verdicts.NO_TRACE, 0, 8, 4.0)
+        assert words in verdict(1.0, factor * evidence.NO_TRACE, 0, 8, 4.0)
 
 
 # The samples' span

@@ -1,24 +1,53 @@
-"""Evidence: what may be claimed without the truth, and what may not."""
+"""What may be said of a run, and what may not: the only place that decides it.
+
+Without the truth: `claims` and `limits`, which result.json keeps. With it: `verdict`, which
+score.json keeps. For a reader of either: `headline`, `cautions`, `counting`, `baseline`,
+`recovery_rate`, `published_figures` and `first_layer`, from the records of these two files. Whoever
+writes a page takes the sentences from here, and sets them.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from exhume.equation.problem import Premise, Problem
 from exhume.methods import Reconstruction
 from exhume.solvers import Outcome
+from exhume.wording import finite, number, percent, plural, wilson
+
+Record = Mapping[str, Any]
 
 PLAIN = 1e-9
-"""Residual up to which the weights are plainly explained; above it, chance fits may come close."""
+"""Up to this residual the weights are plainly explained; above it, chance fits may come close."""
 
 ENOUGH = 1.2
-"""Equations over unknowns from which a residual of zero is taken to mean something."""
+"""With fewer equations for each unknown, a residual of zero is not taken to mean anything."""
+
+NO_TRACE = 1e-2
+"""If the samples themselves leave this residual, no search for what they explain can be trusted."""
+
+BROKEN = 0.2
+"""The same for trained weights alone: kinks of ReLU leave up to a tenth where the premise holds."""
+
+ABOVE = 10.0
+"""A residual this many times the floor is well above it, so a sample must be missing."""
+
+ROUNDING = 1e-9
+"""Residuals below this are taken to be equal, because all of them explain the weights."""
 
 
-def ratio(problem: Problem, found: Reconstruction) -> float:
-    """Equations for each unknown: p·m/(d·n), or p·m/(r·n) for candidates in a subspace."""
-    return problem.target.numel() / ((found.rank or problem.dim) * len(found.samples))
+# Without the truth
+
+
+def ratio(problem: Problem, count: int, rank: int | None = None) -> float:
+    """Return the equations for each unknown: p·m/(d·n), or p·m/(r·n) in a subspace of rank r."""
+    return problem.target.numel() / max(1, (rank or problem.dim) * count)
 
 
 def claims(problem: Problem, found: Reconstruction) -> list[str]:
-    """Sentences that hold whatever the training data was."""
-    count, enough = len(found.samples), ratio(problem, found)
+    """List sentences that hold whatever the training data was."""
+    count = len(found.samples)
+    enough = ratio(problem, count, found.rank)
     within = "" if found.rank is None else f" in a subspace of dimension {found.rank}"
     counted = (
         f"{count} candidates of dimension {problem.dim}{within} were fitted to "
@@ -30,10 +59,15 @@ def claims(problem: Problem, found: Reconstruction) -> list[str]:
             "That is too few: candidates that are not training samples could explain the "
             "weights as well. Nothing can be claimed of any candidate.",
         ]
-    if problem.premise is not Premise.CHANGE:
+    return [counted, *_explained(problem.premise, found)]
+
+
+def _explained(premise: Premise, found: Reconstruction) -> list[str]:
+    """Say what the residual shows where there are equations enough."""
+    left = f"A relative residual of {found.residual:.1e} is left."
+    if premise is not Premise.CHANGE:
         return [
-            counted,
-            f"A relative residual of {found.residual:.1e} is left. Where the trained weights alone "
+            f"{left} Where the trained weights alone "
             "are explained, a small residual is weak evidence: very different sets of candidates "
             "explain the same weights, some of them better than the training samples do, and "
             "nothing but what is known of the inputs beforehand chooses between them.",
@@ -42,88 +76,355 @@ def claims(problem: Problem, found: Reconstruction) -> list[str]:
         ]
     if found.outcome is Outcome.CONVERGED and found.residual <= PLAIN:
         return [
-            counted,
             f"They explain the weights to a relative residual of {found.residual:.1e}. So many "
             "equations are not met by chance: either these are the training samples, up to what "
             "the limits below leave open, or the weights came about in another way.",
         ]
     if found.outcome is Outcome.SETTLED:
         return [
-            counted,
-            f"A relative residual of {found.residual:.1e} is left. Trials that dropped many of the "
+            f"{left} Trials that dropped many of the "
             "candidates, with others to spare, found them again at the same residual: what is left "
             "is taken for the features' own movement in training.",
             "This is evidence and no proof: a sample that every trial misses would not show, and "
             "without the truth, candidates that are training samples and others cannot be told "
             "apart.",
         ]
-    return [
-        counted,
-        f"A relative residual of {found.residual:.1e} is left. Some candidates may be training "
-        "samples and others not; without the truth they cannot be told apart.",
-        *_more(found),
+    said = [
+        f"{left} Some candidates may be training "
+        "samples and others not; without the truth they cannot be told apart."
     ]
-
-
-def _more(found: Reconstruction) -> list[str]:
-    """A hint that more samples were there than asked for."""
     count = len(found.samples)
-    if found.explained is None or found.explained <= count:
-        return []
-    return [
-        f"On the way, {found.explained} candidates explained the weights, which {count} do not as "
-        "well: there may be more samples than that. Leave the number out, and it is found."
-    ]
+    if found.explained is not None and found.explained > count:
+        said.append(
+            f"On the way, {found.explained} candidates explained the weights, which {count} do not "
+            "as well: there may be more samples than that. Leave the number out, and it is found."
+        )
+    return said
 
 
-def _of_premise(premise: Premise) -> list[str]:
-    """What cannot be seen where the trained weights alone are the target."""
-    if premise is Premise.CHANGE:
-        return []
-    unseen = {
-        Premise.MARGIN: [
-            "Only samples on the margin leave a trace: one that lies beyond it has the multiplier "
-            "zero, and cannot be found by any search of this kind.",
-            "A candidate's label is the one that the network, or the method, gives it; none was "
-            "told.",
-        ],
-        Premise.DECAY: [
-            "Only samples at which the loss still has a slope leave a trace: one that is fitted "
-            "perfectly cannot be found by any search of this kind.",
-            "Coefficients may have either sign, and say nothing of the labels.",
-        ],
-    }
-    return [
-        *unseen[premise],
-        "The samples themselves leave a residual, since training ends before it is at rest, and "
-        "rests on the kinks of ReLU, where a slope may be anything from 0 to 1. How much is not "
-        "known without the truth: candidates that leave less are no better for it.",
-    ]
+UNSEEN = {
+    Premise.CHANGE: (),
+    Premise.MARGIN: (
+        "Only samples on the margin leave a trace: one that lies beyond it has the multiplier "
+        "zero, and cannot be found by any search of this kind.",
+        "A candidate's label is the one that the network, or the method, gives it; none was told.",
+    ),
+    Premise.DECAY: (
+        "Only samples at which the loss still has a slope leave a trace: one that is fitted "
+        "perfectly cannot be found by any search of this kind.",
+        "Coefficients may have either sign, and say nothing of the labels.",
+    ),
+}
+"""What each premise leaves unseen."""
 
 
 def limits(problem: Problem, found: Reconstruction) -> list[str]:
-    """What the result does not show."""
+    """List what the result does not show."""
+    alone = problem.premise is not Premise.CHANGE
     sizes = found.coefficients.reshape(len(found.samples), -1).norm(dim=1)  # k rows a candidate
-    sentences = [
-        *problem.features.undetermined,
-        *_of_premise(problem.premise),
+    said = [*problem.features.undetermined, *UNSEEN[problem.premise]]
+    if alone:
+        said.append(
+            "The samples themselves leave a residual, since training ends before it is at rest, "
+            "and rests on the kinks of ReLU, where a slope may be anything from 0 to 1. How much "
+            "is not known without the truth: candidates that leave less are no better for it."
+        )
+    said += [
         "Samples with a tiny coefficient leave a tiny trace and are the first to be missed; here "
         f"the smallest coefficient is {sizes.min() / sizes.max():.2g} of the largest.",
         "If more samples were asked for than there are, the rest are duplicates or have a "
         "negligible coefficient.",
     ]
-    if problem.drift > 0 and problem.premise is Premise.CHANGE:
-        sentences.append(
+    if problem.drift > 0 and not alone:
+        said.append(
             "Features moved in training, so the samples themselves leave a residual, and how much "
             "is not known without the truth: a residual above zero does not show that a sample is "
             "missing, nor a smaller one that none is."
         )
     if found.rank is not None:
-        sentences.append(
+        said.append(
             f"Candidates were sought in the {found.rank} directions in which the first layer "
             "changed; what a sample has outside of them may not be seen."
         )
-    return [
-        *sentences,
-        "A failed attack does not show that the model is safe: a better one may succeed.",
-    ]
+    safe = "A failed attack does not show that the model is safe: a better one may succeed."
+    return [*said, safe]
+
+
+# With the truth
+
+
+def verdict(
+    residual: float | None,
+    floor: float,
+    recovered: int,
+    samples: int,
+    ratio: float,
+    floors: Mapping[str, float] | None = None,
+    premise: Premise = Premise.CHANGE,
+) -> str:
+    """Say what was recovered and, where that is not all, whose fault it is.
+
+    Args:
+        residual: at the end of the run; None where it diverged.
+        floor: the residual that the true samples leave in the same problem.
+        recovered: how many true samples were.
+        samples: how many there are.
+        ratio: equations for each unknown of the run.
+        floors: the floor at each point at which features may be taken, where they moved.
+        premise: why the weights should hold the samples.
+
+    Example:
+        >>> print(verdict(1e-3, 1e-8, recovered=0, samples=10, ratio=4))
+        None of 10 samples recovered. The attack failed although the trace is there: it ended at a
+        residual of 1.0e-03, and the samples themselves leave 1.0e-08. A better search could
+        succeed.
+    """
+    if recovered >= samples:
+        return f"All {samples} samples recovered; they leave a residual of {floor:.1e} themselves."
+    found = f"{recovered or 'None'} of {samples} samples recovered. "
+    ended = math.inf if residual is None else residual
+    both = f"residual {ended:.1e}, floor {floor:.1e}"
+    alone = premise is not Premise.CHANGE
+    if ratio < ENOUGH:
+        return (
+            f"{found}{ratio:.2f} equations for each unknown are too few: candidates that are not "
+            f"samples explain the weights as well ({both}), and no search could tell them apart."
+        )
+    if not floor < (BROKEN if alone else NO_TRACE) and not recovered:
+        return found + _no_trace(floor, floors or {}, premise)
+    if ended > ABOVE * max(floor, ROUNDING):
+        return (
+            f"{found}The attack failed although the trace is there: it ended at a residual of "
+            f"{ended:.1e}, and the samples themselves leave {floor:.1e}. A better search could "
+            "succeed."
+        )
+    if alone:
+        than = "better than" if ended < floor else "about as well as"
+        return (
+            f"{found}Candidates that are not samples explain the weights {than} the samples do "
+            f"({both}). With trained weights alone many sets do, and only a prior on the inputs "
+            "could tell them apart."
+        )
+    below = "below the floor" if ended < floor else "as well as the samples do"
+    if ended > max(floor, ROUNDING):
+        below = "nearly as well as the samples do"
+    return (
+        f"{found}The attack fits {below} with wrong candidates ({ended:.1e}, floor {floor:.1e}): "
+        f"there are {ratio:.2f} equations for each unknown, but the trace of what was missed is "
+        "too small to be told from the floor."
+    )
+
+
+def _no_trace(floor: float, floors: Mapping[str, float], premise: Premise) -> str:
+    """Say that the samples do not explain the weights, and where they do so better."""
+    if premise is not Premise.CHANGE:
+        return (
+            f"The premise {premise.value} does not hold for this model: the samples themselves "
+            f"leave a residual of {floor:.1e} of its weights, where {BROKEN:g} is the most that "
+            "kinks of ReLU account for. Training ended too early, or the initial weights are still "
+            "there."
+        )
+    said = (
+        "The model holds no such trace at this width or laziness: the samples themselves leave "
+        f"a residual of {floor:.1e}, where less than {NO_TRACE:g} is asked for, so no search "
+        "of this kind can be relied on."
+    )
+    clear = {point: value for point, value in floors.items() if value < NO_TRACE}
+    if not clear:
+        return said
+    point = min(clear, key=clear.__getitem__)
+    there = f"'{point}' they leave {clear[point]:.1e}: audit it there."
+    return f"{said} With features at the point {there}"
+
+
+# For a reader of result.json and score.json
+
+
+class Headline(NamedTuple):
+    """The first sentence of a report, what it means, and its tone: open, calm or exposed."""
+
+    sentence: str
+    meaning: str
+    tone: str
+
+
+def rank_of(result: Record) -> float | None:
+    """Return the dimension of the subspace that candidates were sought in; None if in all."""
+    found = finite(result.get("rank"))
+    return found if found is not None and found > 0 else None
+
+
+def ratio_of(result: Record) -> float | None:
+    """Return the equations for each unknown of a recorded run, as `ratio` counts them.
+
+    Example:
+        >>> ratio_of({"problem": {"ratio": 0.5, "dim": 64}, "rank": 16})
+        2.0
+    """
+    full, dim = (finite(result["problem"][key]) for key in ("ratio", "dim"))
+    rank = rank_of(result)
+    return full if rank is None or full is None or dim is None else full * dim / rank
+
+
+def weights_alone(result: Record) -> bool:
+    """Tell whether the trained weights themselves were explained, and not their change."""
+    return result.get("premise") not in (None, Premise.CHANGE.value)
+
+
+def counts(score: Record) -> tuple[int, int, int]:
+    """Return how many samples were recovered, how many exactly, how many there were."""
+    total = int(score["samples"])
+    return round(score["recovered"] * total), round(score["exact"] * total), total
+
+
+def headline(result: Record, scored: Record | None) -> Headline:
+    """Say what was recovered, or all that may be said without the truth."""
+    if scored is None:
+        return _unproven(result)
+    recovered, exact, total = counts(scored["score"])
+    bars = scored["score"]["thresholds"]
+    meaning = (
+        f"A sample counts as recovered when its relative error is under "
+        f"{number(bars['recovered'])}, and as exact under {number(bars['exact'])}, after a "
+        f"one-to-one match with the training data. {baseline(scored['chance'])}"
+    )
+    samples = plural(total, "training sample")
+    if recovered == 0:
+        meaning += " This says that this attack failed, not that the data are safe."
+        return Headline(f"None of {samples} recovered.", meaning, "calm")
+    exactly = number(exact) if exact else "none"
+    sentence = f"{number(recovered)} of {samples} recovered, {exactly} exactly."
+    return Headline(sentence, meaning, "exposed")
+
+
+def _unproven(result: Record) -> Headline:
+    """Say how well the candidates explain the weights, and no more."""
+    count, residual = plural(result["candidates"], "candidate"), number(result["residual"])
+    sentence = f"Not converged: {count}, and a residual of {residual}."
+    if result["outcome"] == Outcome.CONVERGED.value:
+        verb = "explains" if result["candidates"] == 1 else "explain"
+        sentence = f"{count} {verb} the weights to a residual of {residual}."
+    elif result["outcome"] == Outcome.SETTLED.value:
+        sentence = (
+            f"Settled: {count}, found again by independent trials at a residual of {residual}."
+        )
+    rest = (
+        "; many other sets may do so as well."
+        if weights_alone(result)
+        else ", and whether the weights hold enough numbers to leave no other explanation."
+    )
+    meaning = (
+        "The training data were not given, so nobody may say “recovered”. What may be said is "
+        f"how well the candidates explain the weights{rest}"
+    )
+    return Headline(sentence, meaning, "open")
+
+
+def cautions(result: Record, scored: Record | None) -> list[str]:
+    """List what a reader must not overlook."""
+    found = []
+    if result["outcome"] == Outcome.SETTLED.value:
+        found.append(f"A residual is left. {result['sentence']}")
+    elif result["outcome"] != Outcome.CONVERGED.value:
+        found.append(f"The search did not converge. {result['sentence']}")
+    enough = ratio_of(result)
+    if enough is not None and enough < ENOUGH:
+        found.append(
+            f"The ratio of {number(enough)} is under {ENOUGH}, near or below the counting limit of "
+            "1: other samples could explain the same weights, so a small residual is no evidence."
+        )
+    if weights_alone(result) and scored is None:
+        found.append(
+            "The trained weights alone were explained, not what training changed: very different "
+            "candidates can explain the same weights, so a small residual is weak evidence."
+        )
+    neighbour = (scored["chance"]["neighbour"] if scored else None) or {}
+    if (share := finite(neighbour.get("recovered"))) is not None and share > 0:
+        found.append(
+            f"Look-alikes: for {percent(share)} of the training samples another one is as close "
+            "as “recovered” asks for. Read the exact share instead."
+        )
+    return found
+
+
+def counting(result: Record) -> str:
+    """Compare equations and unknowns in a sentence, with the n that the ratio stands for."""
+    problem, rank = result["problem"], rank_of(result)
+    width, outputs, dim, full = (
+        finite(problem[key]) for key in ("width", "outputs", "dim", "ratio")
+    )
+    if not (width and outputs and dim and full and full > 0):
+        return "How many numbers the weights show for each unknown is not known."
+    samples = max(1, round(width * outputs / (dim * full)))
+    hide = f" hide d·n = {number(dim * samples)}."
+    if rank is not None:
+        within = f", sought in a subspace of dimension {number(rank)},"
+        hide = f"{within} hide r·n = {number(rank * samples)}."
+    return (
+        f"The weights show p·m = {number(width * outputs)} numbers. {plural(samples, 'sample')} of "
+        f"{number(dim)} entries{hide}"
+    )
+
+
+def baseline(chance: Record) -> str:
+    """Name the mean errors that chance would give."""
+    levels = [f"{number(chance['sphere'].get('error'))} (random guesses)"]
+    if chance["neighbour"]:
+        nearest = number(chance["neighbour"].get("error"))
+        levels.insert(0, f"{nearest} (the nearest other training sample)")
+    return f"By chance the mean error would be {' or '.join(levels)}."
+
+
+def recovery_rate(score: Record) -> str:
+    """Give the share of samples that was recovered, with its interval."""
+    recovered, _, total = counts(score)
+    low, high = map(percent, wilson(recovered, total))
+    return (
+        f"{percent(recovered / total)} (95 % interval {low} to {high}); "
+        f"recovered is a relative error under {number(score['thresholds']['recovered'])}."
+    )
+
+
+def published_figures(figures: Record) -> str:
+    """Give the figures of the papers on images, and what they are worth, in a few sentences.
+
+    Args:
+        figures: what score.json has under "published".
+    """
+    text = (
+        "As published, with the nearest candidate for each image and its contrast stretched: mean "
+        f"SSIM of the ten best {number(figures['top10_ssim'])}, "
+        f"{figures['good']} of {plural(figures['samples'], 'image')} over 0.4."
+    )
+    chance, control = figures["chance"], figures["control"]
+    if chance is None:
+        return f"{text} No held-out images are at hand to tell what this is worth."
+    return (
+        f"{text} {plural(chance['candidates'], 'held-out image')} in the place of the candidates "
+        f"would have {number(chance['top10_ssim'])} and {chance['good']}. Of the images that the "
+        f"model never saw, {percent(control['good'][1])} are over 0.4; that training images are "
+        f"nearer to the candidates than those has p = {number(control['ssim']['p_value'])}."
+    )
+
+
+def first_layer(result: Record, found: Any) -> str | None:
+    """Say how well the first layer shows the samples' span; None where that was not scored.
+
+    Args:
+        result: of result.json.
+        found: what score.json has under "subspace": numbers, or why there are none.
+    """
+    if found is None or isinstance(found, str):
+        return found
+    found = found if isinstance(found, dict) else {}
+    kept = finite(found.get("kept"))
+    decay = (
+        "" if kept in (None, 1.0) else f" Weight decay left {number(kept)} of the initial layer."
+    )
+    return (
+        f"The {'' if weights_alone(result) else 'change of the '}first layer spans "
+        f"{plural(found.get('rank'), 'direction')}; the largest angle to the span of the samples "
+        f"is "
+        f"{number(found.get('largest_angle'))}°, and at most {number(found.get('outside'))} of a "
+        f"sample's norm lies outside.{decay}"
+    )

@@ -242,7 +242,7 @@ def _starts(summary: "Summary") -> "Table":
     from rich.table import Table
 
     from exhume.experiments.figures import model
-    from exhume.report._format import number
+    from exhume.wording import number
 
     kinds = len({setting.kind for setting in summary.settings}) > 1
     ranks = any(setting.rank is not None for setting in summary.settings)

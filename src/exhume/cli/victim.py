@@ -269,7 +269,7 @@ def _trained(record: dict[str, Any]) -> str:
 
 def _rested(record: dict[str, Any]) -> str:
     """Whether the premise of a network at rest holds, and what kinks leave of it."""
-    from exhume.evaluate.verdicts import BROKEN
+    from exhume.auditing.evidence import BROKEN
 
     off, left = record["stationarity"], record["violation"]
     holds, why = "holds in direction", ", as ReLUs come to rest on their kinks"

@@ -9,6 +9,7 @@ No attack imports it. An audit is finished before this package is asked how good
     exhume.evaluate.published_score(result.samples, truth)
 """
 
+from exhume.auditing.evidence import verdict
 from exhume.evaluate.controls import (
     Chance,
     Contrast,
@@ -29,7 +30,6 @@ from exhume.evaluate.published import (
 )
 from exhume.evaluate.scoring import EXACT, RECOVERED, Score, score
 from exhume.evaluate.subspace import outside, principal_angles
-from exhume.evaluate.verdicts import verdict
 
 __all__ = [
     "EXACT",

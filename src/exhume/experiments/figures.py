@@ -21,7 +21,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from exhume.experiments.attack import SUBSPACE
 from exhume.experiments.law import OURS, Curve, Point, Setting, Summary
-from exhume.report._format import power_of_ten
+from exhume.wording import power_of_ten
 
 CARD, INK, MUTED, LINE, ACCENT, SECOND, LOW, HIGH = (
     "#fffefb", "#211d18", "#7a7267", "#e6e0d5", "#b04a1e", "#2b7274", "#f3ede2", "#e4f0ee",

@@ -18,8 +18,8 @@ from PIL import Image
 
 from exhume.errors import InputError
 from exhume.files import write_private
-from exhume.report._format import finite, number
 from exhume.report._run import Array, Run, read
+from exhume.wording import finite, number
 
 LIMIT = 60
 SIDE = 160

@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullLocator
 
-from exhume.report._format import finite, number, power_of_ten
+from exhume.wording import finite, number, power_of_ten
 
 # Stand-ins that become CSS variables, so that one plot serves the light and the dark page.
 NAMES = ("ink", "muted", "line", "accent", "second", "low", "high")

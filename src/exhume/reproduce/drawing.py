@@ -20,9 +20,9 @@ from PIL import Image
 
 from exhume.experiments import figures, law
 from exhume.experiments.figures import CARD, DASHES, INK, MUTED, STYLE, shades
-from exhume.report._format import power_of_ten
 from exhume.reproduce.curves import Curve
 from exhume.sweep import Record
+from exhume.wording import power_of_ten
 
 ENLARGED = 200
 """Least pixels across a picture: viewers of SVG blur what they enlarge themselves."""
