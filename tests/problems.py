@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from exhume import data
+from exhume.equation.domain import Box, Domain, Sphere, SphereInBox
 from exhume.equation.problem import Problem, ThreatModel
 from exhume.features.activations import activation
 from exhume.features.random import RandomFeatures
@@ -112,6 +113,34 @@ def dense_complement(phi: Tensor) -> Tensor:
     vectors, values, _ = torch.linalg.svd(phi.T, full_matrices=False)
     span = vectors[:, values / values[0] > 1e-10]
     return torch.eye(phi.shape[1], dtype=phi.dtype) - span @ span.T
+
+
+def make_domain(kind: str, dim: int, seed: int = 0) -> Domain:
+    """A sphere, a box with bounds of its own for each entry, all around 0, or both."""
+    spread = torch.rand(2, dim, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    box = Box(-1.2 - spread[0], 1.2 + spread[1])
+    domains: dict[str, Domain] = {
+        "sphere": Sphere(),
+        "box": box,
+        "both": SphereInBox(Sphere(), box),
+    }
+    return domains[kind]
+
+
+def dense_tangent(domain: Domain, candidates: Tensor, descent: Tensor | None) -> Tensor:
+    """Projectors (n, d, d) to the directions that the sphere and the held entries allow."""
+    eye = torch.eye(candidates.shape[1], dtype=candidates.dtype)
+    projectors = []
+    for i, row in enumerate(candidates):
+        forbidden = [torch.zeros_like(eye)]
+        if not isinstance(domain, Box):
+            forbidden.append(row[None])
+        if not isinstance(domain, Sphere):
+            forbidden.append(eye[domain.held(candidates, descent)[i]])
+        vectors, values, _ = torch.linalg.svd(torch.cat(forbidden).T, full_matrices=False)
+        span = vectors[:, values > 1e-9]
+        projectors.append(eye - span @ span.T)
+    return torch.stack(projectors)
 
 
 def cosines(a: Tensor, b: Tensor) -> Tensor:

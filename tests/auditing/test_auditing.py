@@ -28,7 +28,7 @@ from exhume.auditing.folder import (
     read_config,
     run,
 )
-from exhume.equation.domain import Box, Composed, Sphere
+from exhume.equation.domain import Box, Sphere, SphereInBox
 from exhume.errors import InputError
 from exhume.evaluate.runs import score_run
 from exhume.features.last_layer import LastLayer
@@ -121,7 +121,7 @@ def test_pixels_and_inputs_are_each_others_inverse() -> None:
 
 def test_norm_and_range_are_both_kept_if_they_meet() -> None:
     both = DataCard((4, 4), range=(-2, 2), norm="sqrt_d").domain()
-    assert isinstance(both, Composed) and both.name == "sphere of radius √d ∩ box [-2, 2]"
+    assert isinstance(both, SphereInBox) and both.name == "sphere of radius √d ∩ box [-2, 2]"
     for card in (
         DataCard((4, 4), range=(0, 0.5), norm="sqrt_d"),
         DataCard((4, 4), range=(0.5, 1), norm=0.1),

@@ -15,7 +15,7 @@ from exhume.features.weights import Seeded
 from exhume.methods import METHODS, Progress, Reconstruction, method_named, reconstruct
 from exhume.methods.exhume import Exhume
 from exhume.methods.iurada2025 import Iurada2025
-from exhume.solvers import Outcome, run
+from exhume.solvers import Outcome, solve
 from exhume.solvers.levenberg_marquardt import LevenbergMarquardt
 from problems import Case, case, cosines, dense_phi, make_problem, with_hidden_flips
 
@@ -171,7 +171,7 @@ def test_two_candidates_too_many_can_hide_flips_from_relu_but_not_from_relu_with
     truth = case(30, 6, 8, even=True)
     candidates, _ = with_hidden_flips(truth.inputs, truth.coefficients, [0, 3, 4])
     assert len(candidates) == 8
-    solved = run(LevenbergMarquardt(), truth.problem, candidates, 10)
+    solved = solve(LevenbergMarquardt(), truth.problem, candidates, 10)
     assert (solved.outcome, solved.steps) == (Outcome.CONVERGED, 0)
     assert solved.fit.value < 1e-20
     assert score(candidates, truth.inputs).exact == 1

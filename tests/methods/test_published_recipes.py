@@ -15,7 +15,7 @@ from exhume import methods
 from exhume.auditing import folder as run_folder
 from exhume.auditing.folder import Event, Opened, Settings
 from exhume.equation.coefficients import Rule
-from exhume.equation.domain import Box, Composed, Sphere
+from exhume.equation.domain import Box, Sphere, SphereInBox
 from exhume.equation.objective import Fit, fitted_with
 from exhume.equation.problem import Premise, Problem
 from exhume.errors import InputError
@@ -206,7 +206,7 @@ def place(kind: str, count: int = 4) -> Place:
     net = net_of(outputs)
     rule = Rule.MARGIN if kind in ("one", "several", "box") else Rule.FREE
     point = "both" if kind == "both" else "final"
-    domain = Composed((Sphere(), Box(LOW, HIGH))) if kind == "box" else None
+    domain = SphereInBox(Sphere(), Box(LOW, HIGH)) if kind == "box" else None
     problem = posed(net, rule, point, domain)
     x = 2 * gaussian(count, 6, seed=1)
     shares = torch.tensor([1.0, 0.5, 0.5, 0.25][:count], dtype=torch.float64)

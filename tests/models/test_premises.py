@@ -17,7 +17,7 @@ import exhume
 from exhume import data, report
 from exhume.auditing.audit import absolute, open_network, problem_of
 from exhume.auditing.folder import CHECKPOINT, Event, Settings, read_config, run
-from exhume.equation.domain import Box, Composed, Sphere
+from exhume.equation.domain import Box, Sphere, SphereInBox
 from exhume.equation.problem import FirstLayer, Premise
 from exhume.errors import InputError
 from exhume.evaluate import residual_at_truth, wrong_prior
@@ -376,8 +376,8 @@ def test_a_wrong_prior_moves_the_box_and_nothing_else(shift: float) -> None:
     assert moved.target is plain.target and moved.features is plain.features
     start, other = (p.domain.start(5, 6, torch.Generator().manual_seed(0)) for p in (plain, moved))
     assert torch.allclose(other, start + shift)
-    both = wrong_prior(replace(made, domain=Composed((Sphere(3.0), Box(-1, 1)))), shift).domain
-    assert isinstance(both, Composed) and both.sphere == Sphere(3.0) and both.box is not None
+    both = wrong_prior(replace(made, domain=SphereInBox(Sphere(3.0), Box(-1, 1))), shift).domain
+    assert isinstance(both, SphereInBox) and both.sphere == Sphere(3.0)
     assert torch.allclose(both.box.bounds.value, torch.tensor([-1.0, 1.0]).double() + shift)
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from exhume.equation.domain import Composed, Sphere, Subspace
+from exhume.equation.domain import Sphere
 from exhume.errors import InputError
 from exhume.theory import local_identifiability
 from exhume.theory.counting import (
@@ -79,10 +79,10 @@ def test_local_identifiability_says_the_same(rank: int | None) -> None:
         features = make_features(dim, width, "relu+tanh", seed=width)
         v = features.weights.rows(0, width)
         target = features.activation.value(v @ truth.T) @ gaussian(samples, outputs, seed=4)
-        problem = make_problem(features, target)
-        if basis is not None:
-            problem = replace(problem, domain=Composed((Subspace(basis), Sphere())))
-        found = local_identifiability(problem, truth, within=True)
+        inside = features if basis is None else features.restrict(basis)
+        problem = replace(make_problem(inside, target), domain=Sphere(math.sqrt(dim)))
+        seen = truth if basis is None else truth @ basis
+        found = local_identifiability(problem, seen, within=True)
         assert found.residual < 1e-20
         assert found.unknowns == samples * ((rank or dim) - 1)
         assert found.holds is holds

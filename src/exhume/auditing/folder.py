@@ -40,10 +40,13 @@ from exhume.methods import (
     seen_by,
     threads_for,
 )
+from exhume.methods.penalised import PenalisedState
 from exhume.methods.progress import Method, Progress
 from exhume.methods.tansley2026 import Tansley2026
 from exhume.models.card import DataCard
 from exhume.solvers import Outcome, State
+from exhume.solvers.gradient import MomentumState
+from exhume.solvers.levenberg_marquardt import DampedState
 from exhume.version import VERSION
 
 CONFIG, EVENTS, CHECKPOINT, CANDIDATES, RESULT = (
@@ -337,8 +340,12 @@ def _settled(before: Tensor | None, after: Tensor) -> int:
 def _dump(path: Path, progress: Progress, seconds: float) -> None:
     """Progress as one file: tensors, and the rest as JSON in its metadata."""
     state = progress.state
-    tensors = {f"memory.{name}": tensor for name, tensor in state.memory.items()}
+    tensors = {f"memory.{name}": tensor for name, tensor in progress.memory.items()}
     tensors["candidates"] = state.fit.candidates
+    if isinstance(state, PenalisedState):
+        tensors |= {f"state.{name}": tensor for name, tensor in state.memory.items()}
+    if isinstance(state, MomentumState):
+        tensors["velocity"] = state.velocity
     if not state.fit.eliminated:
         tensors["coefficients"] = state.fit.coefficients
     for name in ("best", "champion"):
@@ -347,9 +354,10 @@ def _dump(path: Path, progress: Progress, seconds: float) -> None:
     search = {
         name: getattr(progress, name)
         for name in Progress.__dataclass_fields__
-        if name not in ("state", "best", "champion", "outcome")
+        if name not in ("state", "memory", "best", "champion", "outcome")
     }
-    solver = {name: getattr(state, name) for name in ("steps", "products", "stalled")}
+    numbers = ("steps", "products", "stalled", "damping")
+    solver = {name: getattr(state, name) for name in numbers if hasattr(state, name)}
     outcomes = [one.value if one else None for one in (progress.outcome, state.outcome)]
     record = {"search": search, "solver": solver, "outcomes": outcomes, "seconds": seconds}
     write_tensors(path, tensors, {"progress": json.dumps(record)})
@@ -373,23 +381,34 @@ def _progress(problem: Problem, path: Path) -> tuple[Progress, float]:
     record = json.loads(read_metadata(path)["progress"])
     device = problem.features.device
     search_outcome, solver_outcome = (Outcome(x) if x else None for x in record["outcomes"])
-    memory = {
-        name.removeprefix("memory."): tensor if tensor.ndim == 0 else tensor.to(device)
-        for name, tensor in tensors.items()
-        if name.startswith("memory.")
-    }
+
+    def memory(prefix: str) -> dict[str, Tensor]:
+        return {
+            name.removeprefix(prefix): tensor if tensor.ndim == 0 else tensor.to(device)
+            for name, tensor in tensors.items()
+            if name.startswith(prefix)
+        }
+
     candidates, own = tensors["candidates"], tensors.get("coefficients")
-    state = State(
-        fitted(problem, candidates) if own is None else fitted_with(problem, candidates, own),
-        memory,
-        outcome=solver_outcome,
-        **record["solver"],
-    )
+    fit = fitted(problem, candidates) if own is None else fitted_with(problem, candidates, own)
+    solver = record["solver"] | {"fit": fit, "outcome": solver_outcome}
+    state: State
+    if "damping" in solver:
+        state = DampedState(**solver)
+    elif "velocity" in tensors:
+        state = MomentumState(velocity=tensors["velocity"].to(device), **solver)
+    else:
+        state = PenalisedState(memory=memory("state."), **solver)
     best, champion = (
         tensors[name].to(device) if name in tensors else None for name in ("best", "champion")
     )
     progress = Progress(
-        state=state, best=best, champion=champion, outcome=search_outcome, **record["search"]
+        state=state,
+        memory=memory("memory."),
+        best=best,
+        champion=champion,
+        outcome=search_outcome,
+        **record["search"],
     )
     return progress, record["seconds"]
 

@@ -177,7 +177,7 @@ def _tuned(base: Penalised | Iurada2025, problem: Problem, samples: int, seed: i
     progress = base.init(problem, samples, seed)
     while progress.phase == "tune" and progress.outcome is None:
         progress = base.advance(problem, progress)
-    return int(progress.state.memory.get("trial", torch.tensor(0)).item())
+    return int(getattr(progress.state, "memory", {}).get("trial", torch.tensor(0)).item())
 
 
 def predicted_over_measured(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from exhume.data import Data
-from exhume.equation.domain import Box, Composed
+from exhume.equation.domain import Box, SphereInBox
 from exhume.equation.problem import Problem
 from exhume.errors import InputError
 from exhume.evaluate.matching import check_vectors, distances, nearest
@@ -219,9 +219,8 @@ def wrong_prior(problem: Problem, shift: float) -> Problem:
     domain = problem.domain
     if isinstance(domain, Box):
         return replace(problem, domain=_shifted(domain, shift))
-    if isinstance(domain, Composed) and domain.box is not None:
-        parts = (_shifted(part, shift) if part is domain.box else part for part in domain.domains)
-        return replace(problem, domain=Composed(tuple(parts)))
+    if isinstance(domain, SphereInBox):
+        return replace(problem, domain=replace(domain, box=_shifted(domain.box, shift)))
     raise InputError(
         f"wrong prior: shifts the bounds of the inputs, but these lie in: {domain.name}; pose the "
         "problem with a box."

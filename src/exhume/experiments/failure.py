@@ -15,7 +15,7 @@ from exhume.features.activations import activation as named_activation
 from exhume.features.weights import Seeded, materialise
 from exhume.methods.progress import stream
 from exhume.models.folder import random_features_problem
-from exhume.solvers import run
+from exhume.solvers import solve
 from exhume.solvers.levenberg_marquardt import LevenbergMarquardt
 
 EXACT = 1e-11
@@ -83,7 +83,7 @@ class Failure:
         for start in range(self.starts):
             generator = stream(self.seed, 1 + start)
             begin = problem.domain.start(self.samples, self.dim, generator).to(problem.target)
-            point = run(solver, problem, begin, self.steps).fit
+            point = solve(solver, problem, begin, self.steps).fit
             least = min(least, point.value)
             if not point.value <= EXACT:
                 continue

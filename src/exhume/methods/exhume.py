@@ -139,7 +139,7 @@ class Exhume:
         """The better of the best and the trial at hand, cut down to the number asked for."""
         if problem.premise is not Premise.CHANGE:
             return self.weights.finish(problem, progress)
-        fit = progress.state.fit
+        fit: Fit = progress.state.fit
         for rival, value in (
             (progress.best, progress.best_value),
             (progress.champion, progress.champion_value),
@@ -169,7 +169,7 @@ class Exhume:
         return max(samples, min(math.ceil(self.surplus * samples), self._most(problem)))
 
     def _after_explore(self, problem: Problem, progress: Progress) -> Progress:
-        fit = progress.state.fit
+        fit: Fit = progress.state.fit
         if progress.state.outcome is Outcome.DIVERGED:
             return replace(progress, outcome=Outcome.DIVERGED)
         if fit.value <= self.close:
@@ -336,7 +336,8 @@ class Exhume:
 
     def _holds(self, progress: Progress) -> bool:
         """Whether the weights are still explained with fewer candidates."""
-        fit, enough = progress.state.fit, max(self.tolerance, self.above * progress.floor)
+        fit: Fit = progress.state.fit
+        enough = max(self.tolerance, self.above * progress.floor)
         if progress.samples is None:
             return fit.value <= max(enough, 3 * progress.best_value)
         more = len(fit.candidates) > progress.samples

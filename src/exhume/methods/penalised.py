@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from exhume.equation.coefficients import Rule
-from exhume.equation.domain import Box, Composed, Domain, Sphere
+from exhume.equation.domain import Box, Domain, Sphere, SphereInBox
 from exhume.equation.objective import Fit, fitted_with
 from exhume.equation.problem import Problem
 from exhume.errors import InputError
@@ -144,7 +144,7 @@ def bounds(domain: Domain, like: Tensor) -> tuple[Tensor, Tensor]:
         >>> [bound.item() for bound in bounds(Sphere(), torch.zeros(1, 4))]
         [-2.0, 2.0]
     """
-    parts = domain.domains if isinstance(domain, Composed) else (domain,)
+    parts = (domain.sphere, domain.box) if isinstance(domain, SphereInBox) else (domain,)
     boxes = [part for part in parts if isinstance(part, Box)]
     lengths = [part.length(like.shape[1]) for part in parts if isinstance(part, Sphere)]
     if lengths and not boxes:
@@ -339,6 +339,13 @@ def smoothed(problem: Problem, settings: Hyperparameters, step: int) -> Problem:
 # Steps
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PenalisedState(State):
+    """A state of the recipes, which carries multipliers, labels and moments by name."""
+
+    memory: dict[str, Tensor]
+
+
 def terms_of(
     problem: Problem, settings: Hyperparameters, candidates: Tensor, memory: dict[str, Tensor]
 ) -> Terms:
@@ -398,7 +405,9 @@ def stepped(
     return moved["candidates"], after
 
 
-def advanced(problem: Problem, settings: Hyperparameters, state: State, steps: int) -> State:
+def advanced(
+    problem: Problem, settings: Hyperparameters, state: PenalisedState, steps: int
+) -> PenalisedState:
     """The state so many steps on."""
     candidates, memory = state.fit.candidates, state.memory
     for step in range(state.steps, state.steps + steps):
@@ -415,10 +424,10 @@ def state_at(
     candidates: Tensor,
     memory: dict[str, Tensor],
     steps: int,
-) -> State:
+) -> PenalisedState:
     """The state after so many steps, at those candidates."""
     here = terms_of(smoothed(problem, settings, steps), settings, candidates, memory)
-    return State(here.fit, memory, steps=steps)
+    return PenalisedState(fit=here.fit, memory=memory, steps=steps)
 
 
 # The method
@@ -497,7 +506,7 @@ class Penalised:
 
     def begin(
         self, problem: Problem, count: int, seed: int, trial: int = 0, start: int = 0
-    ) -> State:
+    ) -> PenalisedState:
         """So many candidates at random and at rest, with the hyperparameters of a trial."""
         generator = stream(seed, trial)
         settings = self._settings(problem, trial, generator)

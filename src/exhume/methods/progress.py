@@ -1,7 +1,7 @@
 """Progress of a method: everything it needs to go on, in a form that fits in one file."""
 
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -19,7 +19,8 @@ class Progress:
     Attributes:
         seed: of the whole run; each round draws from its own stream.
         samples: the number asked for, or None if it is to be found.
-        state: the solver's, on the trial at hand.
+        state: the solver's, on the trial at hand; its type is the method's business.
+        memory: tensors that the method itself carries along, by name.
         phase: what the trial is for.
         rounds: trials begun before this one.
         best: candidates of the best trial that this one is measured against, or None.
@@ -41,7 +42,8 @@ class Progress:
 
     seed: int
     samples: int | None
-    state: State
+    state: Any
+    memory: dict[str, Tensor] = field(default_factory=dict)
     phase: str = "explore"
     rounds: int = 0
     best: Tensor | None = None
@@ -63,12 +65,12 @@ class Progress:
     @property
     def total_steps(self) -> int:
         """Solver steps so far."""
-        return self.steps + self.state.steps
+        return self.steps + int(self.state.steps)
 
     @property
     def total_products(self) -> int:
         """Products so far."""
-        return self.products + self.state.products
+        return self.products + int(self.state.products)
 
     def next_round(self, state: State, **changes: object) -> "Progress":
         """Begin another trial; the steps of this one are added to the total."""

@@ -19,8 +19,8 @@ from exhume.equation.objective import Fit, fitted
 from exhume.equation.problem import Problem
 from exhume.features.activations import softplus
 from exhume.methods.progress import Progress, stream
-from exhume.solvers import Outcome, State
-from exhume.solvers.levenberg_marquardt import LevenbergMarquardt
+from exhume.solvers import Outcome
+from exhume.solvers.levenberg_marquardt import DampedState, LevenbergMarquardt
 
 SPREAD = 0.2
 """Norm of the starts in units of those that the domain draws: samples seldom fill their box."""
@@ -57,16 +57,18 @@ class Sharpened:
         """Random candidates in the row space of the first layer."""
         count = math.ceil(self.surplus * (samples or _visible(problem)))
         start = starts(problem, count, stream(seed, 0))
-        return Progress(seed, samples, self._begin(problem, start, 0), phase="sharpen")
+        state = self._begin(problem, start, 0)
+        return Progress(seed, samples, state, _noted(state), phase="sharpen")
 
     def advance(self, problem: Problem, progress: Progress) -> Progress:
         """One solver step, or the next trial."""
         state, trial = progress.state, progress.attempt
         view = self._sharpened(problem, trial)
-        if state.fit.cost != state.memory["cost"].item():  # read from a file
+        if state.fit.cost != progress.memory["cost"].item():  # read from a file
             state = replace(state, fit=fitted(view, state.fit.candidates))
         if state.outcome is None and state.steps < self.steps:
-            return replace(progress, state=_noted(self._solver.step(view, state)))
+            state = self._solver.step(view, state)
+            return replace(progress, state=state, memory=_noted(state))
         fit, last = state.fit, len(self.sharpness) - 1
         if state.outcome is Outcome.DIVERGED or (
             state.outcome is Outcome.CONVERGED and trial >= last
@@ -80,7 +82,7 @@ class Sharpened:
         begin = fit if progress.best is None else fitted(view, progress.best)
         start = self._renewed(view, begin, generator)
         begun = self._begin(problem, start, trial + 1)
-        return progress.next_round(begun, attempt=trial + 1)
+        return progress.next_round(begun, memory=_noted(begun), attempt=trial + 1)
 
     def finish(self, problem: Problem, progress: Progress) -> Fit:
         """The best at the greatest sharpness, without candidates that have no multiplier."""
@@ -99,8 +101,8 @@ class Sharpened:
         sharpness = self.sharpness[min(trial, len(self.sharpness) - 1)] / _unit(problem)
         return replace(problem, features=problem.features.substituted(softplus(sharpness)))
 
-    def _begin(self, problem: Problem, start: Tensor, trial: int) -> State:
-        return _noted(self._solver.init(self._sharpened(problem, trial), start))
+    def _begin(self, problem: Problem, start: Tensor, trial: int) -> DampedState:
+        return self._solver.init(self._sharpened(problem, trial), start)
 
     def _renewed(self, problem: Problem, fit: Fit, generator: torch.Generator) -> Tensor:
         """The candidates, with those of the smallest trace in the weights started again."""
@@ -162,6 +164,5 @@ def _unit(problem: Problem) -> float:
     return max(float(given), torch.finfo(given.dtype).tiny)
 
 
-def _noted(state: State) -> State:
-    cost = torch.tensor(state.fit.cost, dtype=torch.float64)
-    return replace(state, memory=state.memory | {"cost": cost})
+def _noted(state: DampedState) -> dict[str, Tensor]:
+    return {"cost": torch.tensor(state.fit.cost, dtype=torch.float64)}

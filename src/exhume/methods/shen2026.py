@@ -38,6 +38,7 @@ from exhume.methods.loo2023 import Loo2023
 from exhume.methods.penalised import (
     Hyperparameters,
     Penalised,
+    PenalisedState,
     Terms,
     outputs,
     resting,
@@ -64,22 +65,14 @@ from exhume.search.split import (
     upper_epsilon,
 )
 from exhume.solvers import State
+from exhume.solvers.gradient import MomentumState
 
 SMOOTHING = 50.0
 """Slope of the ReLU surrogate of the splitting matrices where the base method has none, as
 published: a ReLU itself bends nowhere, and nothing would be split."""
 
-OWN = ("parents", "looks", "split.loss")
-"""What splitting itself remembers, beside the memory of the base method.
-
-Which candidate at the start each one comes from; how often the run was looked at, half-way to a
-split and then for it; the loss at the last look.
-"""
-
 COPIED = (
-    "parents",
     "labels",
-    "velocity",
     "velocity.candidates",
     "square.candidates",
     "square.multipliers",
@@ -169,7 +162,7 @@ class Penalty:
 
     problem: Problem
     settings: Hyperparameters
-    state: State
+    state: PenalisedState
     terms: Terms
 
     @classmethod
@@ -245,7 +238,7 @@ class Projection:
     """
 
     problem: Problem
-    state: State
+    state: MomentumState
     samples: int
     inside: Product
 
@@ -299,10 +292,10 @@ class Projection:
     def split(self, candidates: Tensor, chosen: Tensor, forget: bool) -> State:
         """The state with them."""
         fit = self._evaluated(candidates)
-        memory = divided(self.state.memory, chosen)
+        velocity = copied(self.state.velocity, chosen)
         if forget:
-            memory["velocity"] = torch.zeros_like(fit.candidates)
-        return replace(self.state, fit=fit, memory=memory)
+            velocity = torch.zeros_like(fit.candidates)
+        return replace(self.state, fit=fit, velocity=velocity)
 
     def _evaluated(self, candidates: Tensor) -> Fit:
         return fitted(self.problem, self.problem.domain.project(candidates))
@@ -369,18 +362,15 @@ class Shen2026:
         base = self._base(problem)
         if progress.phase == "tune":
             return base.advance(problem, progress)
-        memory = progress.state.memory
-        if "parents" not in memory:
-            memory = memory | _begun(progress.state.fit.candidates)
-            progress = replace(progress, state=replace(progress.state, memory=memory))
+        if "parents" not in progress.memory:
+            progress = replace(progress, memory=_begun(progress.state.fit.candidates))
         every = self.every or max(1, base.steps // (self.rounds + 1))
-        if memory["looks"].item() < min(2 * progress.state.steps // every, 2 * self.rounds):
+        due = min(2 * progress.state.steps // every, 2 * self.rounds)
+        if progress.memory["looks"].item() < due:
             return self._look(base, problem, progress)
         if self.rule == "adaptive":
             base = paced(base, problem, progress)
-        after = base.advance(problem, progress)
-        own = {name: memory[name] for name in OWN}
-        return replace(after, state=replace(after.state, memory=after.state.memory | own))
+        return base.advance(problem, progress)
 
     def finish(self, problem: Problem, progress: Progress) -> Fit:
         """As the base method ends."""
@@ -392,16 +382,17 @@ class Shen2026:
     def _look(self, base: Base, problem: Problem, progress: Progress) -> Progress:
         """Note the loss; every other time split what is worth it, if the loss falls by that."""
         loss, state = loss_of(base, problem, progress), progress.state
-        looks = int(state.memory["looks"].item()) + 1
+        parents, looks = progress.memory["parents"], int(progress.memory["looks"].item()) + 1
         if looks % 2 == 0:
             pairs = curvatures(loss, self.iterations, stream(progress.seed, ROUND + looks))
-            chosen, epsilon, used = self._choice(loss, pairs, state.memory["split.loss"].item())
+            chosen, epsilon, used = self._choice(loss, pairs, progress.memory["split.loss"].item())
             if epsilon is not None:
                 moved = halves(loss.candidates, chosen, pairs.vectors, epsilon)
                 state = loss.split(moved, chosen, forget=self.rule == "published")
+                parents = copied(parents, chosen)
             state = replace(state, products=state.products + self.iterations + 1 + used)
         own = {"looks": torch.tensor(looks), "split.loss": torch.tensor(loss.value).double()}
-        return replace(progress, state=replace(state, memory=state.memory | own))
+        return replace(progress, state=state, memory={"parents": parents} | own)
 
     def _choice(
         self, loss: Loss, pairs: Eigenpairs, before: float
@@ -479,6 +470,11 @@ def base_for(problem: Problem) -> Base:
 
 
 def _begun(candidates: Tensor) -> dict[str, Tensor]:
+    """What splitting remembers beside the state of the base method.
+
+    Which candidate at the start each one comes from; how often the run was looked at, half-way to
+    a split and then for it; the loss at the last look.
+    """
     return {
         "parents": torch.arange(len(candidates), device=candidates.device),
         "looks": torch.tensor(0),

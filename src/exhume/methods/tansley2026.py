@@ -25,7 +25,7 @@ from exhume.methods.exhume import Exhume
 from exhume.methods.progress import Progress, stream
 from exhume.search.spectral import extreme_eigenvectors
 from exhume.search.subspace import Subspace, estimate
-from exhume.solvers import run
+from exhume.solvers import solve
 from exhume.solvers.levenberg_marquardt import LevenbergMarquardt
 
 ENOUGH = 1.5
@@ -127,7 +127,7 @@ class Tansley2026:
         if explained or full.ratio(count) < ENOUGH:
             return lifted
         solver = LevenbergMarquardt(tolerance=1e-14, damping=1e-3, patience=3)
-        refined = run(solver, full, lifted.candidates, self.polish).fit
+        refined = solve(solver, full, lifted.candidates, self.polish).fit
         equations = full.target.numel()
         left = (equations - count * full.dim) / (equations - count * problem.dim)
         return refined if refined.value < WORTHWHILE * left * lifted.value else lifted

@@ -21,7 +21,7 @@ import torch
 import yaml
 from torch import Tensor
 
-from exhume.equation.domain import Box, Composed, Domain, Sphere
+from exhume.equation.domain import Box, Domain, Sphere, SphereInBox
 from exhume.equation.problem import Pixels
 from exhume.errors import InputError
 
@@ -174,7 +174,7 @@ class DataCard:
                 f"{list(self.range)}: their norms go from {nearest:g} to {farthest:g}. Leave out "
                 "the norm or the range, or mend mean and std."
             )
-        return Composed((sphere, box))
+        return SphereInBox(sphere, box)
 
     def _input(self, pixel: float) -> float | Tensor:
         """What a pixel value becomes: a number, or one for each entry (d,)."""

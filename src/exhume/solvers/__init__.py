@@ -1,8 +1,8 @@
-"""Solvers move the candidates: momentum and Adam as baselines, Levenberg-Marquardt as ours."""
+"""Solvers move the candidates: momentum as published, and Levenberg-Marquardt, which is ours."""
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from torch import Tensor
 
@@ -37,41 +37,40 @@ _SENTENCES = {
 }
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class State:
-    """Where a solver is: enough to go on from, and to be written to a file.
+    """Everything a solver needs to go on; each solver adds what it carries from step to step.
 
     Attributes:
         fit: the objective at the candidates.
-        memory: what the solver carries from step to step, by name.
-        steps: steps taken.
-        products: passes over the features' derivative, the unit of cost.
-        stalled: consecutive steps without worthwhile progress.
+        steps: how many steps were taken.
+        products: how often the features' derivative was applied, the unit of cost.
         outcome: None while there is more to do.
     """
 
     fit: Fit
-    memory: dict[str, Tensor]
     steps: int = 0
     products: int = 0
-    stalled: int = 0
     outcome: Outcome | None = None
 
 
-class Solver(Protocol):
-    """Frozen hyperparameters with two pure functions."""
+StateT = TypeVar("StateT", bound=State)
 
-    def init(self, problem: Problem, candidates: Tensor) -> State:
-        """The state at the start."""
+
+class Solver(Protocol[StateT]):
+    """A solver is frozen hyperparameters with two pure functions."""
+
+    def init(self, problem: Problem, candidates: Tensor) -> StateT:
+        """Return the state at the start."""
         ...
 
-    def step(self, problem: Problem, state: State) -> State:
-        """The state one step on; `outcome` is set when there is nothing left to do."""
+    def step(self, problem: Problem, state: StateT) -> StateT:
+        """Return the state one step on; its `outcome` is set when nothing is left to do."""
         ...
 
 
-def run(solver: Solver, problem: Problem, candidates: Tensor, steps: int) -> State:
-    """At most so many steps from the candidates (n, d)."""
+def solve(solver: Solver[StateT], problem: Problem, candidates: Tensor, steps: int) -> StateT:
+    """Take at most so many steps from the candidates (n, d)."""
     state = solver.init(problem, candidates)
     while state.outcome is None and state.steps < steps:
         state = solver.step(problem, state)

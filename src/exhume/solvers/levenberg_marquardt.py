@@ -65,6 +65,19 @@ def _inner(a: Tensor, b: Tensor) -> float:
     return torch.sum(a * b, dtype=torch.float64).item()
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class DampedState(State):
+    """A state of `LevenbergMarquardt`.
+
+    Attributes:
+        damping: λ of the next step.
+        stalled: consecutive steps without worthwhile progress.
+    """
+
+    damping: float
+    stalled: int = 0
+
+
 @dataclass(frozen=True)
 class LevenbergMarquardt:
     """Levenberg-Marquardt with adaptive damping.
@@ -85,34 +98,31 @@ class LevenbergMarquardt:
     patience: int = 8
     progress: float = 3e-3
 
-    def init(self, problem: Problem, candidates: Tensor) -> State:
-        """The state at the projected candidates."""
+    def init(self, problem: Problem, candidates: Tensor) -> DampedState:
+        """Start at the projected candidates."""
         fit = fitted(problem, problem.domain.project(candidates))
-        damping = torch.tensor(self.damping, dtype=torch.float64)
-        return self._judged(State(fit, {"damping": damping}))
+        return self._judged(DampedState(fit=fit, damping=self.damping))
 
-    def step(self, problem: Problem, state: State) -> State:
+    def step(self, problem: Problem, state: DampedState) -> DampedState:
         """Try one step; keep it and lower the damping (λ/3) if the residual fell, else 4λ."""
-        damping = state.memory["damping"].item()
+        damping = state.damping
         direction, used = damped_step(problem, state.fit, damping, self.accuracy, self.products)
         moved = problem.domain.project(state.fit.candidates + direction)
         fit = fitted(problem, moved, state.fit)
         before = state.fit.cost
         accepted = fit.cost < before
         gain = 1 - fit.cost / before if accepted else 0.0
-        damping = max(damping / 3, 1e-7) if accepted else damping * 4
         return self._judged(
-            replace(
-                state,
+            DampedState(
                 fit=fit if accepted else state.fit,
-                memory={"damping": torch.tensor(damping, dtype=torch.float64)},
+                damping=max(damping / 3, 1e-7) if accepted else damping * 4,
                 steps=state.steps + 1,
                 products=state.products + used,
                 stalled=0 if gain > self.progress else state.stalled + 1,
             )
         )
 
-    def _judged(self, state: State) -> State:
+    def _judged(self, state: DampedState) -> DampedState:
         if not math.isfinite(state.fit.value):
             return replace(state, outcome=Outcome.DIVERGED)
         if state.fit.value <= self.tolerance:
