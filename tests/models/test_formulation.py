@@ -12,7 +12,7 @@ from exhume import victims
 from exhume.data import Data
 from exhume.equation.domain import Box, Sphere
 from exhume.equation.objective import fitted, gradient
-from exhume.equation.problem import Pixels
+from exhume.equation.pixels import Pixels
 from exhume.errors import InputError
 from exhume.features.gradient import ParameterGradients
 from exhume.features.last_layer import LastLayer

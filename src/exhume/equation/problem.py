@@ -11,6 +11,7 @@ from torch import Tensor
 
 from exhume.equation.coefficients import Rule
 from exhume.equation.domain import Domain, Sphere
+from exhume.equation.pixels import Pixels
 from exhume.errors import InputError
 from exhume.features import Features
 
@@ -43,21 +44,6 @@ class ThreatModel:
 
     knows: tuple[str, ...]
     assumes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Pixels:
-    """How inputs become pixels: input · scale + shift, a number or one for each channel."""
-
-    shift: float | tuple[float, ...] = 0.0
-    scale: float | tuple[float, ...] = 1.0
-
-    def __post_init__(self) -> None:
-        """Refuse what is not numbers."""
-        for value in (self.shift, self.scale):
-            numbers = value if isinstance(value, tuple | list) else (value,)
-            if not all(isinstance(x, int | float) and math.isfinite(x) for x in numbers):
-                raise ValueError(f"display: expected finite numbers, got {value!r}")
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,7 +22,7 @@ import yaml
 from torch import Tensor
 
 from exhume.equation.domain import Box, Domain, Sphere, SphereInBox
-from exhume.equation.problem import Pixels
+from exhume.equation.pixels import Pixels
 from exhume.errors import InputError
 
 ROOT = "sqrt_d"

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from exhume.equation.problem import Pixels, Premise, Problem, ThreatModel
+from exhume.equation.pixels import Pixels
+from exhume.equation.problem import Premise, Problem, ThreatModel
 from exhume.errors import InputError
 from exhume.features.activations import activation
 from exhume.features.network import Network, known_network

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from exhume.equation.domain import Box, Domain, Sphere
-from exhume.equation.problem import FirstLayer, Pixels, Premise, Problem, ThreatModel
+from exhume.equation.pixels import Pixels
+from exhume.equation.problem import FirstLayer, Premise, Problem, ThreatModel
 from exhume.errors import InputError
 from exhume.features import Features
 from exhume.features.activations import Activation

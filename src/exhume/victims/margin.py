@@ -29,7 +29,8 @@ from torch import Tensor, nn
 from exhume.data import Data
 from exhume.device import usable_device
 from exhume.equation import objective
-from exhume.equation.problem import Pixels, Premise
+from exhume.equation.pixels import Pixels
+from exhume.equation.problem import Premise
 from exhume.errors import InputError
 from exhume.models import architectures
 from exhume.models.folder import NetworkModel

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from exhume.data import Data
-from exhume.equation.problem import Pixels
+from exhume.equation.pixels import Pixels
 from exhume.models import architectures
 from exhume.models.folder import NetworkModel
 from exhume.victims import Victim

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from exhume.data import Data
 from exhume.equation.coefficients import least_squares
-from exhume.equation.problem import Pixels
+from exhume.equation.pixels import Pixels
 from exhume.errors import InputError
 from exhume.features.activations import activation as named_activation
 from exhume.features.weights import Seeded, Weights, blocks

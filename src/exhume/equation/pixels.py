@@ -1,0 +1,76 @@
+"""How a model's inputs and the pixels of a picture belong together."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from exhume.checks import number
+from exhume.errors import InputError
+
+Levels = float | tuple[float, ...]
+"""A number for all channels, or one for each."""
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """The affine map between inputs and pixels: pixel = input · scale + shift.
+
+    Samples are rows (n, d) with channels first, so that each channel is d / channels entries in a
+    row.
+
+    Attributes:
+        shift: the pixel value that an input of zero stands for.
+        scale: the pixel value of one unit of input, positive.
+
+    Example:
+        >>> import torch
+        >>> half = Pixels(shift=0.5, scale=0.25)
+        >>> half.to_inputs(torch.tensor([[0.5, 1.0]])).tolist()
+        [[0.0, 2.0]]
+        >>> half.to_pixels(torch.tensor([[0.0, 2.0]])).tolist()
+        [[0.5, 1.0]]
+        >>> Pixels((0.0, 1.0), 2.0).to_pixels(torch.ones(1, 4)).tolist()
+        [[2.0, 2.0, 3.0, 3.0]]
+    """
+
+    shift: Levels = 0.0
+    scale: Levels = 1.0
+
+    def __post_init__(self) -> None:
+        """Refuse what could not be undone, and keep lists, as JSON has them, as tuples."""
+        for name, above in (("shift", -float("inf")), ("scale", 0.0)):
+            value = getattr(self, name)
+            if isinstance(value, list | tuple):
+                object.__setattr__(self, name, tuple(value))
+            levels = _each(getattr(self, name))
+            if not levels:
+                raise InputError(f"{name}: expected a number, or one for each channel, got none.")
+            for level in levels:
+                number(name, level, above=above)
+        counts = {len(_each(self.shift)), len(_each(self.scale))}
+        if len(counts - {1}) > 1:
+            raise InputError(
+                f"{len(_each(self.shift))} shifts but {len(_each(self.scale))} scales: expected "
+                "one for each channel."
+            )
+
+    def to_pixels(self, inputs: Tensor) -> Tensor:
+        """Return the pixels of inputs, both (n, d), not clipped."""
+        return inputs * spread(self.scale, inputs) + spread(self.shift, inputs)
+
+    def to_inputs(self, pixels: Tensor) -> Tensor:
+        """Return the inputs of pixels, both (n, d)."""
+        return (pixels - spread(self.shift, pixels)) / spread(self.scale, pixels)
+
+
+def spread(levels: Levels, rows: Tensor) -> float | Tensor:
+    """Return a number as it is, and one number for each channel as (d,), to meet rows (n, d)."""
+    if not isinstance(levels, tuple):
+        return levels
+    if rows.shape[1] % len(levels):
+        raise InputError(f"rows of {rows.shape[1]} numbers do not have {len(levels)} channels.")
+    return rows.new_tensor(levels).repeat_interleave(rows.shape[1] // len(levels))
+
+
+def _each(levels: Levels) -> tuple[float, ...]:
+    return levels if isinstance(levels, tuple) else (levels,)
