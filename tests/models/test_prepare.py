@@ -15,7 +15,7 @@ from torch.nn.utils import parametrizations, prune
 from exhume.errors import InputError
 from exhume.features import exact
 from exhume.features.exact import exact_operations
-from exhume.models import prepare as preparing
+from exhume.models import self_check
 from exhume.models.prepare import Prepared, prepare
 
 Make = Callable[[], nn.Module]
@@ -310,7 +310,7 @@ def test_wrappers_are_taken_off() -> None:
 
 
 def test_large_models_are_checked_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preparing, "LARGE", 40)
+    monkeypatch.setattr(self_check, "LARGE", 40)
     prepared = prepare(mlp(), (5,))
     assert prepared.derivative_error is not None
     assert "derivatives were checked for" in prepared.changes[-1]
@@ -609,8 +609,12 @@ def with_head(forward: Callable[..., Any]) -> Make:
         # how it is called
         (mlp, (), "expected the positive sizes of one input"),
         (mlp, (5, -1), "expected the positive sizes of one input"),
-        (lambda: TwoInputs(5, 3), (5,), "forward needs mask, scale besides the input; wrap it"),
-        (lambda: NoInput(5, 3), (5,), "forward takes no input; wrap it"),
+        (
+            lambda: TwoInputs(5, 3),
+            (5,),
+            "positional argument: 'mask'); mend",
+        ),
+        (lambda: NoInput(5, 3), (5,), "positional argument"),
         (mlp, (6,), "a batch of 8 with inputs of shape (6,) (RuntimeError: mat1 and mat2"),
         (
             lambda: nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(20, 3)),
@@ -699,14 +703,14 @@ def test_torch_script_is_refused() -> None:
 def test_a_model_that_cannot_be_copied_is_refused() -> None:
     model = mlp()
     model.computed = model[0].weight * 2
-    assert "cannot be copied (Only Tensors created explicitly" in refusal(model)
+    assert "cannot be copied (RuntimeError: Only Tensors created explicitly" in refusal(model)
 
 
 @pytest.mark.parametrize(
     ("head", "sentence"),
     [
-        ("fc", "'fc' does not exist; the linear layers are 0, 2."),
-        ("1", "'1' is a Tanh; the linear layers are 0, 2."),
+        ("fc", "'fc' is no linear layer; the linear layers are 0, 2."),
+        ("1", "'1' is no linear layer; the linear layers are 0, 2."),
     ],
 )
 def test_a_head_that_is_no_linear_layer_is_refused(head: str, sentence: str) -> None:
