@@ -65,14 +65,14 @@ def watched() -> Iterator[Callable[[str], Watched]]:
         if kind not in done:
             known, options = KINDS[kind]
             path: list[list[Tensor]] = []
-            move = margin._Descent._move
+            move = margin._Rest.step
 
             def moved(self: Any, gradient: Any, rate: float) -> None:
                 path.append([w.detach().clone() for w in self.weights])
                 move(self, gradient, rate)
 
             with patch.context() as context:
-                context.setattr(margin._Descent, "_move", moved)
+                context.setattr(margin._Rest, "step", moved)
                 victim = made(known(), **options)
             assert len(path) == victim.training["steps"]
             done[kind] = Watched(victim, path[-(options.get("steps", STEPS) // 10) :])
@@ -251,7 +251,7 @@ def test_shrinking_is_exact_and_slow(least: float, factor: float) -> None:
     """s² = wanted over least for two layers, no more than a fiftieth a layer."""
     known = parity(4)
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.ReLU(), nn.Linear(5, 1, bias=False))
-    run = margin._Descent(net.double(), known, margin.LOSSES["logistic"], None, 9.21)
+    run = margin._Rest(net.double(), known, "logistic", margin.ToRest(level=math.exp(-9.21)))
     before = [w.detach().clone() for w in run.weights]
     outputs = run.labels * torch.tensor([[least], [30.0], [25.0], [least + 1]]).double()
     run._shrink(outputs)
@@ -332,15 +332,15 @@ def test_steps_that_diverge_are_undone(
     monkeypatch.setattr(margin, "STABLE", 200.0)
     monkeypatch.setattr(margin, "LARGEST_STEP", 200.0)
     undone: list[float] = []
-    go_back = margin._Descent._go_back
+    go_back = margin._Rest._go_back
 
     def noted(self: Any) -> None:
         go_back(self)
         undone.append(self.caution)
-        for weight, kept, velocity in zip(self.weights, self.kept, self.velocity, strict=True):
+        for weight, kept, velocity in zip(self.weights, self.kept, self.moments[0], strict=True):
             assert torch.equal(weight, kept) and not velocity.any()
 
-    monkeypatch.setattr(margin._Descent, "_go_back", noted)
+    monkeypatch.setattr(margin._Rest, "_go_back", noted)
     victim = made(parity(4), steps=600, **options)
     assert undone and undone == [0.5 ** (i + 1) for i in range(len(undone))]
     assert all(w.isfinite().all() for w in victim.trained.values())

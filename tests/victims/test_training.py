@@ -17,9 +17,12 @@ from torch import Tensor, nn
 from exhume import data
 from exhume.data import Data
 from exhume.errors import InputError
+from exhume.files import read_metadata, read_tensors, write_tensors
 from exhume.models.architectures import initialise, mlp, resnet, two_layer, vit
-from exhume.victims import training
-from exhume.victims.training import LOSSES, WINDOW, Trained, Training, largest_eigenvalue, train
+from exhume.victims import checkpoint, training
+from exhume.victims.descent import largest_eigenvalue
+from exhume.victims.losses import LOSSES
+from exhume.victims.training import WINDOW, Trained, Training, train
 from problems import gaussian
 
 
@@ -167,7 +170,7 @@ def test_steps_are_those_of_torch(
 def test_minibatches_take_every_sample_once_an_epoch() -> None:
     known = data.sphere(10, 7)
     how = Training(optimizer="sgd", batch=3, seed=4)
-    run = training._Run(small(known), known, how, "cpu", torch.float64)
+    run = training._Run(small(known), known, how)
     epochs = []
     for epoch in range(3):
         rows = [run._rows(3 * epoch + turn) for turn in range(3)]
@@ -495,15 +498,15 @@ def test_an_interruption_within_a_window_goes_back_to_its_beginning(
     known, path = signs(), tmp_path / "training.safetensors"
     exact = Training(until=1e-24)
     whole = train(small(known), known, exact)
-    step = training._Run._advance
+    step, taken = training._Run.step, itertools.count()
 
-    def interrupted(run: Any, number: int, before: int, rate: float) -> None:
-        if number == 2 * WINDOW + 7:
+    def interrupted(*given: Any) -> None:
+        if next(taken) == 2 * WINDOW + 7:
             raise KeyboardInterrupt
-        step(run, number, before, rate)
+        step(*given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(training._Run, "_advance", interrupted)
+        patch.setattr(training._Run, "step", interrupted)
         with pytest.raises(KeyboardInterrupt):
             train(small(known), known, exact, checkpoint=path)
     assert same(whole, train(small(known), known, exact, checkpoint=path))
@@ -525,15 +528,15 @@ def test_checkpoints_are_written_on_the_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known, path = signs(), tmp_path / "training.safetensors"
-    monkeypatch.setattr(training, "SAVE_EVERY", -1.0)
+    monkeypatch.setattr(checkpoint, "SAVE_EVERY", -1.0)
     written: list[Path] = []
-    write = training.write_tensors
+    write = write_tensors
 
     def counted(target: Path, *rest: Any) -> None:
         written.append(target)
         write(target, *rest)
 
-    monkeypatch.setattr(training, "write_tensors", counted)
+    monkeypatch.setattr(checkpoint, "write_tensors", counted)
     train(small(known), known, Training(steps=200, until=0), checkpoint=path)
     assert written and set(written) == {path}
     assert list(tmp_path.iterdir()) == []
@@ -582,10 +585,10 @@ def test_files_that_are_no_checkpoint_are_refused(what: str, tmp_path: Path) -> 
     elif what == "cut":
         path.write_bytes(path.read_bytes()[:-10])
     elif what == "weights":
-        training.write_tensors(path, {"1.weight": gaussian(3, 3)})
+        write_tensors(path, {"1.weight": gaussian(3, 3)})
     else:
-        kept, metadata = training.read_tensors(path), training.read_metadata(path)
-        training.write_tensors(path, kept, {**metadata, "place": '{"loss": 1}'})
+        kept, metadata = read_tensors(path), read_metadata(path)
+        write_tensors(path, kept, {**metadata, "place": '{"loss": 1}'})
     with pytest.raises(InputError, match=path.name):
         train(small(known), known, checkpoint=path)
 

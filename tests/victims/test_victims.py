@@ -15,14 +15,14 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from exhume import data, victims
+from exhume import data
 from exhume.data import Data
 from exhume.errors import InputError
 from exhume.evaluate import residual_at_truth
 from exhume.features.random import RandomFeatures
 from exhume.features.weights import Mapped, Seeded, Stored
 from exhume.models.folder import CARD, INITIAL, TRAINED, TRUTH, read_model
-from exhume.victims import Victim, random_features
+from exhume.victims import Victim, random_features, victim
 from problems import ACTIVATIONS, dense_phi, gaussian
 
 training = importlib.import_module("exhume.victims.random_features")  # the name is a function too
@@ -406,7 +406,7 @@ def test_a_save_that_fails_leaves_nothing(
     def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(victims, "save", fail)  # the truth comes last
+    monkeypatch.setattr(victim, "save", fail)  # the truth comes last
     with pytest.raises(type(error)):
         made.save(folder)
     assert list(tmp_path.rglob("*")) == ([folder] if exists else [])

@@ -29,6 +29,7 @@ from torch import Tensor
 from exhume.data import formats as _formats
 from exhume.data import selection as _selection
 from exhume.data.selection import DEFAULT_CLASSES, Classes
+from exhume.equation.pixels import Pixels
 from exhume.errors import InputError
 from exhume.files import write_tensors
 
@@ -181,6 +182,12 @@ class Data:
     def outputs(self) -> int:
         """Numbers in one target, m."""
         return self.targets.shape[1]
+
+    @property
+    def display(self) -> Pixels | None:
+        """How inputs become pixels, as an auditor may be told; None if samples are no images."""
+        one = self.transform
+        return Pixels(one.shift, one.scale) if len(self.shape) > 1 else None
 
     def images(self, inputs: Tensor | None = None, norms: Tensor | None = None) -> Tensor:
         """Pixel values of rows of inputs, (k, *shape); in [0, 1] for true images, not clipped.

@@ -33,7 +33,7 @@ from exhume.models import architectures
 from exhume.report._gallery import to_pixels
 from exhume.sweep import Record
 from exhume.victims import Victim
-from exhume.victims.training import LOSSES
+from exhume.victims.losses import LOSSES
 
 UNDETERMINED = "undetermined"
 """The outcome where nothing was attacked, as any candidates would explain the weights."""

@@ -139,13 +139,15 @@ class RandomFeatures:
 
 @contextmanager
 def tensor_cores(allowed: bool) -> Iterator[None]:
-    """Let a GPU round the factors of float32 products to TF32, or not."""
-    before = torch.get_float32_matmul_precision()
+    """Let a GPU round the factors of float32 products and convolutions to TF32, or not."""
+    products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("high" if allowed else "highest")
+    torch.backends.cudnn.allow_tf32 = allowed
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        torch.set_float32_matmul_precision(products)
+        torch.backends.cudnn.allow_tf32 = convolutions
 
 
 def product(

@@ -5,18 +5,17 @@ Each takes the data and its own sizes, then how to train (see `Training`) and wh
     two_layer(data, width=1280, loss="logistic", optimizer="sgd", until=1e-4, device="cuda")
 """
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from exhume.data import Data
-from exhume.equation.pixels import Pixels
 from exhume.models import architectures
 from exhume.models.folder import NetworkModel
-from exhume.victims import Victim
 from exhume.victims.training import Training, train
+from exhume.victims.victim import Victim
+
+AROUND = ("device", "dtype", "show", "checkpoint")
+"""Options of `train` itself; all others are fields of `Training`."""
 
 
 def two_layer(
@@ -28,7 +27,7 @@ def two_layer(
     bias: bool = False,
     **options: Any,
 ) -> Victim:
-    """f(x) = W₂ σ(W₁x), both layers trained.
+    """Train both layers of f(x) = W₂ σ(W₁x).
 
     Args:
         data: the training set.
@@ -37,10 +36,10 @@ def two_layer(
         loss: squared, logistic or cross_entropy.
         seed: of the initial weights.
         bias: whether the layers have biases.
-        options: of `network`, and settings of `Training`.
+        options: of `network`.
     """
     sizes = {"width": width, "activation": activation, "bias": bias}
-    return network(data, "two_layer", sizes, loss, seed, **options)
+    return network(data, "two_layer", sizes, seed, loss=loss, **options)
 
 
 def mlp(
@@ -52,9 +51,9 @@ def mlp(
     bias: bool = False,
     **options: Any,
 ) -> Victim:
-    """A dense network with hidden layers of these widths, all layers trained; see `two_layer`."""
+    """Train a dense network with hidden layers of these widths; see `two_layer`."""
     sizes = {"widths": list(widths), "activation": activation, "bias": bias}
-    return network(data, "mlp", sizes, loss, seed, **options)
+    return network(data, "mlp", sizes, seed, loss=loss, **options)
 
 
 def resnet(
@@ -65,8 +64,9 @@ def resnet(
     seed: int = 0,
     **options: Any,
 ) -> Victim:
-    """The law's residual network with so many channels, for images; see `two_layer`."""
-    return network(data, "resnet", {"width": width, "blocks": blocks}, loss, seed, **options)
+    """Train the law's residual network with so many channels, for images; see `two_layer`."""
+    sizes = {"width": width, "blocks": blocks}
+    return network(data, "resnet", sizes, seed, loss=loss, **options)
 
 
 def vit(
@@ -79,22 +79,13 @@ def vit(
     seed: int = 0,
     **options: Any,
 ) -> Victim:
-    """A small vision transformer, for images; see `two_layer`."""
+    """Train a small vision transformer, for images; see `two_layer`."""
     sizes = {"patch": patch, "dim": dim, "depth": depth, "heads": heads}
-    return network(data, "vit", sizes, loss, seed, **options)
+    return network(data, "vit", sizes, seed, loss=loss, **options)
 
 
 def network(
-    data: Data,
-    architecture: str,
-    sizes: dict[str, Any],
-    loss: str = "squared",
-    seed: int = 0,
-    device: str = "cpu",
-    dtype: torch.dtype = torch.float64,
-    show: Callable[[int, float], None] | None = None,
-    checkpoint: Path | None = None,
-    **training: Any,
+    data: Data, architecture: str, sizes: dict[str, Any], seed: int = 0, **options: Any
 ) -> Victim:
     """Train a network of `exhume.models.architectures` on the data.
 
@@ -102,19 +93,13 @@ def network(
         data: the training set.
         architecture: its name.
         sizes: its arguments, without shape and outputs, which are those of the data.
-        loss: squared, logistic or cross_entropy.
         seed: of the initial weights.
-        device: where to train.
-        dtype: in which precision.
-        show: called with the step and the loss now and then.
-        checkpoint: file to go on from after an interruption.
-        training: further settings of `Training`.
+        options: device, dtype, show and checkpoint of `train`, and fields of `Training`.
     """
     arguments = {"shape": list(data.shape), "outputs": data.outputs, **sizes}
     module = architectures.initialise(architectures.build(architecture, arguments), seed)
-    settings = Training(loss=loss, **training)
-    done = train(module, data, settings, device, dtype, show, checkpoint)
-    pixels = Pixels(data.transform.shift, data.transform.scale) if len(data.shape) > 1 else None
-    model = NetworkModel.of(architecture, arguments, done.initial, done.trained, pixels)
+    around = {word: options.pop(word) for word in AROUND if word in options}
+    done = train(module, data, Training(**options), **around)
+    model = NetworkModel.of(architecture, arguments, done.initial, done.trained, data.display)
     record = {"data": data.name, "seed": seed, **done.record}
     return Victim(model.problem(), data, record, done.initial, done.trained, model)

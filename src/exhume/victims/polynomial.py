@@ -16,10 +16,12 @@ as few as n or less. Hence `labellings`.
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from exhume.checks import whole_number
 from exhume.data import Data
 from exhume.equation.problem import ThreatModel
 from exhume.errors import InputError
@@ -27,19 +29,25 @@ from exhume.features.activations import polynomial as named
 from exhume.models import architectures
 from exhume.models.folder import NetworkModel
 from exhume.theory.neurons import Neurons, output, violation
-from exhume.victims import Victim
+from exhume.victims.victim import Victim
 
-STARTS, ITERATIONS = 200, 40
-"""Random starts from which eigenvectors are sought, and Newton steps from each."""
+STARTS = 200
+"""Random starts from which eigenvectors are sought: the tensors here have a few dozen at most."""
 
-TRIES, ROUNDS = 12, 8
-"""Multipliers to begin with, and how often neurons are picked anew on the way from each."""
+ITERATIONS = 40
+"""Newton steps from each start, whose length is bounded; the last few of them converge."""
+
+TRIES = 12
+"""Multipliers to begin with: the even ones, then others near them at random."""
+
+ROUNDS = 8
+"""How often neurons are picked anew where they cannot be followed to the margin."""
 
 EXACT = 1e-12
-"""Relative size of equations that count as solved."""
+"""Relative size of equations that count as solved: what float64 leaves after Newton's method."""
 
 MOST_LABELLED = 10
-"""Most samples whose labellings are all compared."""
+"""Most samples whose labellings are all compared: there are 2^9 of them."""
 
 KKT = ThreatModel(
     knows=("the trained weights", "the architecture"),
@@ -54,7 +62,7 @@ def polynomial(
     seed: int = 0,
     active: Sequence[int] | None = None,
 ) -> Victim:
-    """f(x) = Σ_k a_k (w_k·x)^α at a KKT point of margin maximisation, to rounding.
+    """Solve for f(x) = Σ_k a_k (w_k·x)^α at a KKT point of margin maximisation, to rounding.
 
     The signs of the targets are the labels. `training` has the violation of stationarity, the
     margins y_i f(x_i), and which samples are active.
@@ -74,15 +82,23 @@ def polynomial(
     samples = data.inputs[chosen] @ basis
     most, rejected = 0, 0
     for attempt in range(TRIES):
-        found, count = _kkt_point(samples, labels[chosen], width, degree, attempt, generator)
+        even = attempt == 0
+        found, count = _kkt_point(samples, labels[chosen], width, degree, even, generator)
         most = max(most, count)
         if found is None:
             continue
         neurons = found.neurons(degree, basis)
         margins = labels * output(neurons, data.inputs)
         if (margins > 1 - 1e-9).all():
-            off = violation(neurons, data.inputs[chosen], found.multipliers)
-            return _victim(data, neurons, seed, off, margins, chosen)
+            record = {
+                "data": data.name,
+                "seed": seed,
+                "loss": "margin",
+                "violation": violation(neurons, data.inputs[chosen], found.multipliers),
+                "margins": margins.tolist(),
+                "active": chosen,
+            }
+            return _victim(data, neurons, record)
         rejected += 1
     inactive = f" {rejected} were found that leave an inactive sample within the margin;"
     raise InputError(
@@ -94,7 +110,7 @@ def polynomial(
 
 
 def labellings(data: Data, degree: int = 3, seed: int = 0) -> list[Data]:
-    """The same samples under every choice of labels ±1, up to the sign of them all.
+    """Return the same samples under every choice of labels ±1, up to the sign of them all.
 
     Those under which Σ_i y_i (x_i/|x_i|)^{⊗α} has the most real eigenvectors come first: there a
     KKT point has the most neurons to choose from.
@@ -121,11 +137,9 @@ def labellings(data: Data, degree: int = 3, seed: int = 0) -> list[Data]:
 
 
 def _checked(data: Data, width: int, degree: int, active: Sequence[int] | None) -> list[int]:
-    """The active samples, after refusing what cannot be."""
-    if degree < 3:
-        raise InputError(f"degree: expected 3 or more, got {degree}.")
-    if width < 1:
-        raise InputError(f"width: expected at least 1 neuron, got {width}.")
+    """Return the active samples, after refusing what cannot be."""
+    whole_number("degree", degree, least=3)
+    whole_number("width", width)
     if data.outputs != 1 or not data.targets.all():
         raise InputError(
             "data: expected one target a sample, whose sign is the label, and none of them zero."
@@ -137,20 +151,13 @@ def _checked(data: Data, width: int, degree: int, active: Sequence[int] | None) 
 
 
 def _span(rows: Tensor) -> Tensor:
-    """An orthonormal basis of the span of the rows, (d, r)."""
+    """Return an orthonormal basis of the span of the rows, (d, r)."""
     vectors: Tensor
     _, values, vectors = torch.linalg.svd(rows, full_matrices=False)
     return vectors[values > 1e-10 * values[0]].T
 
 
-def _victim(
-    data: Data,
-    neurons: Neurons,
-    seed: int,
-    off: float,
-    margins: Tensor,
-    active: list[int],
-) -> Victim:
+def _victim(data: Data, neurons: Neurons, record: dict[str, Any]) -> Victim:
     activation = named(*neurons.coefficients).name
     width = len(neurons.first)
     arguments = {"shape": list(data.shape), "outputs": 1, "width": width, "activation": activation}
@@ -159,20 +166,20 @@ def _victim(
     initial = {name: torch.zeros_like(tensor) for name, tensor in trained.items()}
     model = NetworkModel.of("two_layer", arguments, initial, trained, None)
     problem = replace(model.problem("all", "final"), drift=0.0, threat_model=KKT)
-    record = {
-        "data": data.name,
-        "seed": seed,
-        "loss": "margin",
-        "violation": off,
-        "margins": margins.tolist(),
-        "active": active,
-    }
     return Victim(problem, data, record, initial, trained, model)
 
 
 @dataclass(frozen=True, eq=False)
-class _Point:
-    """Distinct neurons (K, r) with their numbers of twins (K,), and the multipliers b (n,)."""
+class _Stationary:
+    """Neurons that are stationary for some multipliers, on samples in coordinates of their span.
+
+    Attributes:
+        first: distinct neurons, (K, r).
+        copies: the number of twins of each, (K,).
+        multipliers: b, (n,).
+        samples: (n, r).
+        labels: ±1, (n,).
+    """
 
     first: Tensor
     copies: Tensor
@@ -181,7 +188,7 @@ class _Point:
     labels: Tensor
 
     def neurons(self, degree: int, basis: Tensor) -> Neurons:
-        """All of them, in the space of the inputs."""
+        """Return all of them, twins included, in the space of the inputs."""
         last = (self.first @ self.samples.T) ** degree @ self.multipliers
         first = (self.first @ basis.T).repeat_interleave(self.copies, 0)
         coefficients = (*(0.0,) * degree, 1.0)
@@ -193,16 +200,18 @@ def _kkt_point(
     labels: Tensor,
     width: int,
     degree: int,
-    attempt: int,
+    even: bool,
     generator: torch.Generator,
-) -> tuple[_Point | None, int]:
-    """A KKT point, or None, and the most real eigenvectors seen on the way.
+) -> tuple[_Stationary | None, int]:
+    """Return a KKT point, or None, and the most real eigenvectors seen on the way.
 
-    The first attempt begins with samples of even weight, the others near it. Where a neuron cannot
-    be followed any further, neurons are picked anew for the multipliers reached.
+    It begins with samples of even weight, or near that. Where a neuron cannot be followed any
+    further, neurons are picked anew for the multipliers reached.
     """
     scatter = torch.randn(len(labels), generator=generator, dtype=torch.float64)
-    multipliers = labels / samples.norm(dim=1) ** degree * (0.3 * min(attempt, 1) * scatter).exp()
+    multipliers = labels / samples.norm(dim=1) ** degree
+    if not even:
+        multipliers = multipliers * (0.3 * scatter).exp()
     most = 0
     for _ in range(ROUNDS):
         first = _eigenneurons(samples, multipliers, degree, generator)
@@ -215,13 +224,8 @@ def _kkt_point(
         # f scales as |b|^{−(α+1)/(α−1)}, w as |b|^{−1/(α−1)}
         scale = margins.log().mean().exp() ** ((degree - 1) / (degree + 1))
         used = copies > 0
-        start = _Point(
-            first[used] * scale ** (-1 / (degree - 1)),
-            copies[used],
-            multipliers * scale,
-            samples,
-            labels,
-        )
+        sized = first[used] * scale ** (-1 / (degree - 1))
+        start = _Stationary(sized, copies[used], multipliers * scale, samples, labels)
         end, reached = _to_margin(start, degree)
         if reached:
             return end, most
@@ -230,7 +234,7 @@ def _kkt_point(
 
 
 def _outputs(first: Tensor, samples: Tensor, multipliers: Tensor, degree: int) -> Tensor:
-    """What each neuron adds to each f(x_i), a_k (w_k·x_i)^α with a_k = T(w_k^α), (K, n)."""
+    """Return what each neuron adds to each f(x_i), a_k (w_k·x_i)^α with a_k = T(w_k^α), (K, n)."""
     raised = (first @ samples.T) ** degree
     return (raised @ multipliers)[:, None] * raised
 
@@ -238,7 +242,7 @@ def _outputs(first: Tensor, samples: Tensor, multipliers: Tensor, degree: int) -
 def _eigenneurons(
     samples: Tensor, multipliers: Tensor, degree: int, generator: torch.Generator
 ) -> Tensor:
-    """Stationary neurons (K, r): real eigenvectors of T, found by Newton from random starts.
+    """Find stationary neurons (K, r), real eigenvectors of T, by Newton from random starts.
 
     A step s solves (H − μI)s − νu = −(g − μu), u·s = 0, with g = T(u^{α−1}, ·) and
     H = (α − 1) T(u^{α−2}, ·, ·). Negatives are the same neuron.
@@ -274,13 +278,13 @@ def _eigenneurons(
 def _image(
     units: Tensor, samples: Tensor, multipliers: Tensor, degree: int
 ) -> tuple[Tensor, Tensor]:
-    """T(u^{α−1}, ·), (K, r), and T(u^α), (K,)."""
+    """Return T(u^{α−1}, ·), (K, r), and T(u^α), (K,)."""
     image = ((units @ samples.T) ** (degree - 1) * multipliers) @ samples
     return image, (image * units).sum(1)
 
 
 def _evened(shares: Tensor, width: int) -> Tensor:
-    """How many twins of each neuron, (K,), so that the margins are as even as can be.
+    """Return how many twins each neuron gets, (K,), so that the margins are as even as can be.
 
     One by one the neuron is added that brings the vector of margins closest to equal entries; no
     twins before every neuron is in.
@@ -292,44 +296,45 @@ def _evened(shares: Tensor, width: int) -> Tensor:
     copies = torch.zeros(len(shares), dtype=torch.int64)
     margins = torch.zeros_like(shares[0])
     for _ in range(width):
-        least = (copies == copies.min()) if copies.min() == 0 else torch.ones_like(copies).bool()
+        unused = copies == 0
+        allowed = unused if unused.any() else ~unused
         totals = margins + shares
         even = torch.nn.functional.normalize(totals, dim=1).sum(1)
-        best = int(even.masked_fill(~least, -torch.inf).argmax())
+        best = int(even.masked_fill(~allowed, -torch.inf).argmax())
         copies[best] += 1
         margins = totals[best]
     return copies
 
 
-def _to_margin(start: _Point, degree: int) -> tuple[_Point, bool]:
+def _to_margin(start: _Stationary, degree: int) -> tuple[_Stationary, bool]:
     """Follow the neurons while the margins m_i go to 1 as m_i^{1−s}, s from 0 to 1.
 
     Returns:
-        The last point on the way that was solved, and whether it is the end.
+        The last neurons on the way that were solved for, and whether it is the end.
     """
     shares = _outputs(start.first, start.samples, start.multipliers, degree)
     begin = start.labels * (start.copies.double() @ shares)
-    point, done, step = start, 0.0, 0.5
+    now, done, step = start, 0.0, 0.5
     while done < 1:
         step = min(step, 1 - done)
-        moved = _newton(point, begin ** (1 - done - step), degree)
+        moved = _newton(now, begin ** (1 - done - step), degree)
         if moved is not None:
-            point, done, step = moved, done + step, 2 * step
+            now, done, step = moved, done + step, 2 * step
         elif step < 1e-3:
-            return point, False
+            return now, False
         else:
             step /= 2
-    return point, True
+    return now, True
 
 
-def _newton(point: _Point, margins: Tensor, degree: int) -> _Point | None:
+def _newton(start: _Stationary, margins: Tensor, degree: int) -> _Stationary | None:
     """Solve stationarity of all neurons and the margins y_i f(x_i) together; None if far away.
 
     Each neuron's equation F_k = w_k − α a_k g_k, with g_k = T(w_k^{α−1}, ·) and a_k = T(w_k^α), has
     a block of its own; b is what is left after eliminating them.
     """
-    x, y, b, first = point.samples, point.labels, point.multipliers, point.first
-    copies = point.copies.double()
+    x, y, b, first = start.samples, start.labels, start.multipliers, start.first
+    copies = start.copies.double()
     identity = torch.eye(first.shape[1], dtype=torch.float64)
     for _ in range(8):
         z = first @ x.T
@@ -362,4 +367,4 @@ def _newton(point: _Point, margins: Tensor, degree: int) -> _Point | None:
         if failed.any() or also.any() or not far < 0.5:
             return None
         first, b = first + step, b + step_b
-    return replace(point, first=first, multipliers=b) if size < EXACT else None
+    return replace(start, first=first, multipliers=b) if size < EXACT else None

@@ -1,22 +1,20 @@
 """Random-features models: f(x) = σ(Vx)ᵀθ with V random and only θ trained, in float64."""
 
-import math
-from typing import Any
-
 import torch
 from torch import Tensor
 
+from exhume.checks import number, one_of
 from exhume.data import Data
 from exhume.equation.coefficients import least_squares
-from exhume.equation.pixels import Pixels
 from exhume.errors import InputError
 from exhume.features.activations import activation as named_activation
 from exhume.features.weights import Seeded, Weights, blocks
 from exhume.models.folder import random_features_problem
-from exhume.victims import Victim
+from exhume.victims.losses import LOSSES
+from exhume.victims.victim import Victim
 
 ROWS = 8192
-"""Rows of V at a time; features are in float64 while θ is solved for."""
+"""Rows of V at a time: their features are in float64, and must fit beside V."""
 
 
 def random_features(
@@ -29,7 +27,7 @@ def random_features(
     weights: Weights | None = None,
     device: str = "cpu",
 ) -> Victim:
-    """Train a random-features model on the data.
+    """Train a random-features model; its V is not stored but regenerated from the seed.
 
     Args:
         data: the training set.
@@ -41,9 +39,6 @@ def random_features(
         ridge: λ of λ|θ|², relative to the mean squared norm of the features.
         weights: V of your own instead of the seeded N(0, 1/d) one.
         device: where to compute.
-
-    Returns:
-        The victim; V is not stored but regenerated from the seed.
     """
     sigma = named_activation(activation)
     if width < data.samples:
@@ -52,13 +47,14 @@ def random_features(
             f"its data, and gives none back. Choose a width of at least {data.samples}; "
             f"reconstruction starts near samples × dimension = {data.samples * data.dim:,}."
         )
-    if not (math.isfinite(ridge) and ridge >= 0):
-        raise InputError(f"ridge: expected a finite number of at least 0, got {ridge}.")
+    number("ridge", ridge, least=0)
+    one_of("loss", loss, ("squared", "logistic"))
     v = weights or Seeded(width, data.dim, seed)
     if v.shape != (width, data.dim):
         raise InputError(f"weights: expected shape {(width, data.dim)}, got {v.shape}.")
     v = v.to(torch.device(device), torch.float32)
-    inputs, targets = data.inputs.to(device), data.targets.to(device)
+    inputs = data.inputs.to(device)
+    labels = LOSSES[loss].labels(data.targets.to(device))
 
     def features(part: slice) -> Tensor:
         return sigma.value(inputs @ v.rows(part.start, part.stop).double().T)
@@ -67,54 +63,29 @@ def random_features(
     for part in blocks(width, ROWS):
         phi = features(part)
         gram += phi @ phi.T
-    penalty = ridge * gram.diagonal().mean()
-    coefficients = _fit(gram, targets, penalty, loss)
+    coefficients = _fit(gram, labels, ridge * gram.diagonal().mean(), loss)
     theta = torch.cat([features(part).T @ coefficients for part in blocks(width, ROWS)])
-    fitted = gram @ coefficients
-    training: dict[str, Any] = {
-        "data": data.name,
-        "loss": loss,
-        "ridge": ridge,
-        "seed": seed,
-        "fit": _training_loss(fitted, targets, loss),
-    }
-    problem = random_features_problem(
-        v,
-        activation,
-        theta,
-        data.shape,
-        Pixels(data.transform.shift, data.transform.scale) if len(data.shape) > 1 else None,
-    )
-    return Victim(problem, data, training, trained={"last": theta})
+    fit = LOSSES[loss].value(gram @ coefficients, labels).item()
+    record = {"data": data.name, "loss": loss, "ridge": ridge, "seed": seed, "fit": fit}
+    problem = random_features_problem(v, activation, theta, data.shape, data.display)
+    return Victim(problem, data, record, trained={"last": theta})
 
 
-def _training_loss(fitted: Tensor, targets: Tensor, loss: str) -> float:
-    """Mean squared error, or mean logistic loss."""
+def _fit(gram: Tensor, labels: Tensor, penalty: Tensor, loss: str) -> Tensor:
+    """Return coefficients A (n, m) with θ = ΦᵀA at the minimum of the training loss."""
     if loss == "squared":
-        return (fitted - targets).square().mean().item()
-    labels = torch.where(targets > 0, 1.0, -1.0).to(targets)
-    return torch.nn.functional.softplus(-labels * fitted).mean().item()
-
-
-def _fit(gram: Tensor, targets: Tensor, penalty: Tensor, loss: str) -> Tensor:
-    """Coefficients A (n, m) with θ = ΦᵀA at the minimum of the training loss."""
-    identity = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
-    if loss == "squared":
-        return least_squares(gram + penalty * identity, targets)[0]
-    if loss == "logistic":
-        if penalty <= 0:
-            raise InputError(
-                "logistic regression without a ridge has no minimum on separable data; "
-                "pass a ridge, for example 0.001."
-            )
-        labels = torch.where(targets > 0, 1.0, -1.0).to(targets)
-        columns = [logistic(gram, y, penalty.item()) for y in labels.T]
-        return torch.stack(columns, 1)
-    raise InputError(f"unknown loss {loss!r}; known are squared, logistic.")
+        identity = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
+        return least_squares(gram + penalty * identity, labels)[0]
+    if penalty <= 0:
+        raise InputError(
+            "logistic regression without a ridge has no minimum on separable data; "
+            "pass a ridge, for example 0.001."
+        )
+    return torch.stack([logistic(gram, y, penalty.item()) for y in labels.T], 1)
 
 
 def logistic(gram: Tensor, labels: Tensor, penalty: float, steps: int = 200) -> Tensor:
-    """A (n,) at the minimum of F = Σ log(1 + exp(−y f)) + ½ λ AᵀKA with f = KA.
+    """Return A (n,) at the minimum of F = Σ log(1 + exp(−y f)) + ½ λ AᵀKA with f = KA.
 
     Optimality in θ = ΦᵀA reads λA = g, g = y σ(−y f). The Newton point solves
     (K + λ W⁻¹) A = f + W⁻¹ g with W = σ(f)(1 − σ(f)); steps towards it are halved until F falls.
