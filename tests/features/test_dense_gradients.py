@@ -14,10 +14,10 @@ from exhume.equation.objective import fitted, gauss_newton, gradient
 from exhume.errors import InputError
 from exhume.features import dense
 from exhume.features.activations import Activation, activation, smoothed_relu, softplus
-from exhume.features.dense import DenseGradients, dense_chain
+from exhume.features.dense import DenseGradients
 from exhume.features.gradient import ParameterGradients
+from exhume.features.layers import Elementwise, dense_chain
 from exhume.features.network import Network, known_network
-from exhume.models.architectures import Elementwise
 from exhume.models.formulation import features_at
 from exhume.testing import check_features
 from nets import make

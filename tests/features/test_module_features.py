@@ -18,10 +18,10 @@ from exhume.features import Features
 from exhume.features.activations import smoothed_relu, softplus
 from exhume.features.gradient import ParameterGradients
 from exhume.features.last_layer import LastLayer, LastLayerLinearization
+from exhume.features.layers import Elementwise
 from exhume.features.modules import ModuleFeatures, probes, sum_over_blocks
 from exhume.features.network import known_network
 from exhume.features.random import RandomFeatures
-from exhume.models.architectures import Elementwise
 from exhume.models.formulation import features_at
 from exhume.testing import check_features
 from nets import SIZES, Net, dense_rows, dense_slopes, make, one_row, with_options

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from exhume.errors import InputError
+from exhume.features.layers import Elementwise
 from exhume.models import architectures
 from exhume.models.architectures import (
     ARCHITECTURES,
     Block,
-    Elementwise,
     Residual,
     build,
     initialise,

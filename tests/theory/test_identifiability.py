@@ -18,7 +18,8 @@ from exhume.equation.objective import fitted
 from exhume.equation.problem import Problem
 from exhume.errors import InputError
 from exhume.evaluate import score
-from exhume.models.architectures import Elementwise, initialise, two_layer
+from exhume.features.layers import Elementwise
+from exhume.models.architectures import initialise, two_layer
 from exhume.theory import (
     Identifiability,
     fewest_neurons,

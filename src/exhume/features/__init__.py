@@ -80,6 +80,14 @@ class Features(Protocol):
         ...
 
     @property
+    def outputs(self) -> int:
+        """c, how many outputs of a network have their gradients in the rows of a candidate.
+
+        It is 0 where the rows are activations of a layer.
+        """
+        ...
+
+    @property
     def device(self) -> torch.device:
         """Where the candidates live."""
         ...
@@ -110,6 +118,24 @@ class Features(Protocol):
 
         For surrogates such as `smoothed_relu`; other activations stay.
         """
+        ...
+
+    def predict(self, candidates: Tensor, factor: float = 1.0) -> Tensor | None:
+        """Return the network's outputs f(x; factor · θ), (n, c), at its last point θ.
+
+        None where the features are not those of a whole network.
+        """
+        ...
+
+    def leaky(self) -> Self:
+        """Return the same features with the published slope of ReLU where it is off.
+
+        Only features whose derivatives are written out by hand have it; others stay.
+        """
+        ...
+
+    def exact(self) -> Self:
+        """Return the same features with every product in full precision."""
         ...
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Self:

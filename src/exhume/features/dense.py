@@ -17,14 +17,15 @@ from functools import cached_property
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import linear
 
 from exhume.errors import InputError
 from exhume.features.activations import Activation
 from exhume.features.gradient import ParameterGradients
-from exhume.features.modules import BATCH, known_activation, probes
-from exhume.features.network import Network, Weights, derivatives
+from exhume.features.layers import Chain, dense_chain
+from exhume.features.modules import BATCH, probes
+from exhume.features.network import Weights, derivatives
 from exhume.features.weights import blocks
 
 Layers = tuple[tuple[Tensor, Tensor | None], ...]
@@ -34,51 +35,6 @@ Terms = Sequence[Tensor | None]
 
 ROWS = 1024
 """Rows of the Gram matrix at a time."""
-
-
-class Chain(NamedTuple):
-    """The dense layers of a network.
-
-    Attributes:
-        names: of the layers, first to last.
-        activations: after each of them but the last.
-    """
-
-    names: tuple[str, ...]
-    activations: tuple[Activation, ...]
-
-
-def dense_chain(network: Network) -> Chain | None:
-    """The layers of Sequential(Flatten, Linear, σ, …, Linear), or None if the network is not one.
-
-    Dropout and identities are passed over. None, too, where two layers share a weight, or where
-    an activation is not one of ours.
-    """
-    if type(network.module) is not nn.Sequential:
-        return None
-    parts = [
-        (name, part)
-        for name, part in network.module._modules.items()  # named_children leaves out repetitions
-        if part is not None and not _passive(part)
-    ]
-    names = tuple(name for name, _ in parts[0::2])
-    dense = [part for _, part in parts[0::2] if type(part) is nn.Linear]
-    between = [known_activation(part) for _, part in parts[1::2]]
-    activations = tuple(sigma for sigma in between if sigma is not None)
-    tensors = [id(tensor) for part in dense for tensor in part.parameters()]
-    fits = (
-        len(dense) == len(names) == len(activations) + 1
-        and len(between) == len(activations)
-        and dense[0].in_features == torch.Size(network.shape).numel()
-        and len(set(tensors)) == len(tensors)
-    )
-    return Chain(names, activations) if fits else None
-
-
-def _passive(module: nn.Module) -> bool:
-    if isinstance(module, nn.Flatten):
-        return module.start_dim == 1 and module.end_dim == -1
-    return isinstance(module, nn.Dropout | nn.Identity)
 
 
 @dataclass(frozen=True, eq=False)

@@ -39,6 +39,11 @@ class ParameterGradients(ModuleFeatures):
         """p, the number of parameters in the block."""
         return sum(self.points[0][name].numel() for name in self.block)
 
+    @property
+    def outputs(self) -> int:
+        """Return c, the outputs of the network."""
+        return self.network.outputs
+
     def rows(self, weights: Weights, inputs: Tensor) -> Tensor:
         """∇θ f_c(x), (n, c, p)."""
         own, function = self.split(weights)

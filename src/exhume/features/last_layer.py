@@ -32,6 +32,11 @@ class LastLayer(ModuleFeatures):
         """h, the number of inputs of the head."""
         return self.points[0][self.network.head_weight].shape[1]
 
+    @property
+    def outputs(self) -> int:
+        """Return 0: the rows are activations."""
+        return 0
+
     def rows(self, weights: Weights, inputs: Tensor) -> Tensor:
         """φ(x), (n, 1, h)."""
         return self.network.hidden(weights, inputs)[:, None]

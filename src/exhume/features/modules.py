@@ -1,20 +1,19 @@
 """What the features of any module share: sizes, chunks of candidates, random probes."""
 
-import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import jvp
 
 from exhume.features import Linearization
-from exhume.features.activations import Activation, activation
+from exhume.features.activations import Activation
+from exhume.features.layers import with_activation
 from exhume.features.network import Network, Weights, derivatives, moved
 from exhume.features.weights import blocks, free_memory
-from exhume.models.architectures import Elementwise
 
 AXES, PROBES = 32, 8
 """Directions for the curvature: the axes where there are no more than so many, else random ones."""
@@ -56,6 +55,11 @@ class ModuleFeatures:
         return self.network.dim
 
     @property
+    def outputs(self) -> int:
+        """Return c, how many outputs have their gradients in the rows of a candidate."""
+        raise NotImplementedError
+
+    @property
     def device(self) -> torch.device:
         """Where the weights are."""
         return self._like.device
@@ -74,8 +78,25 @@ class ModuleFeatures:
         return replace(self, points=tuple(moved(w, device, dtype) for w in self.points))
 
     def resident(self) -> Self:
-        """As they are: a module's weights are in memory."""
+        """Return them as they are: a module's weights are in memory."""
         return self
+
+    def exact(self) -> Self:
+        """Return them as they are: a module's products are rounded only where that is harmless."""
+        return self
+
+    def leaky(self) -> Self:
+        """Return them as they are: torch differentiates a module as it is."""
+        return self
+
+    def predict(self, candidates: Tensor, factor: float = 1.0) -> Tensor | None:
+        """Return f(x; factor · θ), (n, c), at the last point."""
+        parameters = {name for name, _ in self.network.module.named_parameters()}
+        weights = self.points[-1]
+        if factor != 1:
+            weights = {n: factor * w if n in parameters else w for n, w in weights.items()}
+        with torch.no_grad(), derivatives(rounded=False):
+            return self.network(weights, candidates.to(self.device, self.dtype))
 
     def restrict(self, basis: Tensor) -> Self:
         """The features z ↦ φ(Uz) of coordinates in the span of U (d, r)."""
@@ -87,7 +108,7 @@ class ModuleFeatures:
 
     def substituted(self, activation: Activation) -> Self:
         """The same features with that activation in the place of every ReLU that is a layer."""
-        module = _substituted(self.network.module, activation)
+        module = with_activation(self.network.module, activation)
         if module is None:
             return self
         return replace(self, network=replace(self.network, module=module))
@@ -170,42 +191,6 @@ class ModuleFeatures:
             for handle in handles:
                 handle.remove()
         return max(total, 1)
-
-
-def known_activation(module: nn.Module) -> Activation | None:
-    """The activation that a layer computes, if it is one of ours."""
-    if isinstance(module, Elementwise):
-        return module.activation
-    if isinstance(module, nn.GELU) and module.approximate == "none":
-        return activation("gelu")
-    if isinstance(module, nn.Softplus) and module.beta == 1:
-        return activation("softplus")
-    names = {nn.ReLU: "relu", nn.Tanh: "tanh"}
-    return activation(names[type(module)]) if type(module) in names else None
-
-
-def _substituted(module: nn.Module, activation: Activation) -> nn.Module | None:
-    """A copy with other layers for those that are ReLU, or None if none is; weights are shared."""
-    found = [
-        (path, name)
-        for path, parent in module.named_modules()
-        for name, part in parent._modules.items()  # named_children would name a shared layer once
-        if part is not None and _is_relu(part)
-    ]
-    if not found:
-        return None
-    tensors = [*module.parameters(), *module.buffers()]
-    shared = copy.deepcopy(module, {id(tensor): tensor for tensor in tensors})
-    for path, name in found:
-        layer = Elementwise("relu").train(module.training)
-        layer.activation = activation
-        setattr(shared.get_submodule(path), name, layer)
-    return shared
-
-
-def _is_relu(module: nn.Module) -> bool:
-    known = known_activation(module)
-    return known is not None and known.name == "relu"
 
 
 def _parallel(cosines: Tensor) -> bool:

@@ -87,6 +87,25 @@ class RandomFeatures:
         """In which precision V is handed out."""
         return self.weights.dtype
 
+    @property
+    def outputs(self) -> int:
+        """Return 0: the rows are activations."""
+        return 0
+
+    def predict(self, candidates: Tensor, factor: float = 1.0) -> None:
+        """Return None: one layer has no outputs."""
+
+    def exact(self) -> "RandomFeatures":
+        """Return the same features with products in full precision, and no half copy of V."""
+        weights = self.weights
+        if isinstance(weights, Stored):
+            weights = Stored(weights.tensor)
+        return replace(self, weights=weights, full_precision=True)
+
+    def leaky(self) -> "RandomFeatures":
+        """Return the same features with the published backward slope, if σ is ReLU."""
+        return replace(self, activation=self.activation.leaky_backward())
+
     def to(self, device: torch.device, dtype: torch.dtype) -> "RandomFeatures":
         """The same features elsewhere."""
         bias = None if self.bias is None else self.bias.to(device, dtype)

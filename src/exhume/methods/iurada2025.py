@@ -15,8 +15,6 @@ import torch
 from exhume.equation.objective import Fit, fitted
 from exhume.equation.problem import Premise, Problem
 from exhume.errors import InputError
-from exhume.features.random import RandomFeatures
-from exhume.features.weights import Stored
 from exhume.methods.progress import Progress, stream
 from exhume.solvers import Outcome
 from exhume.solvers.gradient import Momentum
@@ -43,18 +41,9 @@ class Iurada2025:
         return Momentum(rate=self.rate or default)
 
     def view(self, problem: Problem) -> Problem:
-        """The same problem with the published leaky backward slope, for random ReLU features."""
-        features = problem.features
-        if not isinstance(features, RandomFeatures):
-            return problem
-        weights = features.weights
-        if isinstance(weights, Stored):
-            weights = Stored(weights.tensor)  # no half-precision products
-        activation = features.activation
-        if not problem.drift:
-            activation = activation.leaky_backward()
-        exact = replace(features, weights=weights, activation=activation, full_precision=True)
-        return replace(problem, features=exact)
+        """The same problem in full precision, and with the published slope if nothing drifted."""
+        exact = problem.features.exact()
+        return replace(problem, features=exact if problem.drift else exact.leaky())
 
     def init(self, problem: Problem, samples: int | None, seed: int) -> Progress:
         """N(0, 1) candidates, as many as samples."""

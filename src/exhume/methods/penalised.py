@@ -32,8 +32,6 @@ from exhume.equation.problem import Problem
 from exhume.errors import InputError
 from exhume.features import Linearization
 from exhume.features.activations import Activation
-from exhume.features.modules import ModuleFeatures
-from exhume.features.network import derivatives
 from exhume.methods.progress import Progress, stream
 from exhume.search.tuning import FACTOR, Range, found_again, merit, next_trial, rungs
 from exhume.solvers import Outcome, State
@@ -114,8 +112,7 @@ def margin_pattern(labels: Tensor, values: Tensor) -> Tensor:
 
 def outputs(problem: Problem) -> int:
     """c, the outputs of the network; 1 where the features are not those of one."""
-    features = problem.features
-    return features.network.outputs if isinstance(features, ModuleFeatures) else 1
+    return max(1, problem.features.outputs)
 
 
 def pattern_at(problem: Problem, candidates: Tensor, labels: Tensor) -> Tensor | None:
@@ -125,11 +122,9 @@ def pattern_at(problem: Problem, candidates: Tensor, labels: Tensor) -> Tensor |
     """
     if problem.rule is Rule.FREE:
         return None
-    features = problem.features
-    if outputs(problem) == 1 or not isinstance(features, ModuleFeatures):
-        return margin_pattern(labels, candidates[:, :1])
-    with torch.no_grad(), derivatives(rounded=False):
-        return margin_pattern(labels, features.network(features.points[-1], candidates))
+    values = problem.features.predict(candidates) if outputs(problem) > 1 else candidates[:, :1]
+    assert values is not None
+    return margin_pattern(labels, values)
 
 
 # The loss

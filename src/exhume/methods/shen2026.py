@@ -29,8 +29,6 @@ from exhume.equation.objective import Fit, fitted, gradient
 from exhume.equation.problem import Premise, Problem
 from exhume.errors import InputError
 from exhume.features.activations import smoothed_relu
-from exhume.features.last_layer import LastLayer
-from exhume.features.modules import ModuleFeatures
 from exhume.methods.buzaglo2023 import Buzaglo2023
 from exhume.methods.haim2022 import Haim2022
 from exhume.methods.iurada2025 import Iurada2025
@@ -460,7 +458,7 @@ class CountMatched:
 
 def base_for(problem: Problem) -> Base:
     """The method to interrupt, by what the problem is."""
-    if not isinstance(problem.features, ModuleFeatures) or isinstance(problem.features, LastLayer):
+    if problem.features.outputs == 0:
         return Iurada2025()
     if problem.premise is Premise.CHANGE:
         return Loo2023()

@@ -7,7 +7,7 @@ Each is made from the shape of one sample and a few numbers, so that a card in J
 A network takes samples (n, *shape) and gives outputs (n, m). Samples of shape (H, W) are images
 of one channel. Weights come from `initialise`.
 
-Inside: `Elementwise`, `Residual`, `Tokens`, `Block`, `two_layer`, `mlp`, `resnet`, `vit`, `build`,
+Inside: `Residual`, `Tokens`, `Block`, `two_layer`, `mlp`, `resnet`, `vit`, `build`,
 `initialise`.
 """
 
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from exhume.errors import InputError
-from exhume.features.activations import activation as named_activation
+from exhume.features.layers import Elementwise
 
 DEEPEST = 1000
 """Most blocks of a network: a card may not ask for more than can be built at once."""
@@ -36,31 +36,6 @@ POSITIONS = 0.02
 """Standard deviation of the positions of a transformer at the start."""
 
 Module = TypeVar("Module", bound=nn.Module)
-
-
-class Elementwise(nn.Module):
-    """An activation as a layer.
-
-    Attributes:
-        activation: the function and its slope.
-
-    Example:
-        >>> Elementwise("relu")(torch.tensor([-1.0, 2.0])).tolist()
-        [0.0, 2.0]
-    """
-
-    def __init__(self, name: str) -> None:
-        """The activation of that name, see `exhume.features.activations.activation`."""
-        super().__init__()
-        self.activation = named_activation(name)
-
-    def forward(self, z: Tensor) -> Tensor:
-        """σ(z), entry by entry."""
-        return self.activation.value(z)
-
-    def extra_repr(self) -> str:
-        """The name."""
-        return self.activation.name
 
 
 class Residual(nn.Module):

@@ -14,9 +14,10 @@ from exhume.equation.problem import FirstLayer, Premise, Problem, ThreatModel
 from exhume.errors import InputError
 from exhume.features import Features
 from exhume.features.activations import Activation
-from exhume.features.dense import DenseGradients, dense_chain
+from exhume.features.dense import DenseGradients
 from exhume.features.gradient import ParameterGradients
 from exhume.features.last_layer import LastLayer
+from exhume.features.layers import dense_chain
 from exhume.features.network import Network, Weights, midpoint, named_block
 from exhume.features.random import RandomFeatures
 from exhume.features.weights import Stored

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from exhume.errors import InputError
-from exhume.models.architectures import Elementwise
+from exhume.features.layers import Elementwise
 from exhume.models.state import fit_state, read_state
 
 LOCAL = (
