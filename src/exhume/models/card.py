@@ -12,7 +12,7 @@ Only the shape is needed.
 
 import math
 import reprlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ import yaml
 from torch import Tensor
 
 from exhume.equation.domain import Box, Domain, Sphere, SphereInBox
-from exhume.equation.pixels import Pixels
+from exhume.equation.pixels import Levels, Pixels
 from exhume.errors import InputError
 
 ROOT = "sqrt_d"
@@ -36,7 +36,7 @@ class DataCard:
         shape: of one input, channels first where it has three sizes.
         range: lowest and highest value of a pixel.
         mean: subtracted from the pixels; a number, or one for each channel.
-        std: what is left is divided by it; likewise, above 0.
+        std: what is left is divided by it; a number above 0, or one for each channel.
         norm: of an input, where all have the same: a number, or "sqrt_d".
         classes: how many there are.
 
@@ -48,61 +48,55 @@ class DataCard:
 
     shape: tuple[int, ...]
     range: tuple[float, float] | None = None
-    mean: float | tuple[float, ...] = 0.0
-    std: float | tuple[float, ...] = 1.0
+    mean: Levels = 0.0
+    std: Levels = 1.0
     norm: float | str | None = None
     classes: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be; lists become tuples."""
-        shape = tuple(self.shape) if isinstance(self.shape, list | tuple) else ()
-        if not shape or not all(_whole(size) and size > 0 for size in shape):
-            raise InputError(
-                "card: shape: expected the sizes of one input, such as [3, 32, 32], got "
-                f"{reprlib.repr(self.shape)}."
-            )
-        object.__setattr__(self, "shape", shape)
-        if self.range is not None:
-            ends = tuple(self.range) if isinstance(self.range, list | tuple) else ()
-            if len(ends) != 2 or not all(map(_number, ends)) or not ends[0] < ends[1]:
-                raise InputError(
-                    "card: range: expected the lowest and the highest value of a pixel, such as "
-                    f"[0, 1], got {reprlib.repr(self.range)}."
-                )
-            object.__setattr__(self, "range", ends)
-        for word in ("mean", "std"):
-            object.__setattr__(self, word, self._by_channel(word))
-        if min(_numbers(self.std)) <= 0:
-            raise InputError(f"card: std: expected numbers above 0, got {reprlib.repr(self.std)}.")
-        if self.norm not in (None, ROOT) and not (_number(self.norm) and (self._radius or 0) > 0):
-            raise InputError(
-                f"card: norm: expected a number above 0, or {ROOT}, got {reprlib.repr(self.norm)}."
-            )
-        if self.classes is not None and not (_whole(self.classes) and self.classes > 0):
-            raise InputError(
-                f"card: classes: expected a whole number, got {reprlib.repr(self.classes)}."
-            )
-
-    def _by_channel(self, word: str) -> float | tuple[float, ...]:
-        value = getattr(self, word)
-        numbers = tuple(value) if isinstance(value, list | tuple) else (value,)
-        channels = self.shape[0] if len(self.shape) == 3 else 1
-        if len(numbers) not in (1, channels) or not all(map(_number, numbers)):
-            each = f", or one for each of {channels} channels" if channels > 1 else ""
-            raise InputError(f"card: {word}: expected a number{each}, got {reprlib.repr(value)}.")
-        return numbers if len(numbers) > 1 else numbers[0]
+        """Refuse what cannot be, and keep lists as tuples."""
+        for word in ("shape", "range", "mean", "std"):
+            value = getattr(self, word)
+            if isinstance(value, list | tuple):  # one number for all channels is a number
+                single = word in ("mean", "std") and len(value) == 1
+                object.__setattr__(self, word, value[0] if single else tuple(value))
+        sizes, ends, means, stds = map(_levels, (self.shape, self.range, self.mean, self.std))
+        channels = sizes[0] if len(sizes) == 3 else 1
+        each = f", or one for each of {channels} channels" if channels != 1 else ""
+        rising = len(ends) == 2 and all(map(_number, ends)) and ends[0] < ends[1]
+        normed = self.norm in (None, ROOT) or _number(self.norm, above=0)
+        for word, holds, expected in (
+            (
+                "shape",
+                isinstance(self.shape, tuple) and sizes and all(map(_count, sizes)),
+                "the sizes of one input, such as [3, 32, 32]",
+            ),
+            (
+                "range",
+                self.range is None or rising,
+                "the lowest and the highest value of a pixel, such as [0, 1]",
+            ),
+            ("mean", len(means) in (1, channels) and all(map(_number, means)), f"a number{each}"),
+            (
+                "std",
+                len(stds) in (1, channels) and all(_number(x, above=0) for x in stds),
+                f"a number above 0{each}",
+            ),
+            ("norm", normed, f"a number above 0, or {ROOT}"),
+            ("classes", self.classes is None or _count(self.classes), "a whole number"),
+        ):
+            if not holds:
+                got = reprlib.repr(getattr(self, word))
+                raise InputError(f"card: {word}: expected {expected}, got {got}.")
 
     @classmethod
     def of(
-        cls,
-        entries: Any,
-        source: str = "card",
-        shape: tuple[int, ...] | None = None,
+        cls, entries: Any, source: str = "card", shape: tuple[int, ...] | None = None
     ) -> "DataCard":
-        """A card from what a file holds.
+        """Return the card that a file describes.
 
         Args:
-            entries: by name.
+            entries: what the file holds, by name.
             source: where they come from, for errors.
             shape: of one input, where that is told apart from the card.
         """
@@ -139,6 +133,11 @@ class DataCard:
         return self.range is not None or (self.mean, self.std) != (0.0, 1.0)
 
     @property
+    def _radius(self) -> float | None:
+        """None stands for √d."""
+        return None if self.norm is None or isinstance(self.norm, str) else self.norm
+
+    @property
     def display(self) -> Pixels | None:
         """How inputs become pixels from 0 to 1; None where that is not known, or for vectors.
 
@@ -147,18 +146,12 @@ class DataCard:
         if len(self.shape) < 2 or not self._normalised:
             return None
         low, high = self.range or (0.0, 1.0)
-        return Pixels(
-            _each(self.mean, lambda value: (value - low) / (high - low)),
-            _each(self.std, lambda value: value / (high - low)),
-        )
-
-    @property
-    def _radius(self) -> float | None:
-        """None stands for √d."""
-        return None if self.norm is None or isinstance(self.norm, str) else self.norm
+        shift = tuple((mean - low) / (high - low) for mean in _levels(self.mean))
+        scale = tuple(std / (high - low) for std in _levels(self.std))
+        return Pixels(*(x if len(x) > 1 else x[0] for x in (shift, scale)))
 
     def domain(self) -> Domain:
-        """Where inputs may lie: on a sphere, in a box, or both; on the sphere of √d unless told."""
+        """Return where inputs may lie: a sphere, a box, or both; the sphere of √d unless told."""
         sphere = Sphere(self._radius)
         if self.range is None:
             return sphere
@@ -177,12 +170,11 @@ class DataCard:
         return SphereInBox(sphere, box)
 
     def _input(self, pixel: float) -> float | Tensor:
-        """What a pixel value becomes: a number, or one for each entry (d,)."""
-        mean, std = (torch.tensor(_numbers(x), dtype=torch.float64) for x in (self.mean, self.std))
-        values = (pixel - mean) / std
-        if len(values) == 1:
-            return values.item()
-        return values.repeat_interleave(self.dim // len(values))
+        """Return what a pixel value becomes: a number, or one for each entry (d,)."""
+        same = not isinstance(self.mean, tuple) and not isinstance(self.std, tuple)
+        pixels = torch.full((1, 1 if same else self.dim), pixel, dtype=torch.float64)
+        values = Pixels(self.mean, self.std).to_inputs(pixels)[0]
+        return values.item() if same else values
 
     @property
     def knows(self) -> tuple[str, ...]:
@@ -208,12 +200,7 @@ class DataCard:
 
 
 def read_card(path: Path, shape: tuple[int, ...] | None = None) -> DataCard:
-    """A data card from a YAML file.
-
-    Args:
-        path: the file.
-        shape: of one input, where that is told apart from the card.
-    """
+    """Read a data card from a YAML file; `shape` where that is told apart from the card."""
     try:
         entries = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -224,21 +211,15 @@ def read_card(path: Path, shape: tuple[int, ...] | None = None) -> DataCard:
     return DataCard.of(entries, str(path), shape)
 
 
-def _whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _number(value: object) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return abs(value) < 1e300  # neither infinite, nor not a number, nor too long for a float
-
-
-def _numbers(value: float | tuple[float, ...]) -> tuple[float, ...]:
+def _levels(value: Any) -> tuple[Any, ...]:
     return value if isinstance(value, tuple) else (value,)
 
 
-def _each(
-    value: float | tuple[float, ...], function: Callable[[float], float]
-) -> float | tuple[float, ...]:
-    return tuple(map(function, value)) if isinstance(value, tuple) else function(value)
+def _count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _number(value: object, above: float = -1e300) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return above < value < 1e300  # neither infinite, nor not a number, nor too long for a float

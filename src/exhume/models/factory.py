@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from exhume.errors import InputError
+from exhume.errors import InputError, quoted
 
 
 def load_factory(spec: str, arguments: Mapping[str, Any] | None = None) -> nn.Module:
-    """The model that a factory makes; only what is named is imported.
+    """Return the model that a factory makes; only what is named is imported.
 
     Args:
         spec: "package.module:factory", where the current folder counts as installed, or
@@ -29,21 +29,22 @@ def load_factory(spec: str, arguments: Mapping[str, Any] | None = None) -> nn.Mo
         >>> load_factory("torch.nn:Linear", {"in_features": 3, "out_features": 1})
         Linear(in_features=3, out_features=1, bias=True)
     """
-    where, colon, name = spec.rpartition(":")
-    if not (colon and where.strip() and name.isidentifier()):
-        raise InputError(
-            f"factory {spec!r}: expected package.module:factory or path/to/file.py:factory."
-        )
-    is_file = where.endswith(".py") or "/" in where or "\\" in where
-    folder = Path(where).resolve().parent if is_file else Path.cwd()
-    with _importable(folder), _same_random_numbers():
-        module = _from_file(spec, Path(where)) if is_file else _from_package(spec, where)
-        return _made(spec, _attribute(spec, module, name), dict(arguments or {}))
+    try:
+        where, colon, name = spec.rpartition(":")
+        if not (colon and where.strip() and name.isidentifier()):
+            raise InputError("expected package.module:factory or path/to/file.py:factory.")
+        is_file = where.endswith(".py") or "/" in where or "\\" in where
+        folder = Path(where).resolve().parent if is_file else Path.cwd()
+        with _importable(folder), _same_random_numbers():
+            factory = _attribute(_imported(where, is_file), name)
+            return _made(factory, dict(arguments or {}))
+    except InputError as error:
+        raise InputError(f"factory {spec!r}: {error}") from error
 
 
 @contextmanager
 def _importable(folder: Path) -> Iterator[None]:
-    """A folder at the front of sys.path for a while."""
+    """Put a folder at the front of sys.path for a while."""
     before = list(sys.path)
     sys.path.insert(0, str(folder))
     importlib.invalidate_caches()
@@ -55,49 +56,45 @@ def _importable(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _same_random_numbers() -> Iterator[None]:
-    """Torch's global random numbers afterwards as before."""
+    """Leave torch's global random numbers as they were."""
     used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     with torch.random.fork_rng(range(torch.cuda.device_count()) if used else []):
         yield
 
 
-def _from_file(spec: str, path: Path) -> ModuleType:
-    if not path.is_file():
-        raise InputError(f"factory {spec!r}: {path}: no such file.")
+def _imported(where: str, is_file: bool) -> ModuleType:
+    """Run a module of the user's; what goes wrong inside is quoted."""
+    if is_file and not Path(where).is_file():
+        raise InputError(f"{where}: no such file.")
+    try:
+        return _from_file(Path(where)) if is_file else importlib.import_module(where)
+    except InputError:
+        raise
+    except (Exception, SystemExit) as error:
+        lost = error.name if isinstance(error, ModuleNotFoundError) else None
+        if not is_file and lost and f"{where}.".startswith(f"{lost}."):
+            raise InputError(
+                f"no module {lost!r}, neither installed nor in this "
+                "folder; a file is named by its path, such as ./model.py:factory."
+            ) from error
+        raise InputError(f"{where} cannot be imported; {quoted(error)}.") from error
+
+
+def _from_file(path: Path) -> ModuleType:
     found = importlib.util.spec_from_file_location(f"exhume_factory_{path.stem}", path.resolve())
     if found is None or found.loader is None:
-        raise InputError(f"factory {spec!r}: {path}: is no Python file; expected a name in .py.")
+        raise InputError(f"{path}: is no Python file; expected a name in .py.")
     module = importlib.util.module_from_spec(found)
     sys.modules[found.name] = module  # as an import would: dataclasses look themselves up
     try:
         found.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
+    except BaseException:
         del sys.modules[found.name]
-        raise InputError(
-            f"factory {spec!r}: {path} cannot be imported; {_quoted(error)}."
-        ) from error
+        raise
     return module
 
 
-def _from_package(spec: str, name: str) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name and f"{name}.".startswith(f"{error.name}."):
-            raise InputError(
-                f"factory {spec!r}: no module {error.name!r}, neither installed nor in this "
-                "folder; a file is named by its path, such as ./model.py:factory."
-            ) from error
-        raise InputError(
-            f"factory {spec!r}: {name} cannot be imported; {_quoted(error)}."
-        ) from error
-    except (Exception, SystemExit) as error:
-        raise InputError(
-            f"factory {spec!r}: {name} cannot be imported; {_quoted(error)}."
-        ) from error
-
-
-def _attribute(spec: str, module: ModuleType, name: str) -> Any:
+def _attribute(module: ModuleType, name: str) -> Any:
     try:
         return getattr(module, name)
     except AttributeError as error:
@@ -105,36 +102,32 @@ def _attribute(spec: str, module: ModuleType, name: str) -> Any:
         offered = [key for key, value in public.items() if callable(value)]
         own = [key for key in offered if getattr(public[key], "__module__", "") == module.__name__]
         names = ", ".join((own or offered)[:12]) or "no function or class"
-        raise InputError(f"factory {spec!r}: no {name!r} there; it offers {names}.") from error
+        raise InputError(f"no {name!r} there; it offers {names}.") from error
 
 
-def _made(spec: str, factory: Any, arguments: dict[str, Any]) -> nn.Module:
+def _made(factory: Any, arguments: dict[str, Any]) -> nn.Module:
     if isinstance(factory, nn.Module):
         if arguments:
-            raise InputError(f"factory {spec!r}: is a model already, and takes no arguments.")
+            raise InputError("is a model already, and takes no arguments.")
         return factory
     if not (inspect.isfunction(factory) or inspect.isclass(factory)) and not hasattr(
         factory, "__wrapped__"
     ):
         raise InputError(
-            f"factory {spec!r}: is a {type(factory).__name__}; expected a function or class that "
+            f"is a {type(factory).__name__}; expected a function or class that "
             "makes a torch.nn.Module."
         )
-    _check_arguments(spec, factory, arguments)
+    _check_arguments(factory, arguments)
     try:
         model = factory(**arguments)
     except (Exception, SystemExit) as error:
-        raise InputError(
-            f"factory {spec!r}: fails with arguments {arguments}; {_quoted(error)}."
-        ) from error
+        raise InputError(f"fails with arguments {arguments}; {quoted(error)}.") from error
     if not isinstance(model, nn.Module):
-        raise InputError(
-            f"factory {spec!r}: returned a {type(model).__name__}; expected a torch.nn.Module."
-        )
+        raise InputError(f"returned a {type(model).__name__}; expected a torch.nn.Module.")
     return model
 
 
-def _check_arguments(spec: str, factory: Any, arguments: dict[str, Any]) -> None:
+def _check_arguments(factory: Any, arguments: dict[str, Any]) -> None:
     """Refuse arguments that the factory does not take, and the lack of those that it needs."""
     try:
         signature = inspect.signature(factory)
@@ -144,18 +137,7 @@ def _check_arguments(spec: str, factory: Any, arguments: dict[str, Any]) -> None
         signature.bind(**arguments)
     except TypeError as error:
         raise InputError(
-            f"factory {spec!r}: {error}; it takes {signature}, and was given "
+            f"{error}; it takes {signature}, and was given "
             f"{', '.join(arguments) or 'nothing'}. Pass its arguments by name, or name a factory "
             "that needs none."
         ) from error
-
-
-def _quoted(error: BaseException) -> str:
-    """An error of the user's code in one line.
-
-    Example:
-        >>> _quoted(KeyError("x"))
-        "KeyError: 'x'"
-    """
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0].rstrip('.')}" if lines else type(error).__name__

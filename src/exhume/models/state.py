@@ -11,8 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from exhume.errors import InputError
+from exhume.errors import InputError, listed
 from exhume.files import read_json, read_tensors
+
+StateDict = dict[str, Tensor]
+"""Parameters and buffers by name, as `module.state_dict()` gives them."""
 
 SAFE = ".safetensors"
 PICKLED = (".pt", ".pth", ".bin", ".ckpt")
@@ -25,8 +28,8 @@ INSTEAD = (
 )
 
 
-def read_state(path: Path) -> dict[str, Tensor]:
-    """The tensors of a checkpoint, on the CPU.
+def read_state(path: Path) -> StateDict:
+    """Return the tensors of a checkpoint, on the CPU.
 
     Args:
         path: a `.safetensors` file; a `.pt`, `.pth`, `.bin` or `.ckpt` file that holds a state
@@ -48,8 +51,8 @@ def read_state(path: Path) -> dict[str, Tensor]:
     return _checked(state, path)
 
 
-def _read_folder(folder: Path) -> dict[str, Tensor]:
-    """The tensors of a folder as Hugging Face writes it."""
+def _read_folder(folder: Path) -> StateDict:
+    """Return the tensors of a folder as Hugging Face writes it."""
     if (folder / WHOLE).is_file():
         return _checked(read_tensors(folder / WHOLE), folder / WHOLE)
     index = folder / INDEX
@@ -61,7 +64,7 @@ def _read_folder(folder: Path) -> dict[str, Tensor]:
     shards = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(shards, dict) or not all(isinstance(x, str) for x in shards.values()):
         raise InputError(f"{index}: is damaged; expected a 'weight_map' from names to files.")
-    state: dict[str, Tensor] = {}
+    state: StateDict = {}
     for file in sorted(set(shards.values())):
         if Path(file).name != file:
             raise InputError(f"{index}: names {file!r}, which is not a file of this folder.")
@@ -72,17 +75,9 @@ def _read_folder(folder: Path) -> dict[str, Tensor]:
 
 
 def _load(path: Path) -> Any:
-    """What torch.save wrote, as far as it is tensors and plain containers."""
+    """Return what torch.save wrote, as far as it is tensors and plain containers."""
     try:
-        with path.open("rb") as file:
-            zipped = file.read(4) == b"PK\x03\x04"  # the older format is no archive
-        if zipped and _is_script(path):
-            raise InputError(f"{path}: is a TorchScript archive, which holds code; {INSTEAD}.")
-        if zipped and _is_packed(path):
-            raise InputError(
-                f"{path}: holds compressed entries, which torch.save does not write, and which can "
-                f"fill the memory; {INSTEAD}."
-            )
+        zipped = _is_archive(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about protocols; what cannot be read is an error
             return torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
@@ -103,27 +98,28 @@ def _load(path: Path) -> Any:
         ) from error
 
 
-def _is_packed(path: Path) -> bool:
+def _is_archive(path: Path) -> bool:
+    """Return whether a file is a zip archive, as torch writes today; refuse code and bombs."""
+    with path.open("rb") as file:
+        if file.read(4) != b"PK\x03\x04":
+            return False
     with zipfile.ZipFile(path) as archive:
-        return any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist())
+        entries = archive.infolist()
+    if any(entry.filename.endswith("/constants.pkl") for entry in entries):
+        raise InputError(f"{path}: is a TorchScript archive, which holds code; {INSTEAD}.")
+    if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
+        raise InputError(
+            f"{path}: holds compressed entries, which torch.save does not write, and which can "
+            f"fill the memory; {INSTEAD}."
+        )
+    return True
 
 
-def _is_script(path: Path) -> bool:
-    with zipfile.ZipFile(path) as archive:
-        return any(name.endswith("/constants.pkl") for name in archive.namelist())
-
-
-def _unwrapped(content: Any, path: Path) -> dict[str, Tensor]:
-    """The state dict inside the usual wrappers."""
-    for _ in range(3):
-        inner = [
-            content[key]
-            for key in WRAPPERS
-            if isinstance(content, Mapping) and isinstance(content.get(key), Mapping)
-        ]
-        if not inner:
-            break
-        content = inner[0]
+def _unwrapped(content: Any, path: Path) -> StateDict:
+    """Return the state dict inside the usual wrappers."""
+    for _ in range(3):  # wrappers in wrappers
+        inner = [content.get(key) for key in WRAPPERS] if isinstance(content, Mapping) else []
+        content = next((part for part in inner if isinstance(part, Mapping)), content)
     if not isinstance(content, Mapping):
         raise InputError(
             f"{path}: holds a {type(content).__name__}, expected a dict of tensors; {INSTEAD}."
@@ -137,8 +133,8 @@ def _unwrapped(content: Any, path: Path) -> dict[str, Tensor]:
     return dict(content)
 
 
-def _checked(state: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
-    """Ordinary tensors only, and some of them."""
+def _checked(state: StateDict, path: Path) -> StateDict:
+    """Return the state if it holds ordinary tensors only, and some of them."""
     if not state:
         raise InputError(f"{path}: holds no tensors; {INSTEAD}.")
     for name, tensor in state.items():
@@ -153,8 +149,8 @@ def _checked(state: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
 
 def fit_state(
     state: Mapping[str, Tensor], module: nn.Module, source: str, partial: bool = False
-) -> dict[str, Tensor]:
-    """Parameters and buffers of a module, under its own names, from a state dict.
+) -> StateDict:
+    """Return the parameters and buffers of a module, under its own names, from a state dict.
 
     Half precision becomes float32, float64 and integers stay. Prefixes that wrappers add to every
     name are dropped if the names fit without. Tied parameters may be stored once.
@@ -191,10 +187,10 @@ def fit_state(
                 for name in other
             ],
         }
-        listed = "; ".join(f"{kind}: {_first(items)}" for kind, items in faults.items() if items)
+        found = "; ".join(f"{kind}: {listed(items, 3)}" for kind, items in faults.items() if items)
         raise InputError(
             f"{source}: the checkpoint is of another architecture than the factory's model; "
-            f"{listed}. Name the factory, and its arguments, of the model that was trained."
+            f"{found}. Name the factory, and its arguments, of the model that was trained."
         )
     return {
         name: _usable(given.get(name, x).detach(), x, name, source)
@@ -203,8 +199,8 @@ def fit_state(
     }
 
 
-def _renamed(state: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
-    """The state under its own names, and under those without what wrappers add."""
+def _renamed(state: Mapping[str, Tensor]) -> Iterator[StateDict]:
+    """Yield the state under its own names, and under those without what wrappers add."""
     names = dict(state)
     yield names
     bare = {name.replace(COMPILED, ""): tensor for name, tensor in names.items()}
@@ -217,8 +213,8 @@ def _renamed(state: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
         yield (names := {name.removeprefix(prefix): tensor for name, tensor in names.items()})
 
 
-def _with_tied(state: dict[str, Tensor], module: nn.Module) -> dict[str, Tensor]:
-    """With tensors that the module holds under several names, and the file under one only."""
+def _with_tied(state: StateDict, module: nn.Module) -> StateDict:
+    """Return the state with tied tensors under all their names, where the file has one only."""
     stored: dict[int, Tensor] = {}
     tied = module.state_dict(keep_vars=True)
     for name, tensor in tied.items():
@@ -229,7 +225,7 @@ def _with_tied(state: dict[str, Tensor], module: nn.Module) -> dict[str, Tensor]
 
 
 def _usable(tensor: Tensor, own: Tensor, name: str, source: str) -> Tensor:
-    """A tensor of the right kind with finite values, in float32 or float64 if it is of floats."""
+    """Return a tensor of the module's kind, in float32 or float64 if it is of floats."""
     floats = tensor.is_floating_point()
     if floats != own.is_floating_point() or tensor.is_complex() != own.is_complex():
         raise InputError(
@@ -254,29 +250,23 @@ def check_pair(
 ) -> None:
     """Refuse weights before and after training that cannot be of one model, or are the same.
 
-    Args:
-        initial: before training.
-        trained: after.
-        initial_source: where the first come from, for errors.
-        trained_source: and the second.
+    The sources say where the weights come from, for errors.
 
     Example:
         >>> check_pair({"weight": torch.zeros(2)}, {"weight": torch.ones(2)})
     """
     both = f"{initial_source} and {trained_source}"
+    different = None
     if only := [name for name in (*initial, *trained) if (name in initial) != (name in trained)]:
         where = initial_source if only[0] in initial else trained_source
+        different = f"tensor {only[0]!r} is in {where} only"
+    elif other := [name for name, w in initial.items() if w.shape != trained[name].shape]:
+        shapes = f"{_shape(initial[other[0]])} in the first and {_shape(trained[other[0]])}"
+        different = f"tensor {other[0]!r} has shape {shapes} in the second"
+    if different is not None:
         raise InputError(
-            f"{both}: are not of one model; tensor {only[0]!r} is in {where} only. Expected two "
-            "checkpoints of one training."
+            f"{both}: are not of one model; {different}. Expected two checkpoints of one training."
         )
-    for name, tensor in initial.items():
-        if tensor.shape != trained[name].shape:
-            raise InputError(
-                f"{both}: are not of one model; tensor {name!r} has shape {_shape(tensor)} in the "
-                f"first and {_shape(trained[name])} in the second. Expected two checkpoints of "
-                "one training."
-            )
     if all(_equal(tensor, trained[name]) for name, tensor in initial.items()):
         raise InputError(
             f"{both}: nothing was trained: the two files hold the same weights. Expected the "
@@ -291,14 +281,3 @@ def _equal(a: Tensor, b: Tensor) -> bool:
 
 def _shape(tensor: Tensor) -> str:
     return str(tuple(tensor.shape))
-
-
-def _first(items: list[str], most: int = 3) -> str:
-    """The first few, and how many more.
-
-    Example:
-        >>> _first(["a", "b", "c", "d", "e"])
-        'a, b, c and 2 more'
-    """
-    more = f" and {len(items) - most} more" if len(items) > most else ""
-    return ", ".join(items[:most]) + more
