@@ -10,6 +10,7 @@ No attack imports it. An audit is finished before this package is asked how good
 """
 
 from exhume.auditing.evidence import verdict
+from exhume.evaluate.angles import outside, principal_angles
 from exhume.evaluate.controls import (
     Chance,
     Contrast,
@@ -21,21 +22,17 @@ from exhume.evaluate.controls import (
 from exhume.evaluate.feature_space import floors, residual_at_truth, span_residual
 from exhume.evaluate.matching import assign, distances
 from exhume.evaluate.published import (
-    Comparison,
     PublishedScore,
     chance_level,
-    compared,
     ncc_distances,
     published_score,
 )
 from exhume.evaluate.scoring import EXACT, RECOVERED, Score, score
-from exhume.evaluate.subspace import outside, principal_angles
 
 __all__ = [
     "EXACT",
     "RECOVERED",
     "Chance",
-    "Comparison",
     "Contrast",
     "OtherData",
     "PublishedScore",
@@ -43,7 +40,6 @@ __all__ = [
     "assign",
     "chance",
     "chance_level",
-    "compared",
     "distances",
     "floors",
     "ncc_distances",

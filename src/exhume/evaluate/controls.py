@@ -7,15 +7,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from exhume.checks import whole_number
 from exhume.data import Data
 from exhume.equation.domain import Box, SphereInBox
 from exhume.equation.problem import Problem
 from exhume.errors import InputError
 from exhume.evaluate.matching import check_vectors, distances, nearest
 from exhume.evaluate.published import GOOD, is_published_for, published_score
-from exhume.evaluate.scoring import RECOVERED, Score, measure, score, true_inputs
+from exhume.evaluate.scoring import RECOVERED, measure, score, true_inputs
 
 STREAM = 0xC4A7CE
+"""Chance draws from a stream of its own, as the data may have been drawn from the same seed."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,7 @@ class Chance:
     Attributes:
         candidates: How many random candidates were drawn.
         trials: How often.
-        seed: Of the draws.
+        seed: The seed of the draws.
         sphere: Each aggregate of `score` for random candidates, mean over the trials: uniform on
             the sphere with the mean norm of the true samples. On the sphere of radius √d the
             errors go to √2, the published error to √(2 − 4/π) ≈ 0.85 from below as d grows.
@@ -41,12 +43,12 @@ class Chance:
     neighbour: dict[str, float | None] | None
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, for JSON."""
+        """Return everything, for JSON."""
         return asdict(self)
 
 
 def chance(truth: Data | Tensor, candidates: int, seed: int = 0, trials: int = 5) -> Chance:
-    """Chance level of every aggregate on the same data.
+    """Return the chance level of every aggregate on the same data.
 
     Args:
         truth: the training data, or its (n, d) inputs.
@@ -57,17 +59,26 @@ def chance(truth: Data | Tensor, candidates: int, seed: int = 0, trials: int = 5
     Returns:
         The level for random candidates, and for the nearest other training sample.
     """
-    if candidates < 1 or trials < 1:
-        raise InputError(f"candidates={candidates} and trials={trials} must both be at least 1")
+    whole_number("candidates", candidates)
+    whole_number("trials", trials)
     x, norms = true_inputs(truth)
-    # A stream of its own: the data may have been drawn from the same seed.
     generator = np.random.default_rng([seed, STREAM])
-    draws = [
-        score(on_sphere(candidates, x.shape[1], float(norms.mean()), generator), truth)
-        for _ in range(trials)
-    ]
+    draws = []
+    for _ in range(trials):
+        points = torch.from_numpy(generator.standard_normal((candidates, x.shape[1])))
+        drawn = float(norms.mean()) * torch.nn.functional.normalize(points, dim=1)
+        draws.append(score(drawn, truth).summary())
     others = measure(x, truth, nearest, others_only=True).summary() if len(x) > 1 else None
-    return Chance(candidates, trials, seed, _mean_summary(draws), others)
+    return Chance(candidates, trials, seed, _means(draws), others)
+
+
+def _means(draws: list[dict[str, float | None]]) -> dict[str, float | None]:
+    """Average each aggregate over the draws; None where a draw has none."""
+    means: dict[str, float | None] = {}
+    for name in draws[0]:
+        values = [value for draw in draws if (value := draw[name]) is not None]
+        means[name] = sum(values) / len(values) if len(values) == len(draws) else None
+    return means
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,12 +100,12 @@ class Contrast:
 
     @property
     def advantage(self) -> float:
-        """Chance that an own sample is nearer than a held-out one, ties half: ½ is no recovery."""
+        """The chance that an own sample is nearer than a held-out one, ties half; ½ by luck."""
         return self._test()[0] / (len(self.own) * len(self.other))
 
     @property
     def p_value(self) -> float:
-        """One-sided Mann-Whitney test of own samples being nearer."""
+        """The p-value of the one-sided Mann-Whitney test that own samples are nearer."""
         return self._test()[1]
 
     def _test(self) -> tuple[float, float]:
@@ -105,7 +116,7 @@ class Contrast:
         return float(result.statistic), float(result.pvalue)
 
     def shares(self, above: float) -> tuple[float, float]:
-        """Share of own and of held-out samples with a similarity above a bar."""
+        """Return the share of own and of held-out samples with a similarity above a bar."""
         own, other = ((best > above).double().mean().item() for best in (self.own, self.other))
         return own, other
 
@@ -125,7 +136,7 @@ class OtherData:
     ssims: Contrast | None
 
     def to_dict(self) -> dict[str, Any]:
-        """The aggregates, for JSON; pairs are own and held-out."""
+        """Return the aggregates, for JSON; pairs are own and held-out."""
         record: dict[str, Any] = {
             "samples": [len(self.cosines.own), len(self.cosines.other)],
             "recovered": list(self.recovered),
@@ -185,7 +196,7 @@ def other_data(candidates: Tensor, truth: Data, held_out: Data) -> OtherData:
 
 
 def _with_one_mean(truth: Data, held_out: Data) -> tuple[Data, Data]:
-    """Both sides as inputs from which the mean image of both was subtracted."""
+    """Return both sides as inputs from which the mean image of both was subtracted."""
     pixels = [side.images().flatten(1) for side in (truth, held_out)]
     mean = torch.cat(pixels).mean(0)
     transform = replace(truth.transform, mean=mean, shift=mean.mean().item())
@@ -201,7 +212,7 @@ def _with_one_mean(truth: Data, held_out: Data) -> tuple[Data, Data]:
 
 
 def wrong_prior(problem: Problem, shift: float) -> Problem:
-    """The same problem with the box of the inputs in the wrong place.
+    """Return the same problem with the box of the inputs in the wrong place.
 
     Weights do not depend on the box. What a search finds in the right one and no longer in a wrong
     one, at as small a residual, it owed to the box and not to the weights.
@@ -233,36 +244,14 @@ def _shifted(box: Box, shift: float) -> Box:
 
 
 def _recovered(candidates: Tensor, truth: Data) -> float:
-    """Share of samples with a candidate within 0.1, up to sign."""
+    """Return the share of samples with a candidate within 0.1, up to sign."""
     x, norms = true_inputs(truth)
     errors = distances(x, candidates).amin(1) / norms
     return (errors < RECOVERED).double().mean().item()
 
 
 def _cosines(candidates: Tensor, truth: Data) -> Tensor:
-    """Largest |cosine| of each sample with any candidate, (n,)."""
+    """Return the largest |cosine| of each sample with any candidate, (n,)."""
     x, norms = true_inputs(truth)
     directions = torch.nn.functional.normalize(candidates, dim=1)
     return ((x @ directions.T).abs().amax(1) / norms).clamp(max=1)
-
-
-def on_sphere(count: int, dim: int, radius: float, generator: np.random.Generator) -> Tensor:
-    """Points uniform on a sphere, (count, dim) in float64.
-
-    Example:
-        >>> points = on_sphere(2, 5, 3.0, np.random.default_rng(0))
-        >>> torch.allclose(points.norm(dim=1), torch.tensor(3.0).double())
-        True
-    """
-    points = torch.from_numpy(generator.standard_normal((count, dim)))
-    return radius * torch.nn.functional.normalize(points, dim=1)
-
-
-def _mean_summary(draws: list[Score]) -> dict[str, float | None]:
-    """Mean of each aggregate, None where a draw has none."""
-    summaries = [draw.summary() for draw in draws]
-    means: dict[str, float | None] = {}
-    for name in summaries[0]:
-        values = [value for summary in summaries if (value := summary[name]) is not None]
-        means[name] = sum(values) / len(values) if len(values) == len(summaries) else None
-    return means

@@ -16,7 +16,7 @@ from exhume.models.formulation import POINTS
 
 
 def residual_at_truth(problem: Problem, truth: Data | Tensor) -> float:
-    """The objective at the true inputs: the floor below which a residual says nothing more.
+    """Return the floor, the objective at the true inputs: a residual below it says nothing more.
 
     Zero where the model is exactly a combination of its samples' features; above zero where
     features moved in training. A search that ends above it has not found the samples; one that ends
@@ -34,7 +34,7 @@ def residual_at_truth(problem: Problem, truth: Data | Tensor) -> float:
 
 
 def floors(problem_at: Callable[[str], Problem], truth: Data | Tensor) -> dict[str, float]:
-    """The residual at the truth for features at each point of the way from initial to trained.
+    """Return the floor for features at each point of the way from initial to trained.
 
     Args:
         problem_at: the problem with features at a point: initial, final, midpoint or both. It may
@@ -55,7 +55,7 @@ def floors(problem_at: Callable[[str], Problem], truth: Data | Tensor) -> dict[s
 
 
 def span_residual(features: Features, candidates: Tensor, truth: Data | Tensor) -> float:
-    """How far the true features are from the span of the candidates' features.
+    """Return how far the true features are from the span of the candidates' features.
 
     mean_i ‖P⊥_Φ̂ φ(x_i)‖ / √p, with P⊥_Φ̂ the projector off the rows of Φ̂ = φ(candidates). Zero
     means that the candidates explain every model trained on these samples, not only this one.
@@ -83,7 +83,7 @@ def span_residual(features: Features, candidates: Tensor, truth: Data | Tensor) 
 
 
 def off_span_squares(gram: Tensor, rows: int) -> Tensor:
-    """Squared distances of the last vectors of a Gram matrix from the span of the first.
+    """Return the squared distances of the last vectors of a Gram matrix from the span of the first.
 
     With G = [[A, B], [Bᵀ, C]], A of size rows × rows: diag(C − Bᵀ A⁺ B).
 

@@ -12,7 +12,7 @@ Kind = Literal["sign_invariant", "signed", "published"]
 
 
 def distances(truth: Tensor, candidates: Tensor, kind: Kind = "sign_invariant") -> Tensor:
-    """Distance of every true sample x_i to every candidate y_j.
+    """Return the distance of every true sample x_i to every candidate y_j.
 
     signed:          ‖x_i − y_j‖
     sign_invariant:  min(‖x_i − y_j‖, ‖x_i + y_j‖)
@@ -52,7 +52,7 @@ def distances(truth: Tensor, candidates: Tensor, kind: Kind = "sign_invariant") 
 
 
 def assign(costs: Tensor) -> Tensor:
-    """One-to-one pairing with the least total cost; min(n, k) pairs.
+    """Pair rows and columns one to one at the least total cost; there are min(n, k) pairs.
 
     Args:
         costs: (n, k); infinity forbids a pair.
@@ -71,7 +71,7 @@ def assign(costs: Tensor) -> Tensor:
 
 
 def nearest(costs: Tensor) -> Tensor:
-    """The cheapest column of each row, used as often as it is cheapest.
+    """Return the cheapest column of each row; one column may serve several.
 
     Args:
         costs: (n, k).
@@ -88,21 +88,21 @@ def nearest(costs: Tensor) -> Tensor:
     return costs.argmin(dim=1)
 
 
-def take(vectors: Tensor, indices: Tensor) -> Tensor:
-    """The rows at the given indices, the zero vector for −1.
+def take(vectors: Tensor, indices: Tensor, missing: float = 0.0) -> Tensor:
+    """Return the rows at the given indices; every entry is `missing` where the index is −1.
 
     Example:
         >>> take(torch.tensor([[5.0, 6.0]]), torch.tensor([-1, 0])).tolist()
         [[0.0, 0.0], [5.0, 6.0]]
     """
-    rows = vectors.new_zeros(indices.shape[0], vectors.shape[1])
+    taken = vectors.new_full((len(indices), vectors.shape[1]), missing)
     found = indices >= 0
-    rows[found] = vectors[indices[found]]
-    return rows
+    taken[found] = vectors[indices[found]]
+    return taken
 
 
 def check_vectors(vectors: Tensor, what: str, dim: int | None = None) -> Tensor:
-    """Rows in float64 on the CPU, or a sentence about what is wrong with them.
+    """Return rows in float64 on the CPU, or say what is wrong with them.
 
     Args:
         vectors: (k, d).

@@ -2,15 +2,16 @@
 
 import math
 
-import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 SSIM_WINDOW = 7
+"""Side of the window of SSIM in pixels; 7 is what scikit-image takes unless told."""
 
 
 def norms(vectors: Tensor) -> Tensor:
-    """Euclidean norm of each row of (n, d), (n,).
+    """Return the Euclidean norm of each row of (n, d), (n,).
 
     Example:
         >>> norms(torch.tensor([[3.0, 4.0]])).tolist()
@@ -21,7 +22,7 @@ def norms(vectors: Tensor) -> Tensor:
 
 
 def errors(truth: Tensor, paired: Tensor) -> Tensor:
-    """Distance of each pair over the norm of the true sample: ‖x_i − y_i‖ / ‖x_i‖.
+    """Return the distance of each pair over the norm of the true sample, ‖x_i − y_i‖ / ‖x_i‖.
 
     1 is the error of the zero vector. On the sphere of radius √d the norm is √d.
 
@@ -40,16 +41,10 @@ def errors(truth: Tensor, paired: Tensor) -> Tensor:
 
 
 def published_errors(truth: Tensor, paired: Tensor) -> Tensor:
-    """The error of the published code: ‖|x_i| − |y_i|‖ / √d, absolute values by element.
+    """Return the error of the published code, ‖|x_i| − |y_i|‖ / √d, absolute values by element.
 
-    Independent points on the sphere of radius √d are at √(2 − 4/π) ≈ 0.85, not at √2.
-
-    Args:
-        truth: (n, d).
-        paired: (n, d); row i belongs to row i.
-
-    Returns:
-        (n,).
+    Independent points on the sphere of radius √d are at √(2 − 4/π) ≈ 0.85, not at √2. Arguments and
+    result are those of `errors`.
 
     Example:
         >>> published_errors(torch.tensor([[1.0, -1.0]]), torch.tensor([[-1.0, -1.0]])).tolist()
@@ -59,14 +54,7 @@ def published_errors(truth: Tensor, paired: Tensor) -> Tensor:
 
 
 def cosines(truth: Tensor, paired: Tensor) -> Tensor:
-    """Cosine of each pair, x_i·y_i / (‖x_i‖ ‖y_i‖); 0 where y_i is zero.
-
-    Args:
-        truth: (n, d), no zero row.
-        paired: (n, d); row i belongs to row i.
-
-    Returns:
-        (n,) in [−1, 1].
+    """Return the cosine of each pair, x_i·y_i / (‖x_i‖ ‖y_i‖) in [−1, 1]; 0 where y_i is zero.
 
     Example:
         >>> cosines(torch.tensor([[1.0, 0.0]]), torch.tensor([[-9.0, 0.0]])).tolist()
@@ -76,55 +64,62 @@ def cosines(truth: Tensor, paired: Tensor) -> Tensor:
     return torch.where(sizes > 0, products / sizes, 0.0).clamp(-1, 1)
 
 
-def psnr(image: Tensor, other: Tensor) -> float:
-    """Peak signal-to-noise ratio in dB of two images in [0, 1]: −10 log10(mean squared error).
+def psnr(images: Tensor, others: Tensor) -> Tensor:
+    """Return the peak signal-to-noise ratio of pairs of images in dB, −10 log10 ‖x − y‖²/d.
 
-    Values outside [0, 1] are clipped first. Equal images: infinity.
-
-    Example:
-        >>> round(psnr(torch.zeros(4, 4), torch.full((4, 4), 0.1)), 4)
-        20.0
-        >>> psnr(torch.zeros(4, 4), torch.full((4, 4), -3.0))
-        inf
-    """
-    from skimage.metrics import peak_signal_noise_ratio
-
-    with np.errstate(divide="ignore"):
-        value = peak_signal_noise_ratio(  # type: ignore[no-untyped-call]
-            _pixels(image), _pixels(other), data_range=1
-        )
-    return float(value)
-
-
-def ssim(image: Tensor, other: Tensor, window: int) -> float:
-    """Mean structural similarity of two images in [0, 1], uniform window.
-
-    Values outside [0, 1] are clipped first.
+    Values outside [0, 1] are clipped first. Equal images have an infinite ratio, NaN stays NaN.
 
     Args:
-        image: (height, width) or (channels, height, width).
-        other: the same shape.
+        images: (n, …), in [0, 1].
+        others: the same shape; image i belongs to image i.
+
+    Returns:
+        (n,), float64.
+
+    Example:
+        >>> psnr(torch.zeros(2, 4, 4), torch.tensor([0.1, -3.0])[:, None, None]).round(decimals=4)
+        tensor([20., inf], dtype=torch.float64)
+    """
+    x, y = (side.double().clamp(0, 1) for side in (images, others))
+    return -10 * (x - y).square().flatten(1).mean(1).log10()
+
+
+def ssim(images: Tensor, others: Tensor, window: int) -> Tensor:
+    """Return the structural similarity of pairs of images, the mean over windows and channels.
+
+    S = (2 μ_x μ_y + 0.01²)(2 σ_xy + 0.03²) / ((μ_x² + μ_y² + 0.01²)(σ_x² + σ_y² + 0.03²)) in each
+    window inside the image. All pixels of a window weigh the same, and covariances are over their
+    number less one, as in scikit-image. Values outside [0, 1] are clipped first.
+
+    Args:
+        images: (n, height, width) or (n, channels, height, width), in [0, 1].
+        others: the same shape; image i belongs to image i.
         window: side of the window in pixels, odd, at least 3; `ssim_window` gives one that fits.
 
     Returns:
-        At most 1, reached by equal images.
+        (n,), float64, at most 1, which equal images reach; NaN stays NaN.
 
     Example:
-        >>> image = torch.eye(8)
-        >>> round(ssim(image, image, window=7), 12)
-        1.0
+        >>> image = torch.eye(8)[None]
+        >>> ssim(image, image, window=7).tolist()
+        [1.0]
     """
-    from skimage.metrics import structural_similarity
+    x, y = (side.double().clamp(0, 1).reshape(-1, 1, *side.shape[-2:]) for side in (images, others))
+    kernel = x.new_full((1, 1, window, window), 1 / window**2)
 
-    channel_axis = 0 if image.ndim == 3 else None
-    value = structural_similarity(  # type: ignore[no-untyped-call]
-        _pixels(image), _pixels(other), data_range=1, win_size=window, channel_axis=channel_axis
-    )
-    return float(value)
+    def mean(values: Tensor) -> Tensor:
+        return functional.conv2d(values, kernel)
+
+    mean_x, mean_y, unbiased = mean(x), mean(y), window**2 / (window**2 - 1)
+    variances = unbiased * (mean(x * x) - mean_x**2 + mean(y * y) - mean_y**2)
+    covariance = unbiased * (mean(x * y) - mean_x * mean_y)
+    above = (2 * mean_x * mean_y + 0.01**2) * (2 * covariance + 0.03**2)
+    below = (mean_x**2 + mean_y**2 + 0.01**2) * (variances + 0.03**2)
+    return (above / below).reshape(len(images), -1).mean(1)
 
 
 def ssim_window(shape: tuple[int, ...]) -> int | None:
-    """The window of SSIM: 7 pixels, or the largest odd number that fits; None below 3.
+    """Return the window of SSIM: 7 pixels, or the largest odd number that fits; None below 3.
 
     Example:
         >>> ssim_window((3, 32, 32)), ssim_window((8, 8)), ssim_window((6, 9)), ssim_window((2, 9))
@@ -133,7 +128,3 @@ def ssim_window(shape: tuple[int, ...]) -> int | None:
     side = min(shape[-2:])
     window = min(SSIM_WINDOW, side - 1 + side % 2)
     return window if window >= 3 else None
-
-
-def _pixels(image: Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
-    return image.detach().to("cpu", torch.float64).clamp(0, 1).numpy()

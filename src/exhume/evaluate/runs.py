@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from exhume import data
+from exhume.auditing import evidence
 from exhume.auditing.audit import problem_of
 from exhume.auditing.folder import CANDIDATES, RESULT, Settings, read_config
 from exhume.equation.problem import FirstLayer, Premise, Problem
@@ -26,6 +27,7 @@ from exhume.evaluate import (
     verdict,
 )
 from exhume.evaluate.published import is_published_for
+from exhume.evaluate.scoring import pictures
 from exhume.files import read_json, read_tensors, write_json, write_tensors
 from exhume.models.folder import TRUTH
 from exhume.search.subspace import estimate
@@ -79,8 +81,9 @@ def score_run(run: Path, truth: Path | None = None, model: str | None = None) ->
     if is_published_for(known.shape) and len(samples):
         record["published"] = _published(samples, known, result["seed"])
     if len(known.shape) > 1:
-        pairs = _pairs(samples, known, found)
-        write_tensors(run / MATCHED, pairs)
+        pairs = pictures(known, samples, found.matched, found.flipped)
+        names = ("originals", "reconstructions")
+        write_tensors(run / MATCHED, {n: p.float() for n, p in zip(names, pairs, strict=True)})
     write_json(run / SCORE, record)
     return record
 
@@ -115,7 +118,6 @@ def _against_the_model(
     floor = residual_at_truth(problem, known)
     moved = problem.drift > 0 and problem.premise is Premise.CHANGE
     by_point = floors(lambda point: _problem(config, point), known) if moved else {}
-    unknowns = len(samples) * (result.get("rank") or problem.dim)
     record: dict[str, Any] = {
         "span_residual": span_residual(problem.features, samples, known.inputs),
         "residual_at_truth": floor,
@@ -125,7 +127,7 @@ def _against_the_model(
             floor,
             round(found.recovered * found.samples),
             found.samples,
-            problem.target.numel() / max(1, unknowns),
+            evidence.ratio(problem, len(samples), result.get("rank")),
             by_point,
             problem.premise,
         ),
@@ -153,19 +155,6 @@ def _subspace(layer: FirstLayer, rank: int | str, known: data.Data) -> dict[str,
         "largest_angle": float(principal_angles(subspace.basis, known).max()),
         "outside": float(outside(subspace.basis, known).max()),
         "kept": subspace.kept,
-    }
-
-
-def _pairs(samples: torch.Tensor, known: data.Data, found: Any) -> dict[str, torch.Tensor]:
-    """Originals and sign-aligned reconstructions as pixels, (n, *shape) each."""
-    originals = known.images().clamp(0, 1)
-    pairs = torch.full_like(known.inputs, torch.nan)
-    hit = found.matched >= 0
-    sign = torch.where(found.flipped[hit], -1.0, 1.0)[:, None]
-    pairs[hit] = samples[found.matched[hit].long()].to(pairs) * sign
-    return {
-        "originals": originals.float(),
-        "reconstructions": known.images(pairs, known.transform.norms).clamp(0, 1).float(),
     }
 
 

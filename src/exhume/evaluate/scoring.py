@@ -1,4 +1,4 @@
-"""Score candidates against the truth."""
+"""Score candidates against the truth, as vectors and as images."""
 
 import math
 from collections.abc import Callable
@@ -12,9 +12,13 @@ from exhume.data import Data
 from exhume.errors import InputError
 from exhume.evaluate import metrics
 from exhume.evaluate.matching import assign, check_vectors, distances, nearest, take
+from exhume.wording import finite
 
 RECOVERED = 0.1
+"""Below this relative error a sample counts as recovered: its picture is plainly the same one."""
+
 EXACT = 0.01
+"""Below this relative error it counts as exact: a picture shows no difference any more."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +41,7 @@ class Score:
         psnrs: Peak signal-to-noise ratio of the pairs as images, NaN without a candidate; None
             where the truth is no images. The candidate has its sign set right and is turned into
             an image with the norm of its true sample: a score may know that, an attack may not.
-        ssims: Structural similarity, likewise.
+        ssims: Structural similarity of the same images.
         ssim_window: Side of its window in pixels.
         recall: Share of true samples with any candidate within 0.1.
         precision: Share of candidates within 0.1 of any true sample; 0 without candidates.
@@ -107,11 +111,11 @@ class Score:
         return None if self.ssims is None else float(self.ssims.nanmean())
 
     def summary(self) -> dict[str, float | None]:
-        """The aggregates by name, for JSON: what is not finite is None."""
-        return {name: _finite(getattr(self, name)) for name in AGGREGATES}
+        """Return the aggregates by name, for JSON: what is not finite is None."""
+        return {name: finite(getattr(self, name)) for name in AGGREGATES}
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, for JSON: what is not finite is None, and so is the candidate for none."""
+        """Return everything, for JSON: what is not finite, or not there, is None."""
         columns = {
             "error": self.errors,
             "signed_error": self.signed_errors,
@@ -125,7 +129,7 @@ class Score:
                 "sample": i,
                 "candidate": j if j >= 0 else None,
                 "flipped": bool(self.flipped[i]),
-                **{k: None if v is None else _finite(float(v[i])) for k, v in columns.items()},
+                **{k: None if v is None else finite(float(v[i])) for k, v in columns.items()},
             }
             for i, j in enumerate(self.matched.tolist())
         ]
@@ -185,16 +189,13 @@ def measure(
     pair: Callable[[Tensor], Tensor],
     others_only: bool = False,
 ) -> Score:
-    """A score in a pairing of the caller's choice.
+    """Return the score in a pairing of the caller's choice.
 
     Args:
         samples: (k, d).
         truth: the training data, or its (n, d) inputs.
         pair: from (n, k) costs to the column of each row, −1 for none.
         others_only: forbid the pairs (i, i): the samples are the true samples themselves.
-
-    Returns:
-        The score.
     """
     x, norms = true_inputs(truth)
     y = check_vectors(samples, "candidate", dim=x.shape[1])
@@ -211,7 +212,11 @@ def measure(
     errors = metrics.errors(x, aligned)
     # Rounding in the costs must not put the nearest candidate behind the matched one.
     closest = torch.minimum(_pair_errors(x, take(y, nearest(costs))), errors)
-    psnrs, ssims, window = _image_metrics(truth, x, aligned, matched >= 0)
+    psnrs = ssims = window = None
+    if not isinstance(truth, Tensor) and len(truth.shape) in (2, 3):
+        originals, images = pictures(truth, y, matched, flipped)
+        psnrs, window = metrics.psnr(originals, images), metrics.ssim_window(truth.shape)
+        ssims = None if window is None else metrics.ssim(originals, images, window)
     return Score(
         candidates=len(y),
         matched=matched,
@@ -228,8 +233,32 @@ def measure(
     )
 
 
+def pictures(
+    truth: Data, samples: Tensor, matched: Tensor, flipped: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the true samples and their candidates as images in [0, 1], (n, *shape) each.
+
+    A candidate has its sign set right, and the norm of its true sample before rescaling. Where a
+    sample has none, the image is NaN.
+
+    Args:
+        truth: the training data.
+        samples: the candidates, (k, d).
+        matched: the candidate of each true sample, −1 for none, (n,).
+        flipped: whether its sign is reversed, (n,).
+    """
+    x = truth.inputs.detach().to("cpu", torch.float64)
+    y = take(samples.to(x), matched, missing=math.nan)
+    norms = truth.transform.norms
+    norms = None if norms is None else norms.detach().cpu()
+    originals, found = (
+        truth.images(rows, norms).clamp(0, 1) for rows in (x, torch.where(flipped[:, None], -y, y))
+    )
+    return originals, found
+
+
 def true_inputs(truth: Data | Tensor) -> tuple[Tensor, Tensor]:
-    """The true inputs, (n, d) in float64, and their norms, (n,).
+    """Return the true inputs, (n, d) in float64, and their norms, (n,).
 
     Raises:
         InputError: there are none, or one is zero, so that no error relative to it exists.
@@ -247,34 +276,9 @@ def true_inputs(truth: Data | Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _pair_errors(truth: Tensor, paired: Tensor) -> Tensor:
-    """Sign-invariant errors of given pairs, (n,)."""
+    """Return the sign-invariant errors of given pairs, (n,)."""
     return torch.minimum(metrics.errors(truth, paired), metrics.errors(truth, -paired))
-
-
-def _image_metrics(
-    truth: Data | Tensor, inputs: Tensor, aligned: Tensor, found: Tensor
-) -> tuple[Tensor | None, Tensor | None, int | None]:
-    """PSNR and SSIM of the pairs that exist, (n,) each, NaN for the others; the SSIM window."""
-    if isinstance(truth, Tensor) or len(truth.shape) not in (2, 3):
-        return None, None, None
-    norms = truth.transform.norms
-    norms = None if norms is None else norms.detach().cpu()[found]
-    true_images = truth.images(inputs[found], norms=norms)
-    images = truth.images(aligned[found], norms=norms)
-    pairs = list(zip(true_images, images, strict=True))
-    window = metrics.ssim_window(truth.shape)
-    psnrs = torch.full((len(found),), math.nan, dtype=torch.float64)
-    psnrs[found] = psnrs.new_tensor([metrics.psnr(a, b) for a, b in pairs])
-    if window is None:
-        return psnrs, None, None
-    ssims = torch.full_like(psnrs, math.nan)
-    ssims[found] = ssims.new_tensor([metrics.ssim(a, b, window) for a, b in pairs])
-    return psnrs, ssims, window
 
 
 def _share(flags: Tensor) -> float:
     return float(flags.double().mean()) if len(flags) else 0.0
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None

@@ -7,11 +7,11 @@ from exhume.data import Data
 from exhume.evaluate.scoring import true_inputs
 
 ROUNDING = 1e-6
-"""Directions in which the samples have less than this share of their largest are rounding."""
+"""A direction in which the samples have less than this share of their largest is rounding."""
 
 
 def principal_angles(basis: Tensor, truth: Data | Tensor) -> Tensor:
-    """Principal angles between a subspace and the span of the true samples, in degrees.
+    """Return the principal angles between a subspace and the span of the true samples, in degrees.
 
     sin θ are the singular values of (I − UUᵀ)Q, with Q a basis of the samples' span (the roles
     exchanged where U has fewer columns): tiny angles are not lost, as they are in cos θ. Angles
@@ -41,7 +41,7 @@ def principal_angles(basis: Tensor, truth: Data | Tensor) -> Tensor:
 
 
 def outside(basis: Tensor, truth: Data | Tensor) -> Tensor:
-    """The share of each sample's norm that a subspace leaves out, ‖x − UUᵀx‖ / ‖x‖.
+    """Return the share of each sample's norm that a subspace leaves out, ‖x − UUᵀx‖ / ‖x‖.
 
     It bounds from below the error of any candidate that is kept in the subspace.
 
