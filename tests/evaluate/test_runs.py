@@ -1,0 +1,154 @@
+"""Scores of whole run folders, of each kind of model."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from torch import Tensor
+
+from exhume import data as datasets
+from exhume.data import Data
+from exhume.errors import InputError
+from exhume.evaluate import chance_level, published_score, residual_at_truth
+from exhume.evaluate.runs import MATCHED, SCORE, score_run
+from exhume.files import read_tensors, write_json, write_tensors
+from exhume.models.formulation import POINTS
+from exhume.report import published_figures
+from exhume.victims import Victim, random_features, two_layer
+from pictures import images
+from problems import gaussian, on_sphere
+
+
+def make_run(path: Path, model: Path | None, samples: Tensor, **entries: Any) -> Path:
+    """A run directory as an audit leaves it, as far as a score looks."""
+    path.mkdir()
+    settings = {k: entries[k] for k in ("parameters", "point", "rank") if k in entries}
+    config = {"model": None if model is None else str(model), **settings}
+    (path / "config.yaml").write_text(yaml.safe_dump(config))
+    write_json(path / "result.json", {"seed": 0, "residual": 1e-9} | entries)
+    write_tensors(path / "candidates.safetensors", {"samples": samples.double()})
+    return path
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Victim, Path]:
+    """A tiny two-layer net, and its folder."""
+    made = two_layer(datasets.sphere(16, 4), width=128, until=1e-6)
+    folder = tmp_path_factory.mktemp("victim") / "model"
+    made.save(folder)
+    return made, folder
+
+
+def test_a_score_of_a_network_holds_floors_span_and_verdict(
+    tmp_path: Path, model: tuple[Victim, Path]
+) -> None:
+    made, folder = model
+    run = make_run(tmp_path / "run", folder, made.truth.inputs)
+    record = score_run(run)
+    assert record == json.loads((run / SCORE).read_text())
+    assert set(record["floors"]) == set(POINTS)
+    assert record["floors"]["midpoint"] == record["residual_at_truth"]
+    assert record["verdict"].startswith("All 4 samples recovered")
+    assert record["subspace"]["rank"] == 4 and record["subspace"]["kept"] == 1
+    assert record["subspace"]["largest_angle"] < 1e-4 and record["subspace"]["outside"] < 1e-6
+
+    whole = make_run(tmp_path / "all", folder, on_sphere(4, 16), parameters="all", rank=3)
+    record = score_run(whole)
+    floor = residual_at_truth(made.posed("all", "midpoint"), made.truth)
+    assert record["residual_at_truth"] == pytest.approx(floor, rel=1e-4)
+    assert record["subspace"]["rank"] == 3 and record["subspace"]["outside"] > 0.1
+    assert record["subspace"]["largest_angle"] < 1e-4  # all three directions are in the span
+    assert "None of 4 samples recovered. The attack fits below" in record["verdict"]
+
+
+@pytest.mark.parametrize(("rank", "words"), [(None, "1.00 equations"), (4, "there are 4.00")])
+def test_unknowns_are_counted_in_the_subspace_of_the_run(
+    tmp_path: Path, rank: int | None, words: str
+) -> None:
+    two_layer(datasets.sphere(16, 4), width=64, until=1e-4).save(tmp_path / "model")
+    run = make_run(tmp_path / "run", tmp_path / "model", on_sphere(4, 16), rank=rank)
+    assert words in score_run(run)["verdict"]
+
+
+def test_where_the_optimiser_hides_the_span_the_score_says_so(tmp_path: Path) -> None:
+    made = two_layer(datasets.sphere(16, 4), width=128, until=1e-4, optimizer="adam")
+    made.save(tmp_path / "model")
+    record = score_run(make_run(tmp_path / "run", tmp_path / "model", made.truth.inputs))
+    assert "Adam" in record["subspace"] and set(record["floors"]) == set(POINTS)
+
+
+def test_a_score_of_random_features_has_one_floor(tmp_path: Path) -> None:
+    random_features(datasets.sphere(16, 4), 128).save(tmp_path / "model")
+    run = make_run(tmp_path / "run", tmp_path / "model", on_sphere(4, 16), residual=1e-3)
+    record = score_run(run)
+    assert record["residual_at_truth"] < 1e-12 and record["floors"] == {}
+    assert "subspace" not in record and "although the trace is there" in record["verdict"]
+
+
+REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "no finished audit": ({}, {"lacks": "result.json"}, "no finished audit"),
+    "a module in memory": ({"model": None}, {}, "--truth"),
+    "a factory": ({"model": "package.module:factory", "trained": "a.pt"}, {}, "--truth"),
+    "a factory for a folder": ({}, {"model": "a:b"}, "no factory"),
+    "another truth": ({}, {"truth": 9}, "dimension 9, but the candidates .* have 16"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusals(tmp_path: Path, model: tuple[Victim, Path], name: str) -> None:
+    config, options, words = REFUSED[name]
+    run = make_run(tmp_path / "run", model[1], on_sphere(4, 16))
+    (run / "config.yaml").write_text(yaml.safe_dump({"model": str(model[1])} | config))
+    if "lacks" in options:
+        (run / options["lacks"]).unlink()
+    truth = None
+    if "truth" in options:
+        truth = tmp_path / "truth.safetensors"
+        datasets.save(datasets.sphere(options["truth"], 2), truth)
+    with pytest.raises(InputError, match=words):
+        score_run(run, truth, options.get("model"))
+    assert not (run / SCORE).exists()
+
+
+# Images
+
+
+def scored(tmp_path: Path, known: Data, samples: Tensor) -> dict[str, Any]:
+    """The score of a run of a model of one's own, against its truth in a file."""
+    truth = tmp_path / "truth.safetensors"
+    datasets.save(known, truth)
+    return score_run(make_run(tmp_path / "run", None, samples), truth)
+
+
+def test_a_score_of_images_holds_the_published_figures(tmp_path: Path) -> None:
+    known = datasets.load("digits", 20, centre="pixels")
+    found = known.inputs + 0.01 * gaussian(20, 64)
+    figures = scored(tmp_path, known, -found)["published"] | {}
+    expected = published_score(-found, known).to_dict()
+    assert {name: figures[name] for name in expected} == pytest.approx(expected)
+    others = datasets.held_out(known, 20)
+    assert figures["chance"] == pytest.approx(chance_level(known, others).to_dict())
+    assert figures["control"]["recovered"] == [1.0, 0.0]
+    said = published_figures(figures)
+    assert f"{figures['good']} of 20 images over 0.4" in said
+    assert "20 held-out images in the place of the candidates would have" in said
+
+
+def test_pairs_have_their_sign_set_right_and_none_is_nan(tmp_path: Path) -> None:
+    known = images(4, 7, 6, rescale=True)
+    record = scored(tmp_path, known, -known.inputs[[2, 0, 1]])
+    assert record["published"]["chance"] is None
+    assert "No held-out images are at hand" in published_figures(record["published"])
+    pairs = read_tensors(tmp_path / "run" / MATCHED)
+    assert pairs["originals"].shape == (4, 7, 6)
+    torch.testing.assert_close(pairs["reconstructions"][:3], pairs["originals"][:3])
+    assert pairs["reconstructions"][3].isnan().all()
+
+
+def test_vectors_have_no_published_figures(tmp_path: Path) -> None:
+    known = datasets.sphere(16, 4)
+    assert "published" not in scored(tmp_path, known, known.inputs)
+    assert not (tmp_path / "run" / MATCHED).exists()

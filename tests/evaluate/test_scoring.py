@@ -1,0 +1,240 @@
+"""Matching and scores: dense or brute-force oracles, and what must not change them."""
+
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from exhume import evaluate
+from exhume.errors import InputError
+from exhume.evaluate import assign, distances, metrics, score
+from exhume.evaluate.scoring import AGGREGATES
+from pictures import images, pictures
+from problems import gaussian, on_sphere
+
+seeds = st.integers(0, 2**31 - 1)
+fast = settings(max_examples=30, deadline=None)
+
+
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (3, 7), (7, 3), (4, 0)])
+def test_distances_against_the_dense_oracle(n: int, k: int) -> None:
+    x, y = gaussian(n, 5).float(), gaussian(k, 5, seed=1).float()
+    a, b = x.double()[:, None], y.double()[None]  # single precision is taken up to double
+    minus, plus = (a - b).norm(dim=2), (a + b).norm(dim=2)
+    torch.testing.assert_close(distances(x, y, "signed"), minus)
+    torch.testing.assert_close(distances(x, y), torch.minimum(minus, plus))
+    torch.testing.assert_close(distances(x, y, "published"), (a.abs() - b.abs()).norm(dim=2))
+
+
+@fast
+@given(n=st.integers(1, 5), k=st.integers(0, 5), seed=seeds)
+def test_assignment_against_brute_force(n: int, k: int, seed: int) -> None:
+    costs = gaussian(n, k, seed=seed).abs()
+    matched = assign(costs)
+    found = matched >= 0
+    assert int(found.sum()) == len(set(matched[found].tolist())) == min(n, k)
+    table = costs if n <= k else costs.T
+    best = min(
+        sum(float(table[i, j]) for i, j in enumerate(columns))
+        for columns in itertools.permutations(range(table.shape[1]), table.shape[0])
+    )
+    assert math.isclose(float(costs[found, matched[found]].sum()), best, abs_tol=1e-12)
+
+
+@fast
+@given(n=st.integers(1, 6), k=st.integers(0, 8), dim=st.integers(1, 9), seed=seeds)
+def test_order_and_sign_of_candidates_do_not_matter(n: int, k: int, dim: int, seed: int) -> None:
+    truth, found = gaussian(n, dim, seed=seed), gaussian(k, dim, seed=seed + 1)
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(k, generator=generator)
+    signs = torch.randint(0, 2, (k, 1), generator=generator) * 2 - 1
+    plain, moved = score(found, truth), score((found * signs)[order], truth)
+    for name in ("recovered", "exact", "error", "recall", "precision", "published_error"):
+        assert math.isclose(getattr(plain, name), getattr(moved, name), abs_tol=1e-12), name
+    back = order[moved.matched.clamp(min=0)] if k else moved.matched
+    assert torch.equal(torch.where(moved.matched < 0, -1, back), plain.matched)
+    assert plain.exact <= plain.recovered <= plain.recall
+
+
+@fast
+@given(n=st.integers(1, 6), extra=st.integers(-3, 4), seed=seeds)
+def test_a_permuted_negated_scaled_truth_is_recovered(n: int, extra: int, seed: int) -> None:
+    truth = on_sphere(n, 200, seed=seed)
+    k = max(0, n + extra)
+    candidates = torch.cat([truth, on_sphere(max(0, extra), 200, seed=seed + 1)])[:k]
+    order = torch.randperm(k, generator=torch.Generator().manual_seed(seed))
+    result = score(-1.05 * candidates[order], truth)
+    kept = min(n, k)
+    assert order[result.matched[:kept]].tolist() == list(range(kept))
+    assert result.matched[kept:].tolist() == [-1] * (n - kept)
+    for values, expected in (
+        (result.errors, 0.05),
+        (result.signed_errors, 2.05),
+        (result.cosines, 1),
+    ):
+        torch.testing.assert_close(values[:kept], torch.full((kept,), expected).double())
+    assert result.recovered == result.recall == kept / n
+    assert (result.exact, result.flips) == (0, kept)
+    assert result.precision == (kept / k if k else 0)
+
+
+def test_small_errors_are_not_lost_to_cancellation() -> None:
+    truth = on_sphere(4, 300)
+    np.testing.assert_allclose(score(truth * (1 + 1e-12), truth).errors, 1e-12, rtol=1e-3)
+    assert score(truth, truth).error == 0
+
+
+def test_thresholds_are_strict_and_errors_relative_to_each_norm() -> None:
+    truth = torch.tensor([[10.0], [1000.0]], dtype=torch.float64)
+    at = score(torch.tensor([[9.0], [990.0]]), truth)
+    assert at.errors.tolist() == [0.1, 0.01]
+    assert (at.recovered, at.exact, at.recall) == (0.5, 0, 0.5)
+    below = score(torch.tensor([[9.001], [990.1]]), truth)
+    assert (below.recovered, below.exact, below.recall, below.precision) == (1, 0.5, 1, 1)
+    assert (evaluate.RECOVERED, evaluate.EXACT) == (0.1, 0.01)
+    assert below.published_errors.tolist() == pytest.approx([0.999, 9.9], rel=1e-4)
+
+
+def test_samples_without_a_candidate_score_as_the_zero_vector() -> None:
+    truth = 3 * torch.eye(3, dtype=torch.float64)
+    result = score(truth[:1], truth)
+    assert result.matched.tolist() == [0, -1, -1]
+    assert result.errors.tolist() == result.signed_errors.tolist() == [0, 1, 1]
+    assert result.cosines.tolist() == [1, 0, 0]
+    assert result.published_errors.tolist() == pytest.approx([0, math.sqrt(3), math.sqrt(3)])
+    zeros = score(torch.zeros(3, 3), truth)
+    assert (zeros.error, zeros.signed_error, zeros.cosine) == (1, 1, 0)
+    none = score(torch.zeros(0, 3), truth)
+    assert (none.error, none.recovered, none.recall, none.precision) == (1, 0, 0, 0)
+    json.dumps(none.to_dict(), allow_nan=False)
+
+
+def test_duplicates_and_mixtures_recover_no_more_than_they_should() -> None:
+    truth = on_sphere(4, 100)
+    twice = score(torch.cat([truth[:2], truth[:2]]), truth)
+    assert (twice.recovered, twice.recall, twice.precision) == (0.5, 0.5, 1)
+    twins = truth.clone()
+    twins[1] = truth[0] * 1.05
+    merged = score(torch.cat([twins[:1], on_sphere(3, 100, seed=1)]), twins)
+    assert merged.recall == 0.5  # one candidate is near both twins,
+    assert merged.recovered == merged.precision == 0.25  # but can be given to one of them only
+    mixed = score(truth[:2].mean(0, keepdim=True), truth[:2])
+    assert mixed.recovered == mixed.recall == mixed.precision == 0
+    assert 0.5 < float(mixed.errors.min()) < 1
+
+
+def test_the_published_error_forgives_the_sign_of_every_pixel() -> None:
+    truth = on_sphere(5, 100)
+    signs = torch.where(gaussian(5, 100, seed=3) < 0, -1.0, 1.0)
+    result = score((truth * signs).flip(0), truth)
+    assert result.published_error < 1e-12
+    assert result.error > 1 and result.recovered == 0
+
+
+@pytest.mark.parametrize(
+    ("samples", "truth", "words"),
+    [
+        (torch.tensor([[1.0, 2.0], [math.nan, 0.0]]), torch.ones(2, 2), "candidate 1 holds NaN"),
+        (torch.tensor([[1.0, math.inf]]), torch.ones(2, 2), "candidate 0 holds a value too large"),
+        (torch.tensor([[1.0, 1e200]]).double(), torch.ones(2, 2), "candidate 0 holds"),
+        (torch.ones(2, 2), torch.tensor([[1.0, math.nan]]), "true sample 0 holds NaN"),
+        (torch.ones(2, 3), torch.ones(2, 2), r"shape \(2, 3\), expected \(any number, 2\)"),
+        (torch.ones(2, 1, 2), torch.ones(2, 2), "candidates have shape"),
+        (torch.ones(2, 2), torch.ones(0, 2), "no true samples"),
+        (torch.ones(2, 2), torch.tensor([[1.0, 0.0], [0.0, 0.0]]), "true sample 1 is zero"),
+    ],
+)
+def test_bad_input_is_named(samples: Tensor, truth: Tensor, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        score(samples, truth)
+
+
+def test_the_dictionary_holds_every_sample_and_inputs_are_left_alone() -> None:
+    truth = 10 * torch.eye(3, dtype=torch.float64)
+    found = torch.tensor([[0.0, -9.5, 0.0], [10.0, 0.0, 0.0]]).requires_grad_()
+    before = found.detach().clone()
+    result = score(found, truth)
+    assert torch.equal(found.detach(), before) and not result.errors.requires_grad
+    as_dict = json.loads(json.dumps(result.to_dict(), allow_nan=False))
+    assert (as_dict["samples"], as_dict["candidates"], as_dict["flips"]) == (3, 2, 1)
+    assert as_dict["thresholds"] == {"recovered": 0.1, "exact": 0.01}
+    assert as_dict["recovered"] == pytest.approx(2 / 3)
+    assert set(AGGREGATES) <= set(as_dict)
+    rows = as_dict["rows"]
+    assert [row["candidate"] for row in rows] == [1, 0, None]
+    assert [row["flipped"] for row in rows] == [False, True, False]
+    assert [row["error"] for row in rows] == [0, pytest.approx(0.05), 1]
+    assert [row["signed_error"] for row in rows] == [0, pytest.approx(1.95), 1]
+
+
+# Images
+
+
+@pytest.mark.parametrize("shape", [(7, 6), (28, 28), (3, 8, 10), (3, 3)])
+@pytest.mark.parametrize("window", [3, 5])
+def test_similarity_is_that_of_scikit_image(shape: tuple[int, ...], window: int) -> None:
+    from skimage.metrics import peak_signal_noise_ratio, structural_similarity
+
+    window = min(window, min(shape[-2:]))
+    one = pictures(4, *shape)
+    two = one + 0.6 * (pictures(4, *shape, seed=1) - 0.5)  # some of it outside of [0, 1]
+    channel = 0 if len(shape) == 3 else None
+    pairs = [(a.numpy(), b.clamp(0, 1).numpy()) for a, b in zip(one, two, strict=True)]
+    expected = [
+        structural_similarity(a, b, win_size=window, data_range=1, channel_axis=channel)
+        for a, b in pairs
+    ]
+    assert metrics.ssim(one, two, window).tolist() == pytest.approx(expected, abs=1e-12)
+    ratios = [peak_signal_noise_ratio(a, b, data_range=1) for a, b in pairs]
+    assert metrics.psnr(one, two).tolist() == pytest.approx(ratios, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("shape", "window"),
+    [((8, 8), 7), ((25, 25), 7), ((3, 9, 8), 7), ((1, 6, 5), 5), ((2, 9), None)],
+)
+def test_image_metrics_of_matched_pairs(shape: tuple[int, ...], window: int | None) -> None:
+    data = images(3, *shape)
+    noisy = data.inputs + 0.2 * gaussian(*data.inputs.shape, seed=5)
+    result = score(-noisy[[2, 0, 1]], data)
+    assert result.matched.tolist() == [1, 2, 0]
+    assert result.ssim_window == window
+    assert result.psnrs is not None and result.psnr == float(result.psnrs.median())
+    pair = data.images(), data.images(noisy)
+    torch.testing.assert_close(result.psnrs, metrics.psnr(*pair))
+    if window is None:
+        assert result.ssims is None and result.ssim is None
+    else:
+        assert result.ssims is not None
+        torch.testing.assert_close(result.ssims, metrics.ssim(*pair, window))
+        assert result.ssim == pytest.approx(float(result.ssims.mean()))
+
+
+def test_images_are_undone_with_the_norm_of_the_true_sample() -> None:
+    data = images(3, 8, 8, rescale=True)
+    assert data.transform.norms is not None
+    result = score(-data.inputs[[2, 0, 1]] * (1 + 1e-9), data)
+    assert result.psnr is not None and result.psnr > 150
+    missing = score(data.inputs[1:2] * (1 + 1e-9), data)
+    assert missing.psnrs is not None and missing.psnrs.isnan().tolist() == [True, False, True]
+    assert missing.psnr is not None and missing.psnr > 150
+    assert missing.ssim == pytest.approx(1)
+
+
+def test_equal_images_are_safe_in_json_and_vectors_have_no_image_metrics() -> None:
+    data = images(2, 3, 8, 8)
+    result = score(data.inputs, data)
+    assert result.psnr == math.inf and result.ssim == pytest.approx(1)
+    as_dict = json.loads(json.dumps(result.to_dict(), allow_nan=False))
+    assert [as_dict["psnr"], *(row["psnr"] for row in as_dict["rows"])] == [None] * 3
+    nothing = score(data.inputs[:0], data)
+    assert json.loads(json.dumps(nothing.to_dict(), allow_nan=False))["ssim"] is None
+    for truth in (images(2, 64), data.inputs):
+        plain = score(data.inputs if truth is data.inputs else truth.inputs, truth)
+        assert (plain.psnr, plain.ssim, plain.psnrs, plain.ssims) == (None,) * 4
