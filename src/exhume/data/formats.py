@@ -8,7 +8,6 @@ import gzip
 import importlib
 import math
 import os
-import pickle
 import struct
 import zipfile
 import zlib
@@ -21,9 +20,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from exhume.data.pickles import load_inert
 from exhume.errors import InputError
 
-Pixels = NDArray[np.float64]
+Images = NDArray[np.float64]
 Rows = NDArray[np.int64]
 
 
@@ -40,12 +40,40 @@ class Source:
 
     labels: Rows | None
     size: int
-    pixels: Callable[[Rows], Pixels]
+    pixels: Callable[[Rows], Images]
     bundled: bool = False
+
+    @property
+    def sides(self) -> tuple[int, int]:
+        """Height and width of the images."""
+        *_, height, width = self.pixels(np.arange(1)).shape
+        return height, width
+
+    def shrunk(self, size: int, name: str) -> "Source":
+        """Return the source with images of size × size, each pixel the mean of a square of theirs.
+
+        Args:
+            size: must divide both sides.
+            name: of the set, for the error.
+        """
+        height, width = self.sides
+        if size < 1 or height % size or width % size:
+            raise InputError(
+                f"size={size}: images of {name} are {height} × {width}; expected a number that "
+                "divides both sides"
+            )
+        squares = (size, height // size, size, width // size)
+
+        def pixels(rows: Rows) -> Images:
+            images = self.pixels(rows)
+            means: Images = images.reshape(*images.shape[:-2], *squares).mean((-3, -1))
+            return means
+
+        return self if (height, width) == (size, size) else replace(self, pixels=pixels)
 
 
 def open_source(name: str, root: str | os.PathLike[str] | None) -> Source:
-    """A set by name; one that is not bundled from the folder, or from `EXHUME_DATA`.
+    """Open a set by name; one that is not bundled from the folder, or from `EXHUME_DATA`.
 
     Raises:
         InputError: it is not there (the message lists all accepted forms), or damaged.
@@ -71,7 +99,7 @@ def open_source(name: str, root: str | os.PathLike[str] | None) -> Source:
 
 
 def channels_first(images: NDArray[Any]) -> NDArray[Any]:
-    """(N, H, W, C) to (N, C, H, W), without the axis where there is one channel only.
+    """Turn (N, H, W, C) into (N, C, H, W), without the axis where there is one channel only.
 
     Images that have their channels first already (1, 3 or 4 of them) are recognised;
     where both readings fit, channels are last.
@@ -94,28 +122,31 @@ def channels_first(images: NDArray[Any]) -> NDArray[Any]:
     return images[:, 0] if images.shape[1] == 1 else images
 
 
-def read_digits() -> Source:
-    """Handwritten digits of 8 x 8 pixels, from scikit-learn."""
+# What comes with our dependencies
+
+
+def _digits() -> Source:
+    """Open handwritten digits of 8 x 8 pixels, from scikit-learn."""
     digits = _import("sklearn.datasets", "scikit-learn").load_digits()
     images, labels = digits.images / 16.0, digits.target.astype(np.int64)
     return Source(labels, len(images), lambda rows: np.asarray(images[rows]), bundled=True)
 
 
-def read_faces() -> Source:
-    """Faces of 25 x 25 pixels from Labeled Faces in the Wild, from scikit-image."""
+def _faces() -> Source:
+    """Open faces of 25 x 25 pixels from Labeled Faces in the Wild, from scikit-image."""
     faces = _import("skimage.data", "scikit-image").lfw_subset()[:100]  # the others are no faces
     return Source(None, len(faces), lambda rows: np.asarray(faces[rows], float), bundled=True)
 
 
-def read_photos() -> Source:
-    """Colour tiles of 32 x 32 pixels, cut from the two photographs of scikit-learn."""
+def _photos() -> Source:
+    """Open colour tiles of 32 x 32 pixels, cut from the two photographs of scikit-learn."""
     photos = _import("sklearn.datasets", "scikit-learn").load_sample_images().images
     tiles = np.concatenate([_tiles(photo, 32) for photo in photos])
     return replace(_from_bytes(tiles, None), bundled=True)
 
 
 def _tiles(photo: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
-    """All whole squares of a photograph (H, W, 3) that do not overlap, (k, side, side, 3)."""
+    """Cut a photograph (H, W, 3) into whole squares that do not overlap, (k, side, side, 3)."""
     down, across = photo.shape[0] // side, photo.shape[1] // side
     grid = photo[: down * side, : across * side].reshape(down, side, across, side, 3)
     return grid.swapaxes(1, 2).reshape(-1, side, side, 3)
@@ -128,13 +159,16 @@ def _import(module: str, package: str) -> Any:
         raise InputError(f"this data set comes with {package}: pip install {package}") from error
 
 
+# What is read from a folder; each reader returns None where its files are not there
+
+
 def _from_bytes(images: NDArray[np.uint8], labels: Rows | None) -> Source:
-    """A source over images 0..255 in memory, shape (N, H, W) or (N, H, W, C)."""
+    """Open images 0..255 in memory, shape (N, H, W) or (N, H, W, C)."""
     return Source(labels, len(images), lambda rows: channels_first(images[rows]) / 255.0)
 
 
-def read_arrays(file_name: str, root: Path) -> Source | None:
-    """An .npz file with `x` uint8 (N, H, W) or (N, H, W, C) and `y` integers (N,)."""
+def _arrays(file_name: str, root: Path) -> Source | None:
+    """Open an .npz file with `x` uint8 (N, H, W) or (N, H, W, C) and `y` integers (N,)."""
     path = root / file_name
     if not path.is_file():
         return None
@@ -157,44 +191,44 @@ def read_arrays(file_name: str, root: Path) -> Source | None:
     return _from_bytes(images, labels.astype(np.int64))
 
 
-def read_cifar_binary(root: Path) -> Source | None:
-    """CIFAR-10's binary version: records of one label byte and 3 x 32 x 32 pixel bytes."""
-    folder = root / "cifar-10-batches-bin"
-    paths = [p for k in range(1, 6) if (p := folder / f"data_batch_{k}.bin").is_file()]
+def _cifar_binary(root: Path) -> Source | None:
+    """Open CIFAR-10's binary version: records of one label byte and 3 x 32 x 32 pixel bytes."""
+    return _cifar(root / "cifar-10-batches-bin", "data_batch_{}.bin", _binary_batch)
+
+
+def _cifar_python(root: Path) -> Source | None:
+    """Open CIFAR-10's python version: pickled dictionaries with `data` and `labels`."""
+    return _cifar(root / "cifar-10-batches-py", "data_batch_{}", _python_batch)
+
+
+Batch = tuple[NDArray[np.uint8], Rows]
+
+
+def _cifar(folder: Path, name: str, read: Callable[[Path], Batch]) -> Source | None:
+    paths = [path for k in range(1, 6) if (path := folder / name.format(k)).is_file()]
     if not paths:
         return None
-    batches = []
-    for path in paths:
-        raw = np.fromfile(path, np.uint8)
-        if raw.size == 0 or raw.size % 3073:
-            raise InputError(f"{path} is cut short: {raw.size} bytes, not a multiple of 3073")
-        batches.append(raw.reshape(-1, 3073))
-    records = np.concatenate(batches)
-    return _cifar(records[:, 1:], records[:, 0], folder)
-
-
-def read_cifar_python(root: Path) -> Source | None:
-    """CIFAR-10's python version: pickled dictionaries with `data` and `labels`."""
-    folder = root / "cifar-10-batches-py"
-    paths = [p for k in range(1, 6) if (p := folder / f"data_batch_{k}").is_file()]
-    if not paths:
-        return None
-    images, labels = zip(*map(_cifar_batch, paths), strict=True)
-    return _cifar(np.concatenate(images), np.concatenate(labels), folder)
-
-
-def _cifar(images: NDArray[np.uint8], labels: NDArray[Any], folder: Path) -> Source:
+    parts = zip(*map(read, paths), strict=True)
+    images, labels = map(np.concatenate, parts)
     if labels.size == 0 or labels.min() < 0 or labels.max() > 9:
         raise InputError(f"{folder} holds no labels, or some outside 0..9: not CIFAR-10")
     planes = images.reshape(-1, 3, 32, 32)
-    return Source(labels.astype(np.int64), len(labels), lambda rows: planes[rows] / 255.0)
+    return Source(labels, len(labels), lambda rows: planes[rows] / 255.0)
 
 
-def _cifar_batch(path: Path) -> tuple[NDArray[np.uint8], Rows]:
+def _binary_batch(path: Path) -> Batch:
+    raw = np.fromfile(path, np.uint8)
+    if raw.size == 0 or raw.size % 3073:
+        raise InputError(f"{path} is cut short: {raw.size} bytes, not a multiple of 3073")
+    records = raw.reshape(-1, 3073)
+    return records[:, 1:], records[:, 0].astype(np.int64)
+
+
+def _python_batch(path: Path) -> Batch:
     advice = "use the binary version (cifar-10-batches-bin) or cifar10.npz"
     try:
         with path.open("rb") as file:
-            batch = _Unpickler(file, encoding="bytes").load()
+            batch = load_inert(file)
         images = batch[b"data"].array.reshape(-1, 3072)
         labels = np.array(batch[b"labels"], np.int64).reshape(len(images))
     except Exception as error:  # a broken or hostile pickle may raise anything
@@ -202,57 +236,8 @@ def _cifar_batch(path: Path) -> tuple[NDArray[np.uint8], Rows]:
     return images, labels
 
 
-class _PickledType:
-    """Stands for a pickled numpy.dtype; keeps its code, e.g. "u1"."""
-
-    def __init__(self, code: str | bytes, *_: object) -> None:
-        self.code = code.decode() if isinstance(code, bytes) else code
-
-    def __setstate__(self, state: object) -> None:
-        pass
-
-
-class _PickledArray:
-    """Stands for a pickled numpy.ndarray of bytes; any other type of array is refused."""
-
-    def __init__(self, *_: object) -> None:
-        self.array = np.empty(0, np.uint8)
-
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        _, shape, kind, columns_first, raw = state
-        if not isinstance(kind, _PickledType) or kind.code != "u1":
-            raise pickle.UnpicklingError("an array that is not uint8")
-        flat = np.frombuffer(raw, np.uint8)
-        self.array = flat.reshape(shape, order="F" if columns_first else "C")
-
-
-def _encode(text: str, _: object) -> bytes:
-    return text.encode("latin1")
-
-
-class _Unpickler(pickle.Unpickler):
-    """Builds numbers, text, lists, dictionaries and uint8 arrays; refuses every other name."""
-
-    known: dict[tuple[str, str], Any] = {  # noqa: RUF012
-        ("numpy.core.multiarray", "_reconstruct"): _PickledArray,
-        ("numpy._core.multiarray", "_reconstruct"): _PickledArray,
-        ("numpy", "ndarray"): _PickledArray,
-        ("numpy", "dtype"): _PickledType,
-        ("_codecs", "encode"): _encode,  # how Python 3 writes bytes in protocol 2
-    }
-
-    def find_class(self, module_name: str, global_name: str, /) -> Any:
-        """The inert twin of a name, never the name itself."""
-        try:
-            return self.known[module_name, global_name]
-        except KeyError:
-            raise pickle.UnpicklingError(
-                f"it refers to {module_name}.{global_name}, which could run code"
-            ) from None
-
-
-def read_idx(folder: str, root: Path) -> Source | None:
-    """MNIST's IDX files, compressed or not; Fashion-MNIST has the same."""
+def _idx(folder: str, root: Path) -> Source | None:
+    """Open MNIST's IDX files, compressed or not; Fashion-MNIST has the same."""
     images = _existing(root / folder / "train-images-idx3-ubyte")
     labels = _existing(root / folder / "train-labels-idx1-ubyte")
     if images is None or labels is None:
@@ -269,7 +254,7 @@ def _existing(path: Path) -> Path | None:
 
 
 def _read_bytes(path: Path, axes: int) -> NDArray[np.uint8]:
-    """One IDX file of bytes: 0, 0, 8, number of axes, their lengths (big-endian), the data."""
+    """Read an IDX file of bytes: 0, 0, 8, number of axes, their lengths (big-endian), the data."""
     try:
         raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
@@ -283,8 +268,8 @@ def _read_bytes(path: Path, axes: int) -> NDArray[np.uint8]:
     return np.frombuffer(raw, np.uint8, offset=start).reshape(shape)
 
 
-def read_tiny_imagenet(root: Path) -> Source | None:
-    """Tiny-ImageNet's folder; labels count in the sorted class folders, files are sorted."""
+def _tiny_imagenet(root: Path) -> Source | None:
+    """Open Tiny-ImageNet's folder; labels count in the sorted class folders, files are sorted."""
     folder = root / "tiny-imagenet-200" / "train"
     classes = sorted(p for p in folder.glob("*") if (p / "images").is_dir())
     found = [(k, p) for k, c in enumerate(classes) for p in sorted((c / "images").glob("*.JPEG"))]
@@ -294,8 +279,8 @@ def read_tiny_imagenet(root: Path) -> Source | None:
     return Source(labels, len(found), lambda rows: _read_pictures([found[r][1] for r in rows]))
 
 
-def _read_pictures(paths: list[Path]) -> Pixels:
-    """Decoded pictures in colour, (k, 3, H, W) in [0, 1]."""
+def _read_pictures(paths: list[Path]) -> Images:
+    """Decode pictures in colour, (k, 3, H, W) in [0, 1]."""
     from PIL import Image
 
     pictures = []
@@ -312,34 +297,39 @@ def _read_pictures(paths: list[Path]) -> Pixels:
     return np.asarray(channels_first(np.stack(pictures)) / 255.0, np.float64)
 
 
-def _arrays(name: str) -> tuple[str, Callable[[Path], Source | None]]:
+# The tables
+
+Reader = Callable[[Path], Source | None]
+
+BUNDLED = {"digits": _digits, "faces": _faces, "photos": _photos}
+"""The sets that come with our dependencies."""
+
+
+def _npz_form(name: str) -> tuple[str, Reader]:
     text = f"{name}.npz with arrays x (uint8, NHW or NHWC) and y (integers)"
-    return text, partial(read_arrays, f"{name}.npz")
+    return text, partial(_arrays, f"{name}.npz")
 
 
-def _idx(folder: str) -> tuple[str, Callable[[Path], Source | None]]:
+def _idx_form(folder: str) -> tuple[str, Reader]:
     text = f"{folder}/train-images-idx3-ubyte and {folder}/train-labels-idx1-ubyte, or both as .gz"
-    return text, partial(read_idx, folder)
+    return text, partial(_idx, folder)
 
 
-#: The sets that come with our dependencies.
-BUNDLED = {"digits": read_digits, "faces": read_faces, "photos": read_photos}
-
-#: For each set the accepted forms in order of preference: what to say, and how to read it.
-FORMS: dict[str, tuple[tuple[str, Callable[[Path], Source | None]], ...]] = {
+FORMS: dict[str, tuple[tuple[str, Reader], ...]] = {
     "cifar10": (
-        ("cifar-10-batches-bin/data_batch_1.bin to data_batch_5.bin", read_cifar_binary),
-        ("cifar-10-batches-py/data_batch_1 to data_batch_5", read_cifar_python),
-        _arrays("cifar10"),
+        ("cifar-10-batches-bin/data_batch_1.bin to data_batch_5.bin", _cifar_binary),
+        ("cifar-10-batches-py/data_batch_1 to data_batch_5", _cifar_python),
+        _npz_form("cifar10"),
     ),
-    "mnist": (_idx("mnist"), _idx("MNIST/raw"), _arrays("mnist")),
+    "mnist": (_idx_form("mnist"), _idx_form("MNIST/raw"), _npz_form("mnist")),
     "fashion_mnist": (
-        _idx("fashion_mnist"),
-        _idx("FashionMNIST/raw"),
-        _arrays("fashion_mnist"),
+        _idx_form("fashion_mnist"),
+        _idx_form("FashionMNIST/raw"),
+        _npz_form("fashion_mnist"),
     ),
     "tiny_imagenet": (
-        ("tiny-imagenet-200/train/<wnid>/images/*.JPEG", read_tiny_imagenet),
-        _arrays("tiny_imagenet"),
+        ("tiny-imagenet-200/train/<wnid>/images/*.JPEG", _tiny_imagenet),
+        _npz_form("tiny_imagenet"),
     ),
 }
+"""For each set the accepted forms in order of preference: what to say, and how to read it."""

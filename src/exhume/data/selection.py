@@ -10,17 +10,17 @@ from numpy.typing import NDArray
 from exhume.data.formats import Rows, Source
 from exhume.errors import InputError
 
-#: Labels, or a word for a choice of labels; `exhume.data.load` says what each means.
 Classes = Literal["all", "parity", "vehicles", "random"] | Sequence[int]
+"""Labels, or a word for a choice of labels; `exhume.data.load` says what each means."""
 
-#: Labels of CIFAR-10: aeroplane, automobile, ship, truck. The others are animals.
 VEHICLES = (0, 1, 8, 9)
+"""Labels of CIFAR-10: aeroplane, automobile, ship, truck. The others are animals."""
 
 SAME = 1e-3
 """Images closer than this are equal: one pixel that differs by one of 255 levels is 0.004."""
 
 PART = 1000
-"""Images of a source that are looked at together."""
+"""Images of a source that are looked at together: their distances fit into memory."""
 
 DEFAULT_CLASSES: dict[str, Classes] = {
     "digits": "all",
@@ -34,7 +34,7 @@ DEFAULT_CLASSES: dict[str, Classes] = {
 
 
 def groups(source: Source, classes: Classes, name: str) -> list[Rows]:
-    """Row numbers of each class, in the order of the set; one group where labels are unused."""
+    """Return the rows of each class, in the order of the set; one group if labels are unused."""
     if classes == "random":
         return [np.arange(source.size)]
     if source.labels is None:
@@ -60,7 +60,7 @@ def groups(source: Source, classes: Classes, name: str) -> list[Rows]:
 
 
 def in_turns(members: list[Rows], samples: int, name: str) -> Rows:
-    """One row of each group in turn, from the first on.
+    """Return one row of each group in turn, from the first on.
 
     Example:
         >>> in_turns([np.array([5, 6]), np.array([7, 8])], 3, "example").tolist()
@@ -75,7 +75,7 @@ def in_turns(members: list[Rows], samples: int, name: str) -> Rows:
 
 
 def targets(samples: int, groups: int, generator: np.random.Generator) -> NDArray[np.float64]:
-    """Targets of samples taken in turn from so many groups: ±1, (n, 1), or one-hot, (n, groups).
+    """Return targets of samples taken in turn from groups: ±1, (n, 1), or one-hot, (n, groups).
 
     One group means that the labels are unused: then the ±1 are shuffled.
     """
@@ -87,7 +87,7 @@ def targets(samples: int, groups: int, generator: np.random.Generator) -> NDArra
 
 
 def look_up(source: Source, pixels: NDArray[np.float64], name: str) -> tuple[Rows, Rows]:
-    """Where images are in their source.
+    """Find images in their source.
 
     Args:
         source: to look in, part by part.

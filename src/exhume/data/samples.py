@@ -1,0 +1,232 @@
+"""A set of samples with its targets, how its pixels became inputs, and the file it is kept in."""
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from exhume.equation.pixels import Pixels
+from exhume.errors import InputError
+from exhume.files import read_metadata, read_tensors, write_tensors
+
+
+@dataclass(frozen=True)
+class Transform(Pixels):
+    """How pixels became inputs: the affine map that an auditor may be told, and private numbers.
+
+        inputs_i = (pixels_i - shift) / scale · √d / norm_i
+
+    Attributes:
+        shift: subtracted from the pixels; a number, or one for each channel.
+        scale: what is left is divided by it; positive; a number, or one for each channel.
+        norms: norm of each sample before it was rescaled to √d, shape (n,); None if the rows
+            were not rescaled. Not part of the card, nor of equality.
+        mean: mean image, shape (d,), subtracted in the place of the shift, which is then its
+            average: what a picture is made with where the mean image is not known. The card only
+            says that there is one; not part of equality.
+
+    Example:
+        >>> half = Transform(shift=0.5, scale=0.25)
+        >>> half.apply(torch.tensor([[0.5, 1.0]])).tolist()
+        [[0.0, 2.0]]
+        >>> half.undo(torch.tensor([[0.0, 2.0]])).tolist()
+        [[0.5, 1.0]]
+        >>> Transform.from_card(half.card()) == half
+        True
+    """
+
+    norms: Tensor | None = field(default=None, repr=False, compare=False)
+    mean: Tensor | None = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Refuse what could not be undone."""
+        super().__post_init__()
+        if self.norms is not None:
+            _check_norms(self.norms)
+        if self.mean is not None and not (self.mean.ndim == 1 and self.mean.isfinite().all()):
+            raise InputError("the mean image must be one finite number for each entry of a sample")
+
+    def apply(self, pixels: Tensor, norms: Tensor | None = None) -> Tensor:
+        """Return the inputs of pixels, both (n, d); norms (n,) rescale the rows to √d."""
+        centred = pixels - self._mean_of(pixels)
+        return self._affine.to_inputs(centred) * _factors(pixels, norms)
+
+    def undo(self, inputs: Tensor, norms: Tensor | None = None) -> Tensor:
+        """Return the pixels of inputs, both (n, d), not clipped.
+
+        Args:
+            inputs: rows as the model sees them, or an attacker's candidates.
+            norms: (n,) norms the rows had before rescaling. Without them √d is assumed, which
+                changes the contrast of a picture and nothing else.
+        """
+        rows = inputs / _factors(inputs, norms)
+        return self._affine.to_pixels(rows) + self._mean_of(rows)
+
+    @property
+    def _affine(self) -> Pixels:
+        return self if self.mean is None else Pixels(0.0, self.scale)
+
+    def _mean_of(self, rows: Tensor) -> Tensor | float:
+        """Return the mean image, if it is as long as the rows (n, d); 0 where there is none."""
+        if self.mean is None:
+            return 0.0
+        if len(self.mean) != rows.shape[1]:
+            raise InputError(
+                f"rows of {rows.shape[1]} numbers, but a mean image of {len(self.mean)}"
+            )
+        return self.mean.to(rows)
+
+    def card(self) -> dict[str, float | list[float] | str]:
+        """Return shift and scale for JSON, without the norms; and that there is a mean image."""
+        declared: dict[str, float | list[float] | str] = {
+            key: list(value) if isinstance(value, tuple) else value
+            for key, value in (("shift", self.shift), ("scale", self.scale))
+        }
+        return declared if self.mean is None else declared | {"centre": "pixels"}
+
+    @classmethod
+    def from_card(cls, card: Mapping[str, Any]) -> "Transform":
+        """Return what `card` was made of, without a mean image."""
+        try:
+            return cls(card["shift"], card["scale"])
+        except (KeyError, TypeError, InputError) as error:
+            raise InputError(f"a transform needs numbers shift and scale, got {card}") from error
+
+
+@dataclass(frozen=True, eq=False)
+class Data:
+    """Samples with their targets, as a model is trained on them.
+
+    Attributes:
+        inputs: (n, d) float64, one flattened sample a row.
+        targets: (n, m) float64: ±1, real numbers, or one-hot rows.
+        shape: of one sample, with product d; (H, W) grey, (C, H, W) colour.
+        name: of the set.
+        transform: how pixels became inputs.
+    """
+
+    inputs: Tensor = field(repr=False)
+    targets: Tensor = field(repr=False)
+    shape: tuple[int, ...]
+    name: str = "custom"
+    transform: Transform = field(default_factory=Transform)
+
+    def __post_init__(self) -> None:
+        """Refuse what no model could be trained on."""
+        for word, rows in (("inputs", self.inputs), ("targets", self.targets)):
+            if rows.ndim != 2 or rows.numel() == 0 or rows.dtype != torch.float64:
+                raise InputError(
+                    f"{word} of {self.name}: shape {tuple(rows.shape)}, {rows.dtype}; expected "
+                    "float64 with at least one row and one column"
+                )
+            if not rows.isfinite().all():
+                raise InputError(f"{word} of {self.name} hold a value that is not finite")
+        if len(self.inputs) != len(self.targets):
+            raise InputError(f"{len(self.inputs)} samples but {len(self.targets)} targets")
+        if not self.shape or min(self.shape) < 1 or math.prod(self.shape) != self.dim:
+            raise InputError(f"shape {self.shape} does not hold {self.dim} numbers")
+        if self.transform.norms is not None and len(self.transform.norms) != self.samples:
+            raise InputError(f"{self.samples} samples but {len(self.transform.norms)} norms")
+        for levels in (self.transform.shift, self.transform.scale):
+            if isinstance(levels, tuple) and len(levels) not in (1, self.shape[0]):
+                raise InputError(f"a transform for {len(levels)} channels on shape {self.shape}")
+        if self.transform.mean is not None and len(self.transform.mean) != self.dim:
+            raise InputError(
+                f"a mean image of {len(self.transform.mean)} numbers on shape {self.shape}"
+            )
+
+    @property
+    def dim(self) -> int:
+        """Numbers in one sample, d."""
+        return self.inputs.shape[1]
+
+    @property
+    def samples(self) -> int:
+        """Number of samples, n."""
+        return self.inputs.shape[0]
+
+    @property
+    def outputs(self) -> int:
+        """Numbers in one target, m."""
+        return self.targets.shape[1]
+
+    @property
+    def display(self) -> Pixels | None:
+        """How inputs become pixels, as an auditor may be told; None if samples are no images."""
+        declared = Pixels(self.transform.shift, self.transform.scale)
+        return declared if len(self.shape) > 1 else None
+
+    def images(self, inputs: Tensor | None = None, norms: Tensor | None = None) -> Tensor:
+        """Return pixel values of rows of inputs, (k, *shape), not clipped; true ones are in [0, 1].
+
+        Args:
+            inputs: (k, d) rows; the samples of this set, with their own norms, unless given.
+            norms: (k,) norms before rescaling, where known; see `Transform.undo`.
+        """
+        if inputs is None:
+            inputs, norms = self.inputs, self.transform.norms if norms is None else norms
+        if inputs.ndim != 2 or inputs.shape[1] != self.dim:
+            raise InputError(f"inputs of shape {tuple(inputs.shape)}, expected (k, {self.dim})")
+        return self.transform.undo(inputs, norms).reshape(-1, *self.shape)
+
+
+def save(data: Data, path: str | os.PathLike[str]) -> None:
+    """Write a set, with norms and mean image, to one safetensors file that only its owner can read.
+
+    The file appears whole or not at all.
+    """
+    tensors = {"inputs": data.inputs, "targets": data.targets}
+    if data.transform.norms is not None:
+        tensors["norms"] = data.transform.norms
+    if data.transform.mean is not None:
+        tensors["mean"] = data.transform.mean
+    metadata = {
+        "name": data.name,
+        "shape": json.dumps(data.shape),
+        "transform": json.dumps(data.transform.card()),
+    }
+    write_tensors(Path(path), tensors, metadata)
+
+
+def read(path: str | os.PathLike[str]) -> Data:
+    """Read a set that `save` wrote.
+
+    Raises:
+        InputError: the file is missing, cut short, or holds something else.
+    """
+    tensors, metadata = read_tensors(Path(path)), read_metadata(Path(path))
+    try:
+        card = json.loads(metadata["transform"])
+        mean = tensors["mean"] if "centre" in card else None
+        return Data(
+            tensors["inputs"],
+            tensors["targets"],
+            tuple(json.loads(metadata["shape"])),
+            metadata["name"],
+            replace(Transform.from_card(card), norms=tensors.get("norms"), mean=mean),
+        )
+    except KeyError as error:
+        raise InputError(f"{path} is not a data set: it has no {error}") from error
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{path} cannot be read as a data set: {error}") from error
+
+
+def _factors(rows: Tensor, norms: Tensor | None) -> float | Tensor:
+    """Return what rescales rows (n, d) of given norms to norm √d, (n, 1); 1 without norms."""
+    if norms is None:
+        return 1.0
+    _check_norms(norms)
+    if len(norms) != len(rows):
+        raise InputError(f"{len(rows)} rows but {len(norms)} norms")
+    return math.sqrt(rows.shape[1]) / norms.to(rows)[:, None]
+
+
+def _check_norms(norms: Tensor) -> None:
+    if norms.ndim != 1 or not (norms.isfinite() & (norms > 0)).all():
+        raise InputError("norms must be one positive, finite number for each sample")
