@@ -22,6 +22,7 @@ from exhume.equation.problem import FirstLayer, Premise
 from exhume.errors import InputError
 from exhume.evaluate import residual_at_truth, wrong_prior
 from exhume.evaluate.runs import score_run
+from exhume.features.gradient import ParameterGradients
 from exhume.features.modules import ModuleFeatures
 from exhume.features.network import Network
 from exhume.methods.tansley2026 import reduced
@@ -82,7 +83,9 @@ def norm() -> nn.Module:
 
 def of(net: nn.Module) -> tuple[float, float]:
     weights = {name: w.detach() for name, w in (*net.named_parameters(), *net.named_buffers())}
-    return degree(Network(net, (5,), 2, ""), weights, gaussian(6, 5))
+    network, names = Network(net, (5,), 2, ""), tuple(name for name, _ in net.named_parameters())
+    features = ParameterGradients(network, (weights,), "all of them", block=names)
+    return degree(features, gaussian(6, 5))
 
 
 @pytest.mark.parametrize("bias", [(False,), (True, False), (False, False, False)], ids=str)

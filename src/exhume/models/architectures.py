@@ -6,9 +6,6 @@ Each is made from the shape of one sample and a few numbers, so that a card in J
 
 A network takes samples (n, *shape) and gives outputs (n, m). Samples of shape (H, W) are images
 of one channel. Weights come from `initialise`.
-
-Inside: `Residual`, `Tokens`, `Block`, `two_layer`, `mlp`, `resnet`, `vit`, `build`,
-`initialise`.
 """
 
 import inspect
@@ -20,20 +17,22 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from exhume.checks import whole_number
 from exhume.errors import InputError
 from exhume.features.layers import Elementwise
 
 DEEPEST = 1000
-"""Most blocks of a network: a card may not ask for more than can be built at once."""
+"""The most blocks of a network: a card may not ask for more than can be built at once."""
 
 LARGE = 100_000_000
-"""Entries beyond which a tensor is drawn in blocks of float32; part of what a seed means."""
+"""Tensors of more entries are drawn in blocks of float32, which saves memory. A seed would mean
+another network if this changed."""
 
 BLOCK = 1 << 24
-"""Entries of such a block; part of what a seed means too."""
+"""Such a block has this many entries. A seed would mean another network if this changed, too."""
 
 POSITIONS = 0.02
-"""Standard deviation of the positions of a transformer at the start."""
+"""The standard deviation of a transformer's positions at the start, as vision transformers use."""
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -42,7 +41,7 @@ class Residual(nn.Module):
     """ReLU(z + conv(ReLU(conv(z)))) with two convolutions of 3×3, without biases."""
 
     def __init__(self, width: int) -> None:
-        """A block on maps of `width` channels."""
+        """Make a block on maps of `width` channels."""
         super().__init__()
         self.first = nn.Conv2d(width, width, 3, padding=1, bias=False)
         self.inner = Elementwise("relu")
@@ -50,7 +49,7 @@ class Residual(nn.Module):
         self.outer = Elementwise("relu")
 
     def forward(self, z: Tensor) -> Tensor:
-        """(n, width, h, w) → the same."""
+        """Map (n, width, h, w) to the same shape."""
         inside: Tensor = self.second(self.inner(self.first(z)))
         result: Tensor = self.outer(z + inside)
         return result
@@ -65,7 +64,7 @@ class Stem(nn.Conv2d):
     """
 
     def __init__(self, image: tuple[int, int, int], width: int, kernel: tuple[int, int]) -> None:
-        """From an image (C, H, W) to `width` channels."""
+        """Go from an image (C, H, W) to `width` channels."""
         super().__init__(image[0], width, kernel, padding=1, bias=False)
         self.fan_in = math.prod(image)
 
@@ -74,12 +73,12 @@ class Tokens(nn.Module):
     """A map (n, c, h, w) as a sequence (n, hw, c), with learned positions added."""
 
     def __init__(self, count: int, dim: int) -> None:
-        """For `count` = hw tokens of `dim` = c numbers."""
+        """Make positions for `count` = hw tokens of `dim` = c numbers."""
         super().__init__()
         self.positions = nn.Parameter(torch.zeros(count, dim))
 
     def forward(self, z: Tensor) -> Tensor:
-        """(n, c, h, w) → (n, hw, c)."""
+        """Map (n, c, h, w) to (n, hw, c)."""
         return z.flatten(2).mT + self.positions
 
 
@@ -91,7 +90,7 @@ class Block(nn.Module):
     """
 
     def __init__(self, dim: int, heads: int) -> None:
-        """For tokens of `dim` numbers, split evenly among `heads`."""
+        """Make a block for tokens of `dim` numbers, split evenly among `heads`."""
         super().__init__()
         self.heads = heads
         self.norm_attention = nn.LayerNorm(dim)
@@ -103,7 +102,7 @@ class Block(nn.Module):
         )
 
     def forward(self, z: Tensor) -> Tensor:
-        """(n, tokens, dim) → the same."""
+        """Map (n, tokens, dim) to the same shape."""
         z = z + self._attention(self.norm_attention(z))
         result: Tensor = z + self.layers(self.norm_layers(z))
         return result
@@ -121,14 +120,14 @@ class Mean(nn.Module):
     """The mean over the tokens, (n, tokens, dim) → (n, dim)."""
 
     def forward(self, z: Tensor) -> Tensor:
-        """The mean."""
+        """Return the mean."""
         return z.mean(1)
 
 
 def two_layer(
     shape: Sequence[int], width: int, outputs: int = 1, activation: str = "relu", bias: bool = False
 ) -> nn.Sequential:
-    """f(x) = W₂ σ(W₁ x).
+    """Return the module of f(x) = W₂ σ(W₁ x).
 
     Args:
         shape: of one sample.
@@ -151,7 +150,7 @@ def mlp(
     activation: str = "relu",
     bias: bool | str = False,
 ) -> nn.Sequential:
-    """f(x) = W_L σ(… σ(W₂ σ(W₁ x))).
+    """Return the module of f(x) = W_L σ(… σ(W₂ σ(W₁ x))).
 
     Args:
         shape: of one sample.
@@ -176,7 +175,7 @@ def mlp(
 def resnet(
     shape: Sequence[int], width: int, outputs: int = 1, blocks: int = 4, kernel: int | None = None
 ) -> nn.Sequential:
-    """The residual network of Iurada 2025: one large convolution, blocks, a linear head.
+    """Return the residual network of Iurada 2025: one large convolution, blocks, a linear head.
 
     No norms and no biases. The head sees the whole last map, flattened.
 
@@ -216,7 +215,7 @@ def vit(
     heads: int = 4,
     outputs: int = 1,
 ) -> nn.Sequential:
-    """A small vision transformer without dropout: patches, blocks, a norm, the mean, a head.
+    """Return a small vision transformer: patches, blocks, a norm, the mean, a head; no dropout.
 
     Args:
         shape: of one image, (H, W) or (C, H, W).
@@ -256,7 +255,7 @@ ARCHITECTURES: dict[str, Callable[..., nn.Module]] = {
 
 
 def build(name: str, arguments: Mapping[str, Any]) -> nn.Module:
-    """The network that a card describes, its weights not yet those of any seed.
+    """Return the network that a card describes, its weights not yet those of any seed.
 
     Args:
         name: one of `ARCHITECTURES`.
@@ -271,17 +270,15 @@ def build(name: str, arguments: Mapping[str, Any]) -> nn.Module:
     """
     if not isinstance(name, str) or name not in ARCHITECTURES:
         raise InputError(f"unknown architecture {name!r}; known are {', '.join(ARCHITECTURES)}.")
-    make = ARCHITECTURES[name]
     if not isinstance(arguments, Mapping):
         raise InputError(f"architecture {name}: its arguments are no mapping, got {arguments!r}.")
-    known = inspect.signature(make).parameters
-    for unknown in (key for key in arguments if key not in known):
-        raise InputError(
-            f"architecture {name}: unknown argument {unknown!r}; known are {', '.join(known)}."
-        )
-    for key, parameter in known.items():
-        if parameter.default is parameter.empty and key not in arguments:
-            raise InputError(f"architecture {name}: needs an argument {key!r}.")
+    make = ARCHITECTURES[name]
+    signature = inspect.signature(make)
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        known = ", ".join(signature.parameters)
+        raise InputError(f"architecture {name}: {error}; known are {known}.") from error
     try:
         return make(**arguments)
     except InputError as error:
@@ -305,8 +302,8 @@ def initialise(module: Module, seed: int = 0) -> Module:
     Returns:
         The same module.
     """
-    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63:
-        raise InputError(f"seed: expected a whole number, zero or more, got {seed!r}.")
+    if whole_number("seed", seed, least=0) >= 2**63:
+        raise InputError(f"seed: expected a whole number below 2⁶³, got {seed}.")
     generator = torch.Generator().manual_seed(seed)
     seen: set[int] = set()
     with torch.no_grad():
@@ -328,7 +325,7 @@ _LINEAR = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def _distribution(part: nn.Module, name: str, path: str) -> tuple[float, float]:
-    """Standard deviation of a parameter at the start, and its value where that is zero."""
+    """Return a parameter's standard deviation at the start, and its value where that is zero."""
     if isinstance(part, Tokens):
         return POSITIONS, 0.0
     if isinstance(part, _NORMS):
@@ -345,7 +342,7 @@ def _distribution(part: nn.Module, name: str, path: str) -> tuple[float, float]:
 
 
 def _draw(parameter: Tensor, deviation: float, generator: torch.Generator) -> None:
-    """N(0, deviation²) into a parameter."""
+    """Draw N(0, deviation²) into a parameter."""
     if parameter.numel() <= LARGE:
         drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
         parameter.copy_(drawn.mul_(deviation))
@@ -357,23 +354,20 @@ def _draw(parameter: Tensor, deviation: float, generator: torch.Generator) -> No
 
 
 def _size(word: str, value: object) -> int:
-    """A whole number, one or more."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise InputError(f"{word}: expected a whole number of at least 1, got {value!r}.")
-    if word in ("blocks", "depth") and value > DEEPEST:
-        raise InputError(f"{word}: expected at most {DEEPEST}, got {value}.")
-    return value
+    size = whole_number(word, value)
+    if word in ("blocks", "depth") and size > DEEPEST:
+        raise InputError(f"{word}: expected at most {DEEPEST}, got {size}.")
+    return size
 
 
 def _sizes(word: str, values: object) -> tuple[int, ...]:
-    """One or more such numbers."""
     if not isinstance(values, list | tuple) or not values:
         raise InputError(f"{word}: expected one or more whole numbers, got {values!r}.")
     return tuple(_size(word, value) for value in values)
 
 
 def _image(what: str, shape: object) -> tuple[int, int, int]:
-    """(C, H, W) of an image; one channel where none are named."""
+    """Return (C, H, W) of an image; it has one channel where none are named."""
     sizes = _sizes("shape", shape)
     if len(sizes) not in (2, 3):
         raise InputError(
@@ -384,5 +378,5 @@ def _image(what: str, shape: object) -> tuple[int, int, int]:
 
 
 def _channels(shape: Sequence[int]) -> list[nn.Module]:
-    """A layer that gives grey images (n, H, W) their channel, where that is needed."""
+    """Return a layer that gives grey images (n, H, W) their channel, where that is needed."""
     return [nn.Unflatten(1, (1, shape[0]))] if len(shape) == 2 else []

@@ -10,31 +10,29 @@ import math
 import torch
 from torch import Tensor
 
+from exhume.checks import one_of
 from exhume.equation.problem import FirstLayer, Premise, Problem
 from exhume.errors import InputError
-from exhume.features.modules import ModuleFeatures
-from exhume.features.network import Network, Weights, derivatives, moved
+from exhume.features import Features
 from exhume.models.formulation import DRIFT
 
 INPUTS = 8
-"""Random inputs at which outputs are compared."""
+"""Random inputs at which outputs are compared: one could be at a zero of the network."""
 
 HOMOGENEOUS = 1e-6
-"""Share of the outputs at 2θ, from which it is no rounding that no L fits them."""
+"""The share of the outputs at 2θ that rounding may explain; float64 leaves far less."""
 
 
 def premise_named(word: str | Premise) -> Premise:
-    """The premise of that name.
+    """Return the premise of that name.
 
     Example:
         >>> premise_named("margin").name
         'MARGIN'
     """
-    try:
-        return Premise(word)
-    except ValueError:
-        known = ", ".join(premise.value for premise in Premise)
-        raise InputError(f"premise: expected one of {known}, got {word!r}.") from None
+    if isinstance(word, Premise):
+        return word
+    return Premise(one_of("premise", word, [premise.value for premise in Premise]))
 
 
 def check_whole(premise: Premise, parameters: str | None, point: str | None) -> None:
@@ -47,32 +45,29 @@ def check_whole(premise: Premise, parameters: str | None, point: str | None) -> 
         )
 
 
-def degree(network: Network, weights: Weights, inputs: Tensor) -> tuple[float, float]:
-    """The L of f(2θ) ≈ 2^L f(θ), and the share ‖f(2θ) − 2^L f(θ)‖ / ‖f(2θ)‖ that it misses.
+def degree(features: Features, inputs: Tensor) -> tuple[float, float]:
+    """Return the L of f(2θ) ≈ 2^L f(θ), and the share ‖f(2θ) − 2^L f(θ)‖ / ‖f(2θ)‖ that it misses.
 
-    Buffers, such as the statistics of a norm, are no part of θ.
+    L is not a number where outputs are zero or change sign; the share is then 1. Both are 0 where
+    the features are not those of a whole network.
 
     Args:
-        network: f.
-        weights: θ and buffers, in float64.
+        features: of f, whose last point is θ; buffers, such as a norm's statistics, are not in θ.
         inputs: (n, d).
-
-    Returns:
-        L, not a number where outputs are zero or change sign, and what it misses, from 0 to 1.
     """
-    parameters = {name for name, _ in network.module.named_parameters()}
-    twice = {name: 2 * w if name in parameters else w for name, w in weights.items()}
-    with torch.no_grad(), derivatives(rounded=False):
-        once, after = network(weights, inputs), network(twice, inputs)
-    size, common = float(once.square().sum()), float((once * after).sum())
+    features = features.to(features.device, torch.float64)
+    once, twice = features.predict(inputs), features.predict(inputs, 2.0)
+    if once is None or twice is None:
+        return 0.0, 0.0
+    size, common = float(once.square().sum()), float((once * twice).sum())
     if size == 0 or common <= 0:
         return math.nan, 1.0
     factor = common / size
-    return math.log2(factor), float((after - factor * once).norm() / after.norm())
+    return math.log2(factor), float((twice - factor * once).norm() / twice.norm())
 
 
 def beyond(layer: FirstLayer, samples: int) -> float:
-    """Σ_{i>n} s_i², the singular values s of W₁ beyond the n largest: what n samples cannot leave.
+    """Return Σ_{i>n} s_i², of the singular values s of W₁: what n samples cannot leave.
 
     Example:
         >>> layer = FirstLayer(torch.zeros(2, 2), torch.tensor([[3.0, 0.0], [0.0, 2.0]]))
@@ -84,43 +79,32 @@ def beyond(layer: FirstLayer, samples: int) -> float:
 
 
 def doubts(problem: Problem, samples: int | None) -> tuple[str, ...]:
-    """What of the weights speaks against the premise of a problem, a sentence each.
+    """Return what of the weights speaks against the premise of a problem, a sentence each.
 
     Args:
         problem: whose target is the trained weights; where it is their change, there are none.
         samples: how many there are, if that is known.
     """
-    if problem.premise is Premise.CHANGE:
-        return ()
-    return (*_unhomogeneous(problem), *_left_over(problem, samples))
-
-
-def _unhomogeneous(problem: Problem) -> list[str]:
-    features = problem.features
-    if problem.premise is not Premise.MARGIN or not isinstance(features, ModuleFeatures):
-        return []
-    inputs = problem.domain.start(INPUTS, problem.dim, torch.Generator().manual_seed(0))
-    weights = moved(features.points[-1], inputs.device, inputs.dtype)
-    _, missed = degree(features.network, weights, inputs)
-    if missed <= HOMOGENEOUS:
-        return []
-    return [
-        "The premise margin cannot hold exactly: the network is not homogeneous in its weights. "
-        f"With all of them doubled, {missed:.1e} of its outputs is no multiple of what they were. "
-        "Biases in deeper layers, norms, and activations that bend other than at zero do this."
-    ]
-
-
-def _left_over(problem: Problem, samples: int | None) -> list[str]:
-    layer = problem.first_layer
-    if layer is None or samples is None:
-        return []
-    share = beyond(layer, samples) / float(problem.target.double().square().sum())
-    if share <= DRIFT:
-        return []
-    return [
-        f"The weights contradict the premise {problem.premise.value}: the first layer holds "
-        f"{share:.1e} of their square beyond its {samples} largest directions, where {samples} "
-        "samples can leave nothing, so that at least as much stays unexplained. Its initial "
-        "weights are still there, for training ended too early, or there are more samples."
-    ]
+    found: list[str] = []
+    if problem.premise is Premise.MARGIN:
+        inputs = problem.domain.start(INPUTS, problem.dim, torch.Generator().manual_seed(0))
+        _, missed = degree(problem.features, inputs)
+        if missed > HOMOGENEOUS:
+            found.append(
+                "The premise margin cannot hold exactly: the network is not homogeneous in its "
+                f"weights. With all of them doubled, {missed:.1e} of its outputs is no multiple of "
+                "what they were. Biases in deeper layers, norms, and activations that bend other "
+                "than at zero do this."
+            )
+    layer = None if problem.premise is Premise.CHANGE else problem.first_layer
+    if layer is not None and samples is not None:
+        share = beyond(layer, samples) / float(problem.target.double().square().sum())
+        if share > DRIFT:
+            found.append(
+                f"The weights contradict the premise {problem.premise.value}: the first layer "
+                f"holds {share:.1e} of their square beyond its {samples} largest directions, where "
+                f"{samples} samples can leave nothing, so that at least as much stays unexplained. "
+                "Its initial weights are still there, for training ended too early, or there are "
+                "more samples."
+            )
+    return tuple(found)
