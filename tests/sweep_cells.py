@@ -14,7 +14,7 @@ import torch
 from exhume.errors import InputError
 
 
-def note(log: str, line: str) -> None:
+def note(log: str | Path, line: str) -> None:
     """Append a line to a file."""
     with open(log, "a") as file:
         file.write(line + "\n")
@@ -27,12 +27,12 @@ def noted(log: str | Path, word: str) -> list[str]:
     return [line.split()[1] for line in lines if line.split()[:1] == [word]]
 
 
-def wait_for(log: str | Path, word: str, count: int, seconds: float = 60.0) -> None:
-    """Wait until so many lines begin with a word."""
+def wait_for(log: str | Path, word: str, count: int, seconds: float = 60.0) -> bool:
+    """Wait until so many lines begin with a word; tell whether they came."""
     end = time.monotonic() + seconds
-    while len(noted(log, word)) < count:
-        assert time.monotonic() < end, f"no {count} lines with {word} in {log}"
+    while len(noted(log, word)) < count and time.monotonic() < end:
         time.sleep(0.01)
+    return len(noted(log, word)) >= count
 
 
 @dataclass(frozen=True)
@@ -121,36 +121,37 @@ class Raises:
 
 @dataclass(frozen=True)
 class Neighbour:
-    """Is in the middle of its work when another cell's worker dies."""
+    """Is in the middle of its work when the worker of a `Killer` dies."""
 
     log: str
 
     def run(self, device: str) -> dict[str, Any]:
         note(self.log, "start neighbour")
-        time.sleep(0.7)
+        # Until the killer is run again; Dask may let it queue behind this very cell.
+        wait_for(self.log, "killer", 2, seconds=5.0)
         note(self.log, "end neighbour")
         return {"y": 1}
 
 
 @dataclass(frozen=True)
 class Killer:
-    """Ends its worker with kill -9, the first `times` times."""
+    """Ends its worker with kill -9, the first `times` times, beside the cell that is started."""
 
     log: str
     times: int
 
     def run(self, device: str) -> dict[str, Any]:
-        note(self.log, "start killer")
-        wait_for(self.log, "start", 2)  # the neighbour's, or an earlier one
-        if noted(self.log, "start").count("killer") <= self.times:
+        note(self.log, "killer starts")
+        wait_for(self.log, "start", 1)
+        if len(noted(self.log, "killer")) <= self.times:
             os.kill(os.getpid(), signal.SIGKILL)
         note(self.log, "end killer")
         return {"y": 2}
 
 
 @dataclass(frozen=True)
-class Slow:
-    """Long enough to be interrupted."""
+class Gated:
+    """Ends at once below x = 4, and from there on when the log says `go`."""
 
     x: int
     log: str
@@ -158,8 +159,8 @@ class Slow:
     def run(self, device: str) -> dict[str, Any]:
         note(self.log, f"start {self.x}")
         note(self.log, f"process {os.getpid()}")
-        time.sleep(0.3)
-        note(self.log, f"end {self.x}")
+        if self.x >= 4:
+            wait_for(self.log, "go", 1)
         return {"y": self.x + 0.5}
 
 
@@ -183,9 +184,9 @@ DRIVER = """
 import sys
 from pathlib import Path
 from exhume import sweep
-from sweep_cells import Slow
+from sweep_cells import Gated
 folder, log, engine, address = sys.argv[1:]
-grid = sweep.Grid(Slow, {"x": range(10), "log": log})
+grid = sweep.Grid(Gated, {"x": range(8), "log": log})
 try:
     sweep.run(grid, engine, Path(folder), address or None, workers=2)
 except KeyboardInterrupt:
@@ -194,9 +195,13 @@ except KeyboardInterrupt:
 
 
 def start_driver(
-    folder: Path, log: Path, engine: str, address: str = ""
+    folder: Path, log: Path, engine: str, address: str | None
 ) -> "subprocess.Popen[bytes]":
-    """A sweep of ten slow cells in a process of its own; it exits with 77 if interrupted."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
-    command = [sys.executable, "-W", "error", "-c", DRIVER, str(folder), str(log), engine, address]
-    return subprocess.Popen(command, env=environment, start_new_session=True)
+    """A sweep of eight gated cells in a process of its own; it exits with 77 if interrupted."""
+    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-W", "error", "-c", DRIVER]
+    return subprocess.Popen(
+        [*command, str(folder), str(log), engine, address or ""],
+        env={**os.environ, "PYTHONPATH": path},
+        start_new_session=True,
+    )

@@ -18,14 +18,23 @@ from torch import Tensor
 from exhume.errors import InputError
 
 
-def write_private(path: Path, content: bytes) -> Path:
-    """Write a file at once, readable by its owner only."""
+def write_private(path: Path, content: bytes, durable: bool = False) -> Path:
+    """Write a file at once, readable by its owner only.
+
+    Args:
+        path: the file.
+        content: its bytes.
+        durable: wait until the disk has them: else the name may outlive a power cut, and not they.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mode 0600
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(content)
+                if durable:
+                    file.flush()
+                    os.fsync(file.fileno())
             os.replace(temporary, path)
         except BaseException:
             with suppress(FileNotFoundError):  # an interruption may come right after the renaming

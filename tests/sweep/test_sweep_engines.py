@@ -1,7 +1,7 @@
 """One grid on loky, on a real Dask cluster and on a real Ray: the same table, and no cell lost.
 
 The clusters are processes of their own, as a user's are. A worker of each is ended with kill -9 in
-the middle of the sweep.
+the middle of the sweep, and so is the driver.
 """
 
 import json
@@ -14,19 +14,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from exhume import sweep
 from exhume.errors import InputError
 from exhume.sweep import engines
-from sweep_cells import FAILURES, Fails, Killer, Neighbour, Square, noted, start_driver, wait_for
+from sweep_cells import FAILURES, Fails, Gated, Killer, Neighbour, Square, note, noted, start_driver
 
-HERE = str(Path(__file__).parents[1])
-TABLES: dict[str, list[dict[str, Any]]] = {}
+HERE = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+TABLES: dict[str, bytes] = {}
 """What each engine gave, for the others to be compared with."""
 
 # A token that only these tests know. Ray reads this when it is imported, in whichever test that is.
@@ -42,6 +41,21 @@ found = ray.init(
 print(found.address_info["gcs_address"], flush=True)
 sys.stdin.read()
 """
+
+
+def wait_until(true: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < end, what
+        time.sleep(0.02)
+
+
+def alive(process: str) -> bool:
+    """Whether a process runs, by its id; one that only waits to be reaped does not."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().split()[2] not in "ZX"
+    except OSError:
+        return False
 
 
 @pytest.fixture(scope="module")
@@ -66,10 +80,7 @@ def dask_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             for name, more in own.items()
         ]
     try:
-        end = time.monotonic() + 60
-        while not file.exists():
-            assert time.monotonic() < end, (folder / "log").read_text()
-            time.sleep(0.05)
+        wait_until(file.exists, "no scheduler")
         yield json.loads(file.read_text())["address"]
     finally:
         for process in reversed(processes):
@@ -92,9 +103,17 @@ def ray_address() -> Iterator[str]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def run_and_check(engine: str, address: str | None, folder: Path) -> None:
-    """The grid with a death in it: every cell ends once, and the table is that of the others."""
-    log = str(folder / "log")
+@pytest.fixture(params=["loky", "dask", "ray"])
+def cluster(request: pytest.FixtureRequest) -> tuple[str, str | None]:
+    """An engine, and the address of its cluster."""
+    engine = str(request.param)
+    return engine, None if engine == "loky" else request.getfixturevalue(f"{engine}_address")
+
+
+def test_a_killed_worker_changes_nothing_in_the_table(
+    cluster: tuple[str, str | None], tmp_path: Path
+) -> None:
+    (engine, address), folder, log = cluster, tmp_path / "sweep", str(tmp_path / "log")
     cells = [
         Neighbour(log),
         Killer(log, times=1),
@@ -102,44 +121,48 @@ def run_and_check(engine: str, address: str | None, folder: Path) -> None:
         *(Fails(x) for x in range(5)),
     ]
     seen: list[sweep.Record] = []
-    records = sweep.run(cells, engine, folder / "sweep", address, show=seen.append, workers=2)
-    table = [{**row, "log": ""} for row in sweep.table(records)]
+    records = sweep.run(cells, engine, folder, address, show=seen.append, workers=2)
     assert [record.error for record in records] == [None] * 9 + FAILURES
-    assert len(seen) == len(cells) == len(list((folder / "sweep" / "cells").iterdir()))
-    assert noted(log, "start").count("killer") == 2
+    assert len(seen) == len(cells) == len(list((folder / "cells").iterdir()))
+    assert noted(log, "killer") == ["starts", "starts"]
     expected = ["neighbour", "killer", *(str(float(x)) for x in range(3) for _ in "23")]
     assert sorted(noted(log, "end")) == sorted(expected)
-    TABLES[engine] = table
-    assert all(other == table for other in TABLES.values())
+    sweep.write_csv(tmp_path / "table.csv", records)
+    TABLES[engine] = (tmp_path / "table.csv").read_bytes().replace(log.encode(), b"")
+    assert len(set(TABLES.values())) == 1
     # Every engine finds what any engine has finished.
-    assert sweep.run(cells, "loky", folder / "sweep") == records
+    assert sweep.run(cells, "loky", folder) == records
+    if engine == "ray":
+        import ray
+
+        assert not ray.is_initialized()
 
 
-def test_loky(tmp_path: Path) -> None:
-    run_and_check("loky", None, tmp_path)
-
-
-def test_dask(tmp_path: Path, dask_address: str) -> None:
-    run_and_check("dask", dask_address, tmp_path)
-
-
-def test_ray(tmp_path: Path, ray_address: str) -> None:
-    run_and_check("ray", ray_address, tmp_path)
-    import ray
-
-    assert not ray.is_initialized()
-
-
-@pytest.mark.parametrize("engine", ["dask", "ray"])
-def test_an_interrupt_keeps_what_is_finished(
-    engine: str, tmp_path: Path, request: pytest.FixtureRequest
+@pytest.mark.parametrize("ended", [signal.SIGKILL, signal.SIGINT])
+def test_an_ended_driver_loses_nothing_and_resumes(
+    ended: signal.Signals, cluster: tuple[str, str | None], tmp_path: Path
 ) -> None:
-    folder, log = tmp_path / "sweep", tmp_path / "log"
-    with start_driver(folder, log, engine, request.getfixturevalue(f"{engine}_address")) as driver:
-        wait_for(log, "end", 3)
-        driver.send_signal(signal.SIGINT)
-        assert driver.wait(30) == 77
-    assert 1 <= len(list((folder / "cells").glob("*.json"))) < 10
+    (engine, address), folder, log = cluster, tmp_path / "sweep", tmp_path / "log"
+    finished = [Gated(x, str(log)) for x in range(4)]
+    with start_driver(folder, log, engine, address) as driver:
+        wait_until(lambda: len(noted(log, "start")) == 6, "no six cells were started")
+        with pytest.raises(InputError, match="another sweep is running in this folder"):
+            sweep.run([Square(1.0)], folder=folder)
+        if engine == "loky" and ended == signal.SIGINT:
+            os.killpg(driver.pid, ended)  # as a terminal does: to the workers, too
+        driver.send_signal(ended)
+        assert driver.wait(60) == (77 if ended == signal.SIGINT else -signal.SIGKILL)
+    if engine == "loky":
+        workers = set(noted(log, "process"))
+        wait_until(lambda: not any(map(alive, workers)), "a worker outlived its driver")
+    assert len(list((folder / "cells").iterdir())) == 4
+    assert [record.error for record in sweep.run(finished, folder=folder)] == [None] * 4
+    note(log, "go on")
+    cells = [*finished, *(Gated(x, str(log)) for x in range(4, 8))]
+    records = sweep.run(cells, engine, folder, address, workers=1)
+    assert sweep.table(records) == [{"x": x, "log": str(log), "y": x + 0.5} for x in range(8)]
+    started = noted(log, "start")
+    assert [started.count(str(x)) for x in range(8)] == [1, 1, 1, 1, 2, 2, 1, 1]
 
 
 # What is refused, before any work.
@@ -154,14 +177,25 @@ def nowhere() -> str:
 
 
 @pytest.mark.parametrize("engine", ["dask", "ray"])
-def test_an_address_where_nothing_listens(engine: str, nowhere: str, tmp_path: Path) -> None:
+def test_an_address_where_no_cluster_is(
+    engine: str, nowhere: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip({"dask": "distributed"}.get(engine, engine))
-    for address in (nowhere, f"tcp://{nowhere}", "no.such.host.invalid:99"):
-        with pytest.raises(InputError, match="nothing listens"):
-            sweep.run([Square(1.0)], engine, tmp_path / "sweep", address)
-    for address in ("", "127.0.0.1:99999", "a b:c", "tcp://:80"):
-        with pytest.raises(InputError, match="address"):
-            sweep.run([Square(1.0)], engine, tmp_path / "sweep", address)
+    monkeypatch.setattr(engines, "PATIENCE", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        refused = {
+            nowhere: "nothing listens",
+            f"tcp://{nowhere}": "nothing listens",
+            "no.such.host.invalid:99": "nothing listens",
+            "": "address",
+            "127.0.0.1:99999": "address",
+            "a b:c": "address",
+            "tcp://:80": "address",
+            f"127.0.0.1:{other.getsockname()[1]}": "no cluster answers there",
+        }
+        for address, words in refused.items():
+            with pytest.raises(InputError, match=words):
+                sweep.run([Square(1.0)], engine, tmp_path / "sweep", address)
     assert not (tmp_path / "sweep").exists()
 
 
@@ -180,20 +214,12 @@ def test_a_ray_cluster_that_is_gone(
         sweep.run([Square(1.0)], "ray")
 
 
-@pytest.mark.parametrize("engine", ["dask", "ray"])
-def test_a_listener_that_is_no_cluster(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip({"dask": "distributed"}.get(engine, engine))
-    monkeypatch.setattr(engines, "PATIENCE", 0.2)
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        address = f"127.0.0.1:{other.getsockname()[1]}"
-        with pytest.raises(InputError, match="no cluster answers there"):
-            sweep.run([Square(1.0)], engine, address=address)
-
-
-def test_an_encrypted_dask_address_needs_certificates(tmp_path: Path) -> None:
+def test_a_dask_address_must_be_given_and_if_encrypted_have_certificates(tmp_path: Path) -> None:
     pytest.importorskip("distributed")
     import dask
 
+    with pytest.raises(InputError, match="needs the address of a scheduler"):
+        sweep.run([Square(1.0)], "dask")
     with socket.create_server(("127.0.0.1", 0)) as other:
         for scheme in ("tls", "wss"):
             address = f"{scheme}://127.0.0.1:{other.getsockname()[1]}"
@@ -203,12 +229,6 @@ def test_an_encrypted_dask_address_needs_certificates(tmp_path: Path) -> None:
         wrong = {f"distributed.comm.tls.{word}": path for word, path in missing.items()}
         with dask.config.set(wrong), pytest.raises(InputError, match=r"certificates.*\(.*Error"):
             sweep.run([Square(1.0)], "dask", address=address)
-
-
-def test_dask_needs_an_address() -> None:
-    pytest.importorskip("distributed")
-    with pytest.raises(InputError, match="needs the address of a scheduler"):
-        sweep.run([Square(1.0)], "dask")
 
 
 @pytest.mark.parametrize("engine", ["dask", "ray"])

@@ -1,10 +1,7 @@
-"""What runs the cells of a sweep: loky on this machine, or a Dask or Ray cluster.
+"""Executors for the cells of a sweep: processes on this machine, or a Dask or Ray cluster.
 
-joblib hands out the cells: to its pool of processes on this machine, and for a cluster to threads
-that submit one cell each and wait for it there. joblib's own backends for the two clusters are
-not used. Under the one for Dask a cell that keeps killing its worker is waited for without end;
-the one for Ray gives nothing before the last cell is finished, deals cells out in turn instead of
-to whoever is free, and goes on dealing to workers that are dead.
+Each engine is opened as a context, and gives an `Executor`: tasks go in one by one, and each gives
+a future. Retries and files are the driver's business.
 """
 
 import logging
@@ -15,88 +12,61 @@ import socket
 import threading
 import time
 import warnings
-from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import joblib
 import torch
-from joblib.externals.loky import get_reusable_executor
-from joblib.externals.loky.process_executor import TerminatedWorkerError
+from joblib.externals.loky import ProcessPoolExecutor
+from joblib.externals.loky.process_executor import BrokenProcessPool, TerminatedWorkerError
 
 from exhume.errors import InputError
-from exhume.sweep.store import Outcome
+from exhume.sweep.records import Record
 from exhume.sweep.worker import Task, work
 
-Result = tuple[str, Outcome | None]
-"""The address of a cell and the finished cell; None if its worker died."""
-
 PATIENCE = 3.0
-"""Seconds to wait for a cluster to answer, and three times as long for its workers."""
+"""Seconds to wait for a cluster to answer, and three times as long for its workers. A cluster that
+runs answers within a fraction of a second; without a limit its clients would wait for minutes."""
+
+TRIES = 3
+"""How often a cell is handed out if its worker dies each time. A worker may die by accident once,
+and on this machine by another cell's fault twice; three times in a row is its own."""
+
+THREADS = ("OMP", "OPENBLAS", "MKL", "BLIS", "NUMEXPR")
+"""Libraries that get one thread in each process: sums in another order are rounded otherwise."""
 
 
 @dataclass(frozen=True)
-class Engine:
+class Executor:
     """Workers that are ready.
 
     Attributes:
         workers: the most cells at a time.
-        backend: what joblib.parallel_config is told.
-        call: runs one task there, and waits for it.
+        submit: hands out a task; its future gives what `work` returns, or raises.
+        deaths: what a future raises when the worker died.
         tries: how often a cell is handed out if its worker dies each time.
     """
 
     workers: int
-    backend: dict[str, Any]
-    call: Callable[[Task], Result] = work
-    tries: int = 3
+    submit: Callable[[Task], Future[Record | None]]
+    deaths: tuple[type[Exception], ...] = ()
+    tries: int = TRIES
 
-    def stream(self, tasks: Iterable[Task], limit: int) -> Generator[Result]:
-        """Run tasks, and yield results as they arrive.
 
-        Args:
-            tasks: the tasks.
-            limit: the most at a time.
-
-        Raises:
-            TerminatedWorkerError: on this machine a worker died, and the others were ended.
-            InputError: the workers cannot run cells at all.
-        """
-        # With one job joblib would run cells in this process, and a crash would take it along.
-        with joblib.parallel_config(n_jobs=max(2, limit), **self.backend), _quiet():
-            pool = joblib.Parallel(
-                batch_size=1, pre_dispatch=limit, return_as="generator_unordered"
-            )
-            try:
-                with closing(pool(joblib.delayed(self.call)(task) for task in tasks)) as results:
-                    yield from results
-            except (InputError, TerminatedWorkerError):
-                raise
-            except Exception as error:
-                raise InputError(
-                    f"the workers cannot run cells ({_last_line(error)}). Is the cluster still "
-                    "there, and can its workers import exhume and the class of the cells? Finished "
-                    "cells are kept."
-                ) from error
+Opener = Callable[[str | None, int | None, str, int], AbstractContextManager[Executor]]
+"""Opens an engine, given the address of a cluster, the most cells at a time, the device, and the
+number of cells, beyond which no worker is of use."""
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Without joblib's advice when a sweep is interrupted, or a worker replaced."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "A worker stopped while some jobs", UserWarning)
-        warnings.filterwarnings("ignore", r"\d+ tasks (have been|which were still)", UserWarning)
-        yield
-
-
-@contextmanager
-def loky(address: str | None, workers: int | None, device: str) -> Iterator[Engine]:
-    """Processes on this machine, one core each; with `cuda` one for each GPU."""
+def loky(address: str | None, workers: int | None, device: str, cells: int) -> Iterator[Executor]:
+    """Open processes on this machine, one core each; with `cuda` one for each GPU."""
     if address is not None:
         raise InputError(
             f"address {address!r}: the engine loky runs on this machine and takes no address; "
@@ -105,26 +75,56 @@ def loky(address: str | None, workers: int | None, device: str) -> Iterator[Engi
     most = joblib.cpu_count()
     if device.startswith("cuda"):
         most = torch.cuda.device_count() if device == "cuda" else 1
-    try:
-        backend = {"backend": "loky", "inner_max_num_threads": 1}
-        yield Engine(workers or most, backend, partial(_local, os.getpid()))
-    finally:
-        get_reusable_executor(reuse=True).shutdown(wait=True, kill_workers=True)
+    pool = _Pool(min(workers or most, cells))
+    with warnings.catch_warnings():
+        # It is not worth a word when loky replaces a process that has grown.
+        warnings.filterwarnings("ignore", "A worker stopped while some jobs", UserWarning)
+        try:
+            yield Executor(workers or most, pool.submit, (TerminatedWorkerError,))
+        finally:
+            pool.close()
 
 
-_BUSY = threading.Lock()
+class _Pool:
+    """Processes that are started when a task comes, and again after the death of one ended all."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._processes: Any = None
+
+    def submit(self, task: Task) -> Future[Record | None]:
+        for _ in range(TRIES):
+            try:
+                if self._processes is None:
+                    self._start()
+                future: Future[Record | None] = self._processes.submit(work, task)
+                return future
+            except BrokenProcessPool:
+                self.close()
+        raise InputError(
+            "workers die before they run a cell (out of memory?); try fewer workers. Finished "
+            "cells are kept."
+        )
+
+    def _start(self) -> None:
+        """Start all processes, and see that they live: a death from here on is due to a cell."""
+        self._processes = ProcessPoolExecutor(
+            self._size,
+            initializer=_follow,
+            initargs=(os.getpid(),),
+            env={f"{library}_NUM_THREADS": "1" for library in THREADS},
+        )
+        for future in [self._processes.submit(os.getpid) for _ in range(self._size)]:
+            future.result()
+
+    def close(self) -> None:
+        if self._processes is not None:
+            self._processes.shutdown(wait=True, kill_workers=True)
+            self._processes = None
 
 
-def _local(driver: int, task: Task) -> Result:
-    """Run a task in a process that the driver started, which the driver alone is to end."""
-    _follow(driver)
-    with _BUSY:
-        return work(task)
-
-
-@cache
 def _follow(driver: int) -> None:
-    """End this process when its driver was killed, after the cell at hand; not by Ctrl-C.
+    """End this process when its driver was killed; not by Ctrl-C, which is for the driver.
 
     The pool itself would keep it, idle and with all its memory, for minutes. Ctrl-C in a terminal
     reaches this process too, and would look like an error of the cell.
@@ -134,15 +134,14 @@ def _follow(driver: int) -> None:
     def watch() -> None:
         while os.getppid() == driver:
             time.sleep(1.0)
-        with _BUSY:
-            os._exit(0)
+        os._exit(0)
 
     threading.Thread(target=watch, daemon=True).start()
 
 
 @contextmanager
-def dask(address: str | None, workers: int | None, device: str) -> Iterator[Engine]:
-    """A Dask cluster that is running, by the address of its scheduler; all its threads.
+def dask(address: str | None, workers: int | None, device: str, cells: int) -> Iterator[Executor]:
+    """Open a Dask cluster that is running, by the address of its scheduler; all its threads.
 
     With `cuda` one cell a worker at a time, on a GPU that it sees.
     """
@@ -160,17 +159,6 @@ def dask(address: str | None, workers: int | None, device: str) -> Iterator[Engi
         client = Client(address, timeout=PATIENCE, set_as_default=False)
     except (OSError, ValueError) as error:
         raise InputError(f"address {address!r}: is no Dask scheduler ({error}).") from error
-
-    def call(task: Task) -> Result:
-        # A key of its own: Dask would hand out an earlier result for the same key.
-        key = f"cell-{task.address[:12]}-{uuid4().hex}"
-        future = client.submit(_Prepared(task), key=key)
-        try:
-            result: Result = future.result()
-        except KilledWorker:
-            return task.address, None
-        return result
-
     try:
         try:
             client.wait_for_workers(1, timeout=3 * PATIENCE)
@@ -181,9 +169,17 @@ def dask(address: str | None, workers: int | None, device: str) -> Iterator[Engi
             ) from error
         threads = client.ncores()
         most = len(threads) if device.startswith("cuda") else sum(threads.values())
+        # Not pure: Dask would hand out an earlier result for the same cell.
+        futures = client.get_executor(pure=False)
+
+        def submit(task: Task) -> Future[Record | None]:
+            # As a function without arguments, into which Dask does not look.
+            future: Future[Record | None] = futures.submit(partial(work, task))
+            return future
+
         # Dask has tried several workers before it gives a cell up, together with cells that only
         # waited on the same ones: those are cleared by a second try.
-        yield Engine(workers or most, {"backend": "threading"}, call, tries=2)
+        yield Executor(workers or most, submit, (KilledWorker,), tries=2)
     finally:
         client.close()
 
@@ -197,7 +193,7 @@ def _check_certificates(address: str) -> None:
     try:
         context, reason = Security().get_connection_args("client").get("ssl_context"), ""
     except (OSError, ValueError, TypeError) as error:
-        context, reason = None, f" ({_last_line(error)})"
+        context, reason = None, f" ({last_line(error)})"
     if context is None:
         raise InputError(
             f"address {address!r}: is encrypted, and Dask's configuration names no certificates "
@@ -205,19 +201,9 @@ def _check_certificates(address: str) -> None:
         )
 
 
-@dataclass(frozen=True)
-class _Prepared:
-    """A task as a function without arguments, into which Dask does not look."""
-
-    task: Task
-
-    def __call__(self) -> Result:
-        return work(self.task)
-
-
 @contextmanager
-def ray(address: str | None, workers: int | None, device: str) -> Iterator[Engine]:
-    """A Ray cluster that is running, by default the one on this machine; all its CPUs.
+def ray(address: str | None, workers: int | None, device: str, cells: int) -> Iterator[Executor]:
+    """Open a Ray cluster that is running, by default the one on this machine; all its CPUs.
 
     With `cuda` each cell gets a GPU of its own, and there are as many cells at a time.
     """
@@ -226,59 +212,50 @@ def ray(address: str | None, workers: int | None, device: str) -> Iterator[Engin
 
     started = not cluster.is_initialized()
     if started:
-        address = _ray_address(address)
-        if address != "auto":
-            _probe(address, 6379)
-        try:
-            cluster.init(address, log_to_driver=False, logging_level=logging.ERROR)
-        except (OSError, RuntimeError, ValueError) as error:
-            raise InputError(
-                f"address {address!r}: no Ray cluster can be used there "
-                f"({_last_line(error.__cause__ or error)}). Start one with `ray start --head`, or "
-                "give the address of one."
-            ) from error
-    gpu = device.startswith("cuda")
-    remote = cluster.remote(num_cpus=1, num_gpus=int(gpu), max_retries=0)(work)
-    running: dict[str, Any] = {}
+        _join_ray(_ray_address(address))
+    kind = "GPU" if device.startswith("cuda") else "CPU"
+    remote = cluster.remote(num_cpus=1, num_gpus=int(kind == "GPU"), max_retries=0)(work)
+    running: dict[Future[Record | None], Any] = {}
 
-    def call(task: Task) -> Result:
-        running[task.address] = None
-        try:
-            running[task.address] = reference = remote.remote(task)
-            result: Result = cluster.get(reference)
-        except cluster.exceptions.RayTaskError as error:
-            raise error.cause from None
-        except _deaths(cluster):
-            return task.address, None
-        finally:
-            del running[task.address]
-        return result
+    def submit(task: Task) -> Future[Record | None]:
+        reference = remote.remote(task)
+        future: Future[Record | None] = reference.future()
+        running[future] = reference
+        future.add_done_callback(running.pop)
+        return future
 
+    errors = cluster.exceptions
+    deaths = errors.WorkerCrashedError, errors.OutOfMemoryError, errors.NodeDiedError
     try:
-        kind = "GPU" if gpu else "CPU"
         most = int(cluster.cluster_resources().get(kind, 0))
         if most == 0:
             raise InputError(f"the Ray cluster has no {kind}; add a node with one to it.")
-        yield Engine(workers or most, {"backend": "threading"}, call)
+        yield Executor(workers or most, submit, deaths)
     finally:
-        # After an interruption threads still wait; to shut down below them would be a crash.
-        end = time.monotonic() + PATIENCE
-        while running and time.monotonic() < end:
-            for reference in filter(None, list(running.values())):
-                cluster.cancel(reference, force=True)
-            time.sleep(0.05)
+        for reference in list(running.values()):  # after an interruption
+            cluster.cancel(reference, force=True)
         if started:
             cluster.shutdown()
 
 
-def _deaths(cluster: Any) -> tuple[type[Exception], ...]:
-    """What Ray raises when a worker is gone, with its node or alone."""
-    errors = cluster.exceptions
-    return errors.WorkerCrashedError, errors.OutOfMemoryError, errors.NodeDiedError
+def _join_ray(address: str) -> None:
+    """Become a driver of the cluster at an address."""
+    import ray as cluster
+
+    if address != "auto":
+        _probe(address, 6379)
+    try:
+        cluster.init(address, log_to_driver=False, logging_level=logging.ERROR)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise InputError(
+            f"address {address!r}: no Ray cluster can be used there "
+            f"({last_line(error.__cause__ or error)}). Start one with `ray start --head`, or give "
+            "the address of one."
+        ) from error
 
 
 def _ray_address(address: str | None) -> str:
-    """Where the cluster is: as given, as Ray's environment says, as `ray start` left word."""
+    """Return where the cluster is: as given, as the environment says, as `ray start` left word."""
     if address not in (None, "auto"):
         return address
     told = os.environ.get("RAY_ADDRESS")
@@ -323,10 +300,9 @@ def _probe(address: str, port: int) -> None:
         raise InputError(f"address {address!r}: no cluster answers there; correct the address.")
 
 
-def _last_line(error: BaseException) -> str:
-    """What an error says in the end: those of clusters quote whole tracebacks."""
+def last_line(error: BaseException) -> str:
+    """Return what an error says in the end: those of clusters quote whole tracebacks."""
     return f"{type(error).__name__}: {error}".strip().splitlines()[-1]
 
 
-Opener = Callable[[str | None, int | None, str], AbstractContextManager[Engine]]
 ENGINES: dict[str, Opener] = {"loky": loky, "dask": dask, "ray": ray}

@@ -1,17 +1,19 @@
-"""What a worker does with a cell."""
+"""What a worker does with a cell: it runs it, and returns a record. It writes nothing."""
 
 import json
 import time
 import traceback
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 import joblib
 import torch
 
-from exhume.errors import InputError
+from exhume.device import hardware
 from exhume.files import finite
-from exhume.sweep.store import Outcome, Store, address_of, outcome
+from exhume.sweep.records import Record
+from exhume.sweep.sources import Sources, fingerprint
 
 
 @dataclass(frozen=True)
@@ -23,39 +25,25 @@ class Task:
         address: its address.
         number: its place in the grid, which chooses among several GPUs.
         device: cpu, cuda (any), or one device.
-        store: where to keep what it gives, if the worker sees that folder.
+        sources: the code it rests on, as the driver has it.
     """
 
     cell: Any
     address: str
     number: int
     device: str
-    store: Store
+    sources: Sources
 
 
-def work(task: Task) -> tuple[str, Outcome]:
-    """Run a cell unless it is finished, and keep what it gives.
-
-    Returns:
-        Its address and the finished cell.
-    """
-    if address_of(task.cell) != task.address:
-        raise InputError(
-            "a worker has another version of exhume or of the cell's class than this process: "
-            "install the same on all machines, and change no source while a sweep runs."
-        )
-    if not task.store.visible():
-        return task.address, attempt(task.cell, task.number, task.device)
-    with task.store.hold(task.address):
-        found = task.store.read(task.address)
-        if found is None:
-            found = attempt(task.cell, task.number, task.device)
-            found = task.store.write(task.address, found)
-    return task.address, found
+def work(task: Task) -> Record | None:
+    """Run the cell of a task; return None if this machine has other sources than the driver."""
+    if fingerprint(task.sources.modules) != task.sources.fingerprint:
+        return None
+    return attempt(task.cell, task.number, task.device)
 
 
-def attempt(cell: Any, number: int, device: str) -> Outcome:
-    """Run a cell on one core, or on a GPU's share of them; what it raises is its outcome too."""
+def attempt(cell: Any, number: int, device: str) -> Record:
+    """Run a cell on one core, or on a GPU's share of them; what it raises is recorded too."""
     torch.set_num_threads(_cores(device))
     start = time.perf_counter()
     values, error = None, None
@@ -65,17 +53,23 @@ def attempt(cell: Any, number: int, device: str) -> Outcome:
             raise TypeError(f"run() must return a dict, and returned {type(values).__name__}")
         values = _encodable(json.loads(json.dumps(finite(values), allow_nan=False)))
     except BaseException as raised:  # Ctrl-C is for the driver: workers do not hear it
-        if _ended(raised):
+        if _ended_by_ray(raised):
             raise
         values, error = None, _described(raised)
     finally:
         if device.startswith("cuda"):
             torch.cuda.empty_cache()  # the next cell may be another process's
-    return outcome(cell, values, error, time.perf_counter() - start, device)
+    return Record(cell, values, error, time.perf_counter() - start, made_on(hardware(device)))
 
 
-def _ended(raised: BaseException) -> bool:
-    """Whether Ray raised it to end this worker, as it does when the driver was killed.
+def made_on(hardware: str) -> dict[str, str]:
+    """Return what `Record.made` says of a cell that ran here and now, on the hardware named."""
+    date = datetime.now(UTC).date().isoformat()
+    return {"hardware": hardware, "torch": torch.__version__, "date": date}
+
+
+def _ended_by_ray(raised: BaseException) -> bool:
+    """Tell whether Ray raised it to end this worker, as it does when the driver was killed.
 
     Its handler of signals is then among the frames below the cell's.
     """
@@ -85,7 +79,7 @@ def _ended(raised: BaseException) -> bool:
 
 
 def _described(raised: BaseException) -> str:
-    """Type and message of an error, even if it cannot say its message.
+    """Return type and message of an error, even if it cannot say its message.
 
     Example:
         >>> _described(ValueError("no")), _described(KeyboardInterrupt())
@@ -96,14 +90,14 @@ def _described(raised: BaseException) -> str:
         try:
             message = words(raised)
             break
-        except BaseException:  # of the cell, as the error is
+        except BaseException:  # the cell's own code again, as the error is
             continue
     name = type(raised).__name__
     return str(_encodable(f"{name}: {message}" if message else name))
 
 
 def _encodable(value: Any) -> Any:
-    r"""A JSON value as UTF-8 can write it: lone surrogates become their escapes.
+    r"""Return a JSON value as UTF-8 can write it: lone surrogates become their escapes.
 
     Example:
         >>> print(_encodable({"file": ["caf\udce9"]})["file"][0])
@@ -119,13 +113,13 @@ def _encodable(value: Any) -> Any:
 
 
 def _chosen(device: str, number: int) -> str:
-    """One GPU of those that this process sees, where any is meant."""
+    """Return one GPU of those that this process sees, where any is meant."""
     count = torch.cuda.device_count() if device == "cuda" else 0
     return f"cuda:{number % count}" if count else device
 
 
 def _cores(device: str) -> int:
-    """One; beside a GPU, which is fed from random numbers drawn on the CPU, its share of all."""
+    """Return one; beside a GPU, which is fed by numbers drawn on the CPU, its share of all."""
     if device == "cpu":
         return 1
     return max(1, int(joblib.cpu_count()) // max(1, torch.cuda.device_count()))
