@@ -22,19 +22,16 @@ from safetensors.torch import load_file, save_file
 
 from exhume import data, files, methods
 from exhume.auditing import evidence
-from exhume.auditing.audit import problem_of
 from exhume.auditing.folder import (
     CANDIDATES,
     CHECKPOINT,
     CONFIG,
     EVENTS,
     RESULT,
-    Event,
-    Settings,
 )
-from exhume.auditing.folder import (
-    run as attack,
-)
+from exhume.auditing.run import Event
+from exhume.auditing.run import run as attack
+from exhume.auditing.settings import Settings
 from exhume.errors import InputError
 from exhume.evaluate.runs import score_run
 from exhume.files import write_private
@@ -52,7 +49,7 @@ TIMES = {"seconds", "started"}
 
 def audit(settings: Settings, out: Path, **options: Any) -> dict[str, Any]:
     """The result of a run, as the command line makes it."""
-    return attack(settings, problem_of(settings), out, **options)[1]
+    return attack(settings, settings.open(), out, **options)[1]
 
 
 def refuse_constant(name: str) -> None:

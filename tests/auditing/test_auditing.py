@@ -16,23 +16,15 @@ from torch import Tensor, nn
 
 import exhume
 from exhume import data, report
-from exhume.auditing.audit import absolute, open_network, problem_of
-from exhume.auditing.folder import (
-    CANDIDATES,
-    CHECKPOINT,
-    CONFIG,
-    RESULT,
-    Event,
-    Settings,
-    method_of,
-    read_config,
-    run,
-)
+from exhume.auditing.folder import CANDIDATES, CHECKPOINT, CONFIG, RESULT, RunFolder
+from exhume.auditing.run import Event, run
+from exhume.auditing.settings import Settings
 from exhume.equation.domain import Box, Sphere, SphereInBox
 from exhume.errors import InputError
 from exhume.evaluate.runs import score_run
 from exhume.features.last_layer import LastLayer
 from exhume.models.card import DataCard, read_card
+from exhume.models.opening import Opened, Source, open_model
 from exhume.victims import two_layer
 
 State = dict[str, Tensor]
@@ -131,6 +123,12 @@ def test_norm_and_range_are_both_kept_if_they_meet() -> None:
 
 
 # Opening a module
+
+
+def open_network(
+    model: Any, initial: Any, trained: Any, card: DataCard, head: str | None = None, **asked: Any
+) -> Opened:
+    return open_model(Source(model, trained, initial, card, head=head), **asked)
 
 
 class Known:
@@ -335,7 +333,7 @@ def test_the_subspace_and_its_rank(known: Known) -> None:
     ("options", "words"),
     [
         ({}, "input_shape"),
-        ({"card": CARD, "input_shape": (16,)}, "input_shape is"),
+        ({"card": CARD, "input_shape": (16,)}, "input shape was given as"),
         ({"input_shape": (4, 4), "samples": 0}, "samples"),
         ({"input_shape": (4, 4), "method": "magic"}, "magic"),
         ({"input_shape": (4, 4), "device": "abacus"}, "abacus"),
@@ -362,7 +360,7 @@ def test_a_module_in_memory_leaves_a_run_that_can_be_read_but_not_opened(
     assert yaml.safe_load((out / CONFIG).read_text())["model"] is None
     assert report.write(out).exists()
     with pytest.raises(InputError, match="in memory"):
-        problem_of(Settings.of(read_config(out)))
+        RunFolder(out).settings.open()
     with pytest.raises(InputError, match="--truth"):
         score_run(out)
     data.save(known.truth, tmp_path / "truth.safetensors")
@@ -398,12 +396,12 @@ def test_a_named_model_leaves_a_run_that_can_be_scored_from_anywhere(
 
 def test_relative_names_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    folder = absolute(Settings("model"))
+    folder = Settings("model").located()
     assert folder.model == str(tmp_path / "model") and folder.trained is None
-    named = absolute(Settings("a/b.py:f", initial="zero-head", trained="t.pt"))
+    named = Settings("a/b.py:f", initial="zero-head", trained="t.pt").located()
     assert (named.model, named.initial) == (f"{tmp_path}/a/b.py:f", "zero-head")
     assert named.trained == str(tmp_path / "t.pt")
-    assert absolute(Settings("package.b:f", trained="t.pt")).model == "package.b:f"
+    assert Settings("package.b:f", trained="t.pt").located().model == "package.b:f"
 
 
 def test_settings_survive_the_file_and_older_files_are_read(tmp_path: Path, known: Known) -> None:
@@ -415,7 +413,7 @@ def test_settings_survive_the_file_and_older_files_are_read(tmp_path: Path, know
     opened = open_network(known.model, known.initial, known.trained, CARD)
     small = replace(settings, time_limit=0.0)
     run(small, opened, tmp_path / "run")
-    assert Settings.of(read_config(tmp_path / "run")) == small
+    assert RunFolder(tmp_path / "run").settings == small
     old = {"model": "m", "samples": 4, "seed": 0, "method": "exhume"}
     assert Settings.of({**old, "time_limit": None, "device": "cpu"}) == Settings("m", 4)
     with pytest.raises(InputError, match="'speed'"):
@@ -433,9 +431,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_on_a_network_goes_on_where_it_was(
     method: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("exhume.auditing.folder.EVENT_SECONDS", 0.0)
+    monkeypatch.setattr("exhume.auditing.run.EVENT_SECONDS", 0.0)
     settings = Settings(str(folder), 3, method=method, parameters="last", point="initial")
-    opened = problem_of(settings)
+    opened = settings.open()
     assert (opened.parameters, opened.point) == ("last", "initial")
     events: list[Event] = []
     whole, _ = run(settings, opened, tmp_path / "whole", show=events.append)
@@ -449,7 +447,7 @@ def test_a_run_on_a_network_goes_on_where_it_was(
     assert (tmp_path / "run" / CHECKPOINT).exists()
     with pytest.raises(InputError, match="point"):
         run(replace(settings, point="final"), opened, tmp_path / "run", resume=True)
-    found, result = run(settings, problem_of(settings), tmp_path / "run", resume=True)
+    found, result = run(settings, settings.open(), tmp_path / "run", resume=True)
     assert torch.equal(found.samples, whole.samples) and found.steps == whole.steps
     assert result["rank"] == (3 if method == "tansley2026" else None)
     stored = json.loads((tmp_path / "run" / RESULT).read_text())
@@ -457,19 +455,19 @@ def test_a_run_on_a_network_goes_on_where_it_was(
 
 
 def test_a_model_folder_has_its_own_weights(folder: Path) -> None:
-    assert problem_of(Settings(str(folder))).point == "midpoint"
+    assert Settings(str(folder)).open().point == "midpoint"
     for word, value in {"head": "3", "initial": "i.pt", "card": CARD, "arguments": {}}.items():
         with pytest.raises(InputError, match=f"{word}: .* is a model folder"):
-            problem_of(replace(Settings(str(folder)), **{word: value}))
+            replace(Settings(str(folder)), **{word: value}).open()
     with pytest.raises(InputError, match="--trained"):
-        problem_of(Settings("package.module:factory"))
+        Settings("package.module:factory").open()
 
 
 def test_a_rank_is_for_a_first_layer_that_moved() -> None:
     problem = exhume.victims.random_features(data.sphere(8, 2), 60).problem
     with pytest.raises(InputError, match="first layer"):
-        method_of(Settings("m", 2, method="tansley2026", rank=2), problem)
-    assert method_of(Settings("m", method="tansley2026"), problem).name == "tansley2026"
+        Settings("m", 2, method="tansley2026", rank=2).recipe(problem)
+    assert Settings("m", method="tansley2026").recipe(problem).name == "tansley2026"
 
 
 def test_scoring_calls_no_factory_because_a_run_names_it(known: Known, tmp_path: Path) -> None:

@@ -19,10 +19,9 @@ from safetensors.torch import load_file, save_file
 
 import exhume
 from exhume import data
-from exhume.auditing.folder import CANDIDATES, CONFIG, EVENTS, RESULT
+from exhume.auditing.folder import CANDIDATES, CONFIG, EVENTS, MATCHED, RESULT, SCORE
 from exhume.cli.main import main
 from exhume.cli.victim import _training
-from exhume.evaluate.runs import MATCHED, SCORE
 from exhume.methods import METHODS
 from exhume.models.folder import CARD, INITIAL, TRAINED, TRUTH
 
@@ -606,7 +605,7 @@ def test_ctrl_c_says_how_to_go_on(
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("exhume.auditing.folder.reconstruct", interrupt)
+    monkeypatch.setattr("exhume.auditing.run.reconstruct", interrupt)
     with pytest.raises(SystemExit) as ending:
         exhume_("audit", workshop / "model", "--samples", 4, "--out", tmp_path / "run")
     assert ending.value.code == 130

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from exhume import methods
-from exhume.auditing import folder as run_folder
-from exhume.auditing.folder import Event, Opened, Settings
+from exhume.auditing import run as run_folder
+from exhume.auditing.run import Event, Opened, Settings
 from exhume.equation.coefficients import Rule
 from exhume.equation.domain import Box, Sphere, SphereInBox
 from exhume.equation.objective import Fit, fitted_with

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from exhume import methods
-from exhume.auditing import folder as run_folder
-from exhume.auditing.folder import Event, Opened, Settings
+from exhume.auditing import run as run_folder
+from exhume.auditing.run import Event, Opened, Settings
 from exhume.equation.domain import Box, Domain, Sphere
 from exhume.equation.objective import fitted, fitted_with
 from exhume.equation.problem import FirstLayer, Premise, Problem

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from exhume.auditing import folder as run_folder
+from exhume.auditing import run as run_folder
 from exhume.equation.coefficients import Rule
 from exhume.equation.domain import Box
 from exhume.equation.objective import fitted

@@ -15,8 +15,9 @@ from torch import nn
 
 import exhume
 from exhume import data, report
-from exhume.auditing.audit import absolute, open_network, problem_of
-from exhume.auditing.folder import CHECKPOINT, Event, Settings, read_config, run
+from exhume.auditing.folder import CHECKPOINT, RunFolder
+from exhume.auditing.run import Event, run
+from exhume.auditing.settings import Settings
 from exhume.equation.domain import Box, Sphere, SphereInBox
 from exhume.equation.problem import FirstLayer, Premise
 from exhume.errors import InputError
@@ -30,6 +31,7 @@ from exhume.models import architectures
 from exhume.models.card import DataCard
 from exhume.models.folder import CARD, INITIAL, read_model
 from exhume.models.formulation import BOUNDED
+from exhume.models.opening import Opened, Source, open_model
 from exhume.models.premises import beyond, degree, doubts, premise_named
 from exhume.search.subspace import estimate
 from exhume.victims import Victim, kkt_mlp, two_layer
@@ -166,9 +168,11 @@ def test_premises_are_named() -> None:
 CARD_OF = DataCard((8, 8))
 
 
-def opened_(victim: Victim, card: DataCard = CARD_OF, **more: Any) -> exhume.auditing.folder.Opened:
-    given = {"initial": None, "trained": dict(victim.trained), "premise": Premise.MARGIN}
-    return open_network(module(), card=card, **{**given, **more})
+def opened_(victim: Victim, card: DataCard = CARD_OF, **more: Any) -> Opened:
+    given = {"trained": dict(victim.trained), **more}
+    asked = {word: given.pop(word) for word in ("parameters", "point") if word in given}
+    premise = given.pop("premise", Premise.MARGIN)
+    return open_model(Source(module(), card=card, **given), premise=premise, **asked)
 
 
 def test_trained_weights_alone_are_the_target(victim: Victim) -> None:
@@ -264,13 +268,13 @@ def test_a_named_model_without_initial_weights_can_be_scored(
         out="run",
         device="cpu",
     )
-    config = read_config(Path("run"))
-    assert (config["premise"], config["initial"]) == ("margin", None)
+    asked = RunFolder(Path("run")).settings
+    assert (asked.premise, asked.initial) == ("margin", None)
     record = score_run(Path("run"), Path("truth.safetensors"), "net.py:make")
     floor = victim.training["violation"]
     assert record["residual_at_truth"] == pytest.approx(floor, rel=1e-3)
     assert record["floors"] == {} and "samples recovered" in record["verdict"]
-    again = problem_of(absolute(Settings.of({**config, "model": "net.py:make"})))
+    again = replace(asked, model="net.py:make").open()
     assert again.problem.premise is Premise.MARGIN
 
 
@@ -283,11 +287,11 @@ def test_a_folder_has_the_premise_of_its_training(folder: Path, victim: Victim) 
     change = read_model(folder, premise="change")
     assert change.premise is Premise.CHANGE and change.target.shape == (30, 1)
     assert read_model(folder, premise="decay").rule is not problem.rule
-    opened = problem_of(Settings(str(folder), 4))
+    opened = Settings(str(folder), 4).open()
     assert (opened.parameters, opened.point, opened.warnings) == ("all", "final", ())
     with pytest.raises(InputError, match="or give the premise change"):
-        problem_of(Settings(str(folder), 4, point="midpoint"))
-    assert problem_of(Settings(str(folder), 4, point="both", premise="change")).point == "both"
+        Settings(str(folder), 4, point="midpoint").open()
+    assert Settings(str(folder), 4, point="both", premise="change").open().point == "both"
 
 
 def copied(folder: Path, to: Path, change: Callable[[dict[str, Any]], None]) -> Path:
@@ -327,10 +331,10 @@ def test_random_features_have_one_premise(tmp_path: Path) -> None:
 def test_a_run_at_the_margin_goes_on_where_it_was(
     method: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("exhume.auditing.folder.EVENT_SECONDS", 0.0)
-    monkeypatch.setattr("exhume.auditing.folder.CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr("exhume.auditing.run.EVENT_SECONDS", 0.0)
+    monkeypatch.setattr("exhume.auditing.run.CHECKPOINT_SECONDS", 0.0)
     settings = Settings(str(folder), 4, method=method, premise="margin")
-    opened = problem_of(settings)
+    opened = settings.open()
 
     def until(step: int, out: Path, resume: bool = False) -> None:
         def show(event: Event) -> None:

@@ -1,30 +1,25 @@
-"""Run folders: problem → reconstruction → files, resumable and private.
+"""Run folders: the one place that writes and reads them; private, and safe to interrupt.
 
-A run folder holds config.yaml, events.jsonl (one line a moment), checkpoint.safetensors (while it
-runs), candidates.safetensors and result.json (at the end).
+A run folder holds config.yaml (the settings), events.jsonl (one line a moment),
+checkpoint.safetensors (while it runs), candidates.safetensors and result.json (at the end); and
+once it was compared with the truth, score.json and, for pictures, matched.safetensors.
 """
 
 import json
-import platform
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
-from datetime import UTC, datetime
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-import numpy as np
-import torch
 import yaml
 from torch import Tensor
 
-from exhume.auditing import evidence
-from exhume.device import device_name
+from exhume.auditing.settings import Settings
 from exhume.equation.objective import fitted, fitted_with
-from exhume.equation.problem import Problem, ThreatModel
+from exhume.equation.problem import Problem
 from exhume.errors import InputError
 from exhume.files import (
-    finite,
     private_folder,
     read_metadata,
     read_tensors,
@@ -32,309 +27,278 @@ from exhume.files import (
     write_private,
     write_tensors,
 )
-from exhume.methods import (
-    Reconstruction,
-    check_numbers,
-    method_named,
-    reconstruct,
-    seen_by,
-    threads_for,
-)
 from exhume.methods.penalised import PenalisedState
-from exhume.methods.progress import Method, Progress
-from exhume.methods.tansley2026 import Tansley2026
-from exhume.models.card import DataCard
+from exhume.methods.progress import Progress
 from exhume.solvers import Outcome, State
 from exhume.solvers.gradient import MomentumState
 from exhume.solvers.levenberg_marquardt import DampedState
-from exhume.version import VERSION
 
-CONFIG, EVENTS, CHECKPOINT, CANDIDATES, RESULT = (
+CONFIG, EVENTS, CHECKPOINT, CANDIDATES, RESULT, SCORE, MATCHED = (
     "config.yaml",
     "events.jsonl",
     "checkpoint.safetensors",
     "candidates.safetensors",
     "result.json",
+    "score.json",
+    "matched.safetensors",
 )
-EVENT_SECONDS, CHECKPOINT_SECONDS = 0.1, 1.0
-SETTLED = 0.01
-"""A candidate has settled when its last step moved it by less than this share of its norm."""
+
+SCHEMA = 1
+"""The version of result.json that is written; another one cannot be read."""
+
+IN_RESULT = """
+    exhume versions device device_name seed method started seconds outcome sentence residual
+    candidates samples_given steps products problem threat_model display claims limits
+"""
+IN_PROBLEM = "name dim width outputs shape ratio domain"
+IN_SCORE = """
+    samples candidates thresholds recovered exact error signed_error cosine psnr ssim
+    recall precision flips ssim_window rows
+"""
+IN_ROW = "sample candidate error signed_error cosine psnr ssim"
+IN_PUBLISHED = "samples top10_ssim good chance control"
+
+AUDIT, SCORING = "exhume audit", "exhume score"
+"""The commands that write the files."""
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What an audit was asked for; what config.yaml holds.
+class RunFolder:
+    """The folder of a run; what its files hold is checked when it is first asked for.
 
     Attributes:
-        model: a model folder; or, with `trained`, a factory (see `models.factory`); or None for a
-            module in memory, which cannot be opened again.
-        samples: how many there are; found if None.
-        seed: of everything random.
-        method: its name.
-        time_limit: seconds after which the best so far is taken.
-        product_limit: passes over the features' derivative after which it is: a budget that, unlike
-            seconds, is the same on every machine.
-        device: where to compute.
-        parameters: block of parameters that is attacked; the last layer if None.
-        point: where features are taken; None for the default.
-        rank: of the subspace: a number, gap, energy or count; for tansley2026.
-        initial: file with the weights before training, or zero-head.
-        trained: file with the weights after it.
-        arguments: of the factory.
-        head: name of the last linear layer; found if None.
-        card: what is told of the inputs.
-        premise: change, margin or decay; that of a model folder's training, or change, if None.
+        path: where it is.
     """
 
-    model: str | None
-    samples: int | None = None
-    seed: int = 0
-    method: str = "exhume"
-    time_limit: float | None = None
-    product_limit: int | None = None
-    device: str = "cpu"
-    parameters: str | None = None
-    point: str | None = None
-    rank: int | str | None = None
-    initial: str | None = None
-    trained: str | None = None
-    arguments: dict[str, Any] | None = None
-    head: str | None = None
-    card: DataCard | None = None
-    premise: str | None = None
+    path: Path
 
-    @classmethod
-    def of(cls, config: Mapping[str, Any]) -> "Settings":
-        """From what `read_config` gave; what older runs did not have is left at its default."""
-        if unknown := config.keys() - {field.name for field in fields(cls)}:
+    # Reading
+
+    @cached_property
+    def result(self) -> dict[str, Any]:
+        """What result.json holds."""
+        file = self.path / RESULT
+        result = _record(file, IN_RESULT, AUDIT)
+        if result.get("schema") != SCHEMA:
             raise InputError(
-                f"{CONFIG}: unknown setting {min(unknown)!r}; was the run written by a later "
-                "version?"
+                f"{file} has schema {result.get('schema')}, expected {SCHEMA}: run {AUDIT} again "
+                "with this version"
             )
-        card = config.get("card")
-        told = DataCard.of(card, f"card in {CONFIG}") if card is not None else None
-        return cls(**{**config, "card": told})
+        _check_keys(result["problem"], IN_PROBLEM, f"the problem in {file}")
+        return result
 
+    @cached_property
+    def config(self) -> str:
+        """The text of config.yaml."""
+        return _text(self.path / CONFIG, AUDIT)
 
-@dataclass(frozen=True, eq=False)
-class Opened:
-    """A model as a problem, and what was done to it on the way.
+    @cached_property
+    def settings(self) -> Settings:
+        """What the audit was asked for."""
+        file = self.path / CONFIG
+        try:
+            config = yaml.safe_load(self.config)
+            if not isinstance(config, dict) or "model" not in config:
+                raise ValueError("it names no model")
+        except (ValueError, yaml.YAMLError) as error:
+            raise InputError(f"{file} cannot be used ({error}): run {AUDIT} again") from error
+        return Settings.of(config, str(file))
 
-    Attributes:
-        problem: what the auditor may see.
-        parameters: the block of parameters that is its target, or whose change is.
-        point: where its features are taken; None for random features, which do not move.
-        changes: see `exhume.models.prepare.Prepared`; none for models of exhume's own.
-        warnings: likewise, and what the weights lack.
-        derivative_error: likewise.
-    """
-
-    problem: Problem
-    parameters: str = "last"
-    point: str | None = None
-    changes: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
-    derivative_error: float | None = None
-
-
-@dataclass(frozen=True)
-class Event:
-    """One moment of a run."""
-
-    seconds: float
-    step: int
-    residual: float
-    candidates: int
-    settled: int
-    phase: str
-
-
-def method_of(settings: Settings, problem: Problem) -> Method:
-    """The method that was asked for, with its rank."""
-    method = method_named(settings.method)
-    rank = settings.rank
-    if rank is None:
-        return method
-    if not isinstance(method, Tansley2026):
-        raise InputError(
-            f"rank: {settings.method} works in the full space, and takes none; leave it out, or "
-            "use the method tansley2026."
-        )
-    if problem.first_layer is None:
-        raise InputError(
-            "rank: there is no dense first layer whose change is known, hence no subspace that "
-            "could have one; leave it out."
-        )
-    if rank == "count":
-        if settings.samples is None:
-            raise InputError("rank: count is the number of samples; give that too.")
-        rank = settings.samples
-    return replace(method, rank=rank)
-
-
-def run(
-    settings: Settings,
-    opened: Opened,
-    out: Path,
-    resume: bool = False,
-    show: Callable[[Event], None] | None = None,
-) -> tuple[Reconstruction, dict[str, Any]]:
-    """Attack a model and leave a run folder; the truth is not looked at.
-
-    Args:
-        settings: what was asked for.
-        opened: the model that they name.
-        out: the run folder.
-        resume: go on with an interrupted run; its settings must be the same.
-        show: called with each event.
-
-    Returns:
-        What was found, and the result as in result.json.
-    """
-    check_numbers(settings.samples, settings.seed, settings.time_limit, settings.product_limit)
-    method = method_of(settings, opened.problem)
-    opened = replace(opened, problem=opened.problem.to(settings.device))
-    created = not out.exists()
-    _open(settings, out, resume)
-    try:
-        found = _attack(method, opened.problem, settings, out, resume, show)
-    except InputError:
-        if not resume:  # leave nothing half written
-            for name in (CONFIG, EVENTS, CHECKPOINT):
-                (out / name).unlink(missing_ok=True)
-            if created:
-                out.rmdir()
-        raise
-    result = _result(settings, opened, found)
-    tensors = {"samples": found.samples, "coefficients": found.coefficients}
-    write_tensors(out / CANDIDATES, tensors)
-    write_json(out / RESULT, result)
-    (out / CHECKPOINT).unlink(missing_ok=True)
-    return found, result
-
-
-def _attack(
-    method: Method,
-    problem: Problem,
-    settings: Settings,
-    out: Path,
-    resume: bool,
-    show: Callable[[Event], None] | None,
-) -> Reconstruction:
-    problem = seen_by(method, problem)
-    with threads_for(problem, settings.samples):
-        begun = _load(problem, out / CHECKPOINT) if resume else None
-        _trim(out / EVENTS, begun[1] if begun else 0.0)
-        with (out / EVENTS).open("a") as events:
-            recorder = Recorder(show, out, events)
+    @cached_property
+    def events(self) -> list[dict[str, Any]]:
+        """The whole lines of events.jsonl; a crash may have cut the last one."""
+        file, events = self.path / EVENTS, []
+        for line in file.read_bytes().splitlines() if file.exists() else []:
             try:
-                return reconstruct(
-                    problem,
-                    settings.samples,
-                    settings.seed,
-                    method,
-                    settings.time_limit,
-                    recorder.observe,
-                    begun,
-                    settings.product_limit,
-                )
-            except KeyboardInterrupt:
-                recorder.save()
-                raise
+                event = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(event, dict):
+                events.append(event)
+        return events
 
+    @cached_property
+    def scored(self) -> dict[str, Any] | None:
+        """What score.json holds; None where the truth was never given."""
+        file = self.path / SCORE
+        if not file.exists():
+            return None
+        scored = _record(file, "score chance", SCORING)
+        score = _check_keys(scored["score"], IN_SCORE, f"the score in {file}")
+        _check_keys(scored["chance"], "sphere neighbour", f"the chance level in {file}")
+        for row in score["rows"]:
+            _check_keys(row, IN_ROW, f"a row in {file}")
+        if "published" in scored:
+            figures = _check_keys(scored["published"], IN_PUBLISHED, f"published in {file}")
+            if figures["chance"] is not None:
+                _check_keys(figures["chance"], "candidates top10_ssim good", f"chance in {file}")
+                _check_keys(figures["control"], "good ssim", f"the control in {file}")
+                _check_keys(figures["control"]["ssim"], "p_value", f"the control in {file}")
+        return scored
 
-def _open(settings: Settings, out: Path, resume: bool) -> None:
-    """Make the run folder, or check that it is the one to go on with."""
-    config = out / CONFIG
-    if resume:
+    @cached_property
+    def card(self) -> dict[str, Any]:
+        """The card.json of the model that was attacked; empty where that is not at hand."""
+        try:
+            folder = Path(yaml.safe_load(self.config)["model"])
+            card = json.loads((folder / "card.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError, TypeError, LookupError, yaml.YAMLError):
+            return {}
+        return card if isinstance(card, dict) else {}
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one sample."""
+        return tuple(map(int, self.result["problem"]["shape"]))
+
+    @cached_property
+    def samples(self) -> Tensor:
+        """The candidates, (n, d)."""
+        return self._tensors(CANDIDATES, ("samples",), AUDIT)[0]
+
+    @cached_property
+    def sizes(self) -> Tensor:
+        """The norm of each candidate's coefficients, (n,)."""
+        count = len(self.samples)
+        (coefficients,) = self._tensors(CANDIDATES, ("coefficients",), AUDIT)
+        if count == 0 or coefficients.numel() % count:
+            return coefficients.new_zeros(count)
+        sizes: Tensor = coefficients.reshape(count, -1).norm(dim=1)
+        return sizes
+
+    def matched(self) -> tuple[Tensor, Tensor] | None:
+        """Return original and recovered pictures, (n, *shape) each; None where there are none."""
+        file = self.path / MATCHED
+        if self.scored is None or not file.exists():
+            return None
+        originals, found = self._tensors(MATCHED, ("originals", "reconstructions"), SCORING)
+        if originals.shape != found.shape or len(originals) != len(self.scored["score"]["rows"]):
+            raise InputError(f"{file} does not belong to {SCORE}: run {SCORING} again")
+        return originals, found
+
+    def errors(self) -> list[float | None]:
+        """Return the error of each true sample; none where there is no score."""
+        rows = self.scored["score"]["rows"] if self.scored else []
+        return [row["error"] for row in rows]
+
+    def _tensors(self, name: str, names: tuple[str, ...], command: str) -> list[Tensor]:
+        file = self.path / name
+        if not file.exists():
+            raise InputError(f"{file} does not exist: run {command} first")
+        try:
+            tensors = read_tensors(file, names)
+        except InputError as error:
+            raise InputError(f"{error} Run {command} again: {file} cannot be used") from error
+        return [tensors[word].double() for word in names]
+
+    # Writing
+
+    def begin(self, settings: Settings) -> None:
+        """Make the folder, with settings and no events; refuse one that holds something."""
+        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            raise InputError(
+                f"{self.path}: is there already and not empty; choose another --out, or go on with "
+                "an interrupted run by --resume."
+            )
+        private_folder(self.path)
+        config = yaml.safe_dump(asdict(settings), sort_keys=False)
+        write_private(self.path / CONFIG, config.encode())
+        write_private(self.path / EVENTS, b"")
+
+    def check_unfinished(self, settings: Settings) -> None:
+        """Refuse a folder that is not of an unfinished run with the same settings."""
+        config = self.path / CONFIG
         if not config.is_file():
-            raise InputError(f"{out}: holds no run to resume; start one without --resume.")
-        if (out / RESULT).exists():
-            raise InputError(f"{out}: this run is complete; see {out / RESULT}.")
-        before = Settings.of(read_config(out))
-        if before != settings:
-            names = [field.name for field in fields(settings)]
-            changed = [name for name in names if getattr(before, name) != getattr(settings, name)]
+            raise InputError(f"{self.path}: holds no run to resume; start one without --resume.")
+        if (self.path / RESULT).exists():
+            raise InputError(f"{self.path}: this run is complete; see {self.path / RESULT}.")
+        before = self.settings
+        names = [field.name for field in fields(settings)]
+        changed = [name for name in names if getattr(before, name) != getattr(settings, name)]
+        if changed:
             raise InputError(
                 f"{config}: the run was started with other settings ({', '.join(changed)}); "
                 "resume it with the same."
             )
-        return
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError(
-            f"{out}: is there already and not empty; choose another --out, or go on with an "
-            "interrupted run by --resume."
-        )
-    private_folder(out)
-    write_private(config, yaml.safe_dump(asdict(settings), sort_keys=False).encode())
-    write_private(out / EVENTS, b"")
 
+    def discard(self, created: bool) -> None:
+        """Remove a run that was refused before it began; the folder too, if it was made for it."""
+        for name in (CONFIG, EVENTS, CHECKPOINT):
+            (self.path / name).unlink(missing_ok=True)
+        if created:
+            self.path.rmdir()
 
-def read_config(run: Path) -> dict[str, Any]:
-    """The settings of a run, for `Settings.of`."""
-    path = run / CONFIG
-    try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
-        if not isinstance(config, dict) or "model" not in config:
-            raise ValueError("it names no model")
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file; is {run} the folder of an audit?") from None
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise InputError(f"{path}: cannot be used ({error}); audit the model again.") from error
-    return config
-
-
-class Recorder:
-    """Shows events as they come; with a run folder, writes them, and a checkpoint every second."""
-
-    def __init__(
-        self,
-        show: Callable[[Event], None] | None,
-        out: Path | None = None,
-        events: TextIO | None = None,
-    ) -> None:
-        """Begin with nothing noted."""
-        self.out, self.events, self.show = out, events, show
-        self.before: Tensor | None = None
-        self.phase = ""
-        self.last_event = self.last_checkpoint = -1e9
-        self.latest: tuple[Progress, float] | None = None
-
-    def observe(self, progress: Progress, seconds: float) -> None:
-        """Take note of one move."""
-        self.latest = (progress, seconds)
-        now = time.perf_counter()
-        candidates = progress.state.fit.candidates
-        if now - self.last_event >= EVENT_SECONDS or progress.phase != self.phase:
-            event = Event(
-                seconds=round(seconds, 3),
-                step=progress.total_steps,
-                residual=progress.state.fit.value,
-                candidates=len(candidates),
-                settled=_settled(self.before, candidates),
-                phase=progress.phase,
-            )
-            if self.events is not None:
-                self.events.write(json.dumps(finite(asdict(event)), allow_nan=False) + "\n")
-                self.events.flush()
-            if self.show is not None:
-                self.show(event)
-            self.last_event, self.phase = now, progress.phase
-        self.before = candidates
-        if now - self.last_checkpoint >= CHECKPOINT_SECONDS:
-            self.save()
-            self.last_checkpoint = now
-
-    def save(self) -> None:
+    def save(self, progress: Progress, seconds: float) -> None:
         """Write the checkpoint."""
-        if self.out is not None and self.latest is not None:
-            _dump(self.out / CHECKPOINT, *self.latest)
+        _dump(self.path / CHECKPOINT, progress, seconds)
+
+    def load(self, problem: Problem) -> tuple[Progress, float] | None:
+        """Return the last checkpoint, or None, and forget the events that came after it."""
+        begun = _load(problem, self.path / CHECKPOINT)
+        self._trim(begun[1] if begun else 0.0)
+        return begun
+
+    def _trim(self, seconds: float) -> None:
+        """Forget events after a moment, and a last line that was cut short."""
+        file, kept = self.path / EVENTS, []
+        for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else []:
+            try:
+                if json.loads(line)["seconds"] <= round(seconds, 3):
+                    kept.append(line + "\n")
+            except (ValueError, KeyError, TypeError):
+                break
+        for leftover in self.path.glob(f".{CHECKPOINT}.*"):  # from a kill while it was written
+            leftover.unlink()
+        write_private(file, "".join(kept).encode())
+
+    def finish(self, found: Mapping[str, Tensor], result: dict[str, Any]) -> None:
+        """Write what was found: the samples and coefficients, and the result."""
+        write_tensors(self.path / CANDIDATES, found)
+        write_json(self.path / RESULT, result)
+        (self.path / CHECKPOINT).unlink(missing_ok=True)
+
+    def write_score(self, record: dict[str, Any], pairs: Mapping[str, Tensor] | None) -> None:
+        """Write the score, and for pictures the originals beside what was recovered of them."""
+        if pairs is not None:
+            write_tensors(self.path / MATCHED, pairs)
+        write_json(self.path / SCORE, record)
 
 
-def _settled(before: Tensor | None, after: Tensor) -> int:
-    if before is None or before.shape != after.shape:
-        return 0
-    return int(((after - before).norm(dim=1) < SETTLED * after.norm(dim=1)).sum())
+def read_run(path: Path) -> RunFolder:
+    """Return the folder of a finished run, after checking its result and settings.
+
+    Raises:
+        InputError: a file is missing or does not hold what it should.
+    """
+    run = RunFolder(path)
+    _ = run.result, run.config, run.scored
+    return run
+
+
+def _text(file: Path, command: str) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise InputError(f"{file} does not exist: run {command} first") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{file} cannot be read ({error}): run {command} again") from error
+
+
+def _record(file: Path, keys: str, command: str) -> dict[str, Any]:
+    text = _text(file, command)
+    try:
+        record = json.loads(text)
+    except ValueError as error:
+        raise InputError(f"{file} is not JSON ({error}): run {command} again") from error
+    return _check_keys(record, keys, str(file))
+
+
+def _check_keys(record: object, keys: str, what: str) -> dict[str, Any]:
+    if not isinstance(record, dict):
+        raise InputError(f"{what} should be a JSON object, found a {type(record).__name__}")
+    if missing := [key for key in keys.split() if key not in record]:
+        raise InputError(f"{what} has no {', '.join(missing)}: was it written by another version?")
+    return record
 
 
 def _dump(path: Path, progress: Progress, seconds: float) -> None:
@@ -411,69 +375,3 @@ def _progress(problem: Problem, path: Path) -> tuple[Progress, float]:
         **record["search"],
     )
     return progress, record["seconds"]
-
-
-def _trim(path: Path, seconds: float) -> None:
-    """Forget events after the checkpoint, and a last line that was cut short."""
-    kept = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
-        try:
-            if json.loads(line)["seconds"] <= round(seconds, 3):
-                kept.append(line + "\n")
-        except (ValueError, KeyError, TypeError):
-            break
-    for leftover in path.parent.glob(f".{CHECKPOINT}.*"):  # of a kill while it was written
-        leftover.unlink()
-    write_private(path, "".join(kept).encode())
-
-
-def _told(threat_model: ThreatModel, samples: int | None) -> ThreatModel:
-    """The threat model, with the number of samples if that was told."""
-    if samples is None:
-        return threat_model
-    return replace(threat_model, knows=(*threat_model.knows, "the number of samples"))
-
-
-def _result(settings: Settings, opened: Opened, found: Reconstruction) -> dict[str, Any]:
-    problem, count = opened.problem, len(found.samples)
-    return {
-        "schema": 1,
-        "exhume": VERSION,
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "numpy": np.__version__,
-        },
-        "device": settings.device,
-        "device_name": device_name(settings.device),
-        "seed": found.seed,
-        "method": found.method,
-        "started": datetime.fromtimestamp(time.time() - found.seconds, UTC).isoformat(
-            "T", "seconds"
-        ),
-        "seconds": round(found.seconds, 3),
-        "outcome": found.outcome.value,
-        "sentence": found.outcome.sentence,
-        "residual": found.residual,
-        "candidates": count,
-        "samples_given": settings.samples,
-        "premise": problem.premise.value,
-        "parameters": opened.parameters,
-        "point": opened.point,
-        "rank": found.rank,
-        "steps": found.steps,
-        "products": found.products,
-        "problem": {
-            **problem.describe(),
-            "ratio": problem.ratio(count),
-        },
-        "threat_model": asdict(_told(problem.threat_model, settings.samples)),
-        "prepared": {
-            "changes": opened.changes,
-            "warnings": opened.warnings,
-            "derivative_error": opened.derivative_error,
-        },
-        "display": asdict(problem.display) if problem.display else None,
-        "claims": evidence.claims(problem, found),
-        "limits": evidence.limits(problem, found),
-    }

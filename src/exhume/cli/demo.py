@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-from exhume.cli.audit import audit, score
+from exhume.cli.audit import audit
 from exhume.cli.console import console as _console
+from exhume.cli.score import score
 from exhume.cli.victim import victim
 from exhume.errors import InputError
 

@@ -6,12 +6,13 @@ import re
 import sys
 from typing import Any
 
-from exhume.cli.audit import audit, report, score
+from exhume.cli.audit import audit
 from exhume.cli.bound import bound
 from exhume.cli.demo import demo
 from exhume.cli.identify import identify
 from exhume.cli.law import law
 from exhume.cli.reproduce import reproduce
+from exhume.cli.score import report, score
 from exhume.cli.victim import victim
 from exhume.errors import InputError
 

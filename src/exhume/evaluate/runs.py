@@ -8,8 +8,8 @@ import torch
 
 from exhume import data
 from exhume.auditing import evidence
-from exhume.auditing.audit import problem_of
-from exhume.auditing.folder import CANDIDATES, RESULT, Settings, read_config
+from exhume.auditing.folder import CANDIDATES, MATCHED, RESULT, SCORE, RunFolder
+from exhume.auditing.settings import Settings
 from exhume.equation.problem import FirstLayer, Premise, Problem
 from exhume.errors import InputError
 from exhume.evaluate import (
@@ -30,9 +30,8 @@ from exhume.evaluate.published import is_published_for
 from exhume.evaluate.scoring import pictures
 from exhume.files import read_json, read_tensors, write_json, write_tensors
 from exhume.models.folder import TRUTH
+from exhume.models.opening import open_model
 from exhume.search.subspace import estimate
-
-SCORE, MATCHED = "score.json", "matched.safetensors"
 
 
 def score_run(run: Path, truth: Path | None = None, model: str | None = None) -> dict[str, Any]:
@@ -53,16 +52,16 @@ def score_run(run: Path, truth: Path | None = None, model: str | None = None) ->
         raise InputError(f"{run}: holds no finished audit; go on with exhume audit … --resume.")
     result = read_json(run / RESULT)
     samples = read_tensors(run / CANDIDATES, ("samples",))["samples"]
-    config = read_config(run)
-    own = config["model"] is None or config.get("trained") is not None
+    settings = RunFolder(run).settings
+    own = settings.model is None or settings.trained is not None
     if own and truth is None:
         raise InputError(f"{run}: is an audit of your own model; name its training data: --truth.")
-    if model is not None and (config["model"] is None or not own):
+    if model is not None and (settings.model is None or not own):
         raise InputError(
             f"model: {run} is an audit of a module in memory or of a model folder, which have no "
             "factory; leave it out."
         )
-    truth = truth or Path(config["model"]) / TRUTH
+    truth = truth or Path(settings.model or "") / TRUTH
     known = data.read(truth)
     if known.dim != samples.shape[1]:
         raise InputError(
@@ -76,8 +75,8 @@ def score_run(run: Path, truth: Path | None = None, model: str | None = None) ->
         "chance": chance(known, len(samples), seed=result["seed"]).to_dict(),
     }
     if not own or model is not None:
-        config = config if model is None else {**config, "model": model}
-        record |= _against_the_model(config, result, samples, known, found)
+        settings = settings if model is None else replace(settings, model=model)
+        record |= _against_the_model(settings, result, samples, known, found)
     if is_published_for(known.shape) and len(samples):
         record["published"] = _published(samples, known, result["seed"])
     if len(known.shape) > 1:
@@ -107,17 +106,17 @@ def _published(samples: torch.Tensor, known: data.Data, seed: int) -> dict[str, 
 
 
 def _against_the_model(
-    config: dict[str, Any],
+    settings: Settings,
     result: dict[str, Any],
     samples: torch.Tensor,
     known: data.Data,
     found: Score,
 ) -> dict[str, Any]:
     """What the features of the model say of the truth."""
-    problem = _problem(config)
+    problem = _problem(settings)
     floor = residual_at_truth(problem, known)
     moved = problem.drift > 0 and problem.premise is Premise.CHANGE
-    by_point = floors(lambda point: _problem(config, point), known) if moved else {}
+    by_point = floors(lambda point: _problem(settings, point), known) if moved else {}
     record: dict[str, Any] = {
         "span_residual": span_residual(problem.features, samples, known.inputs),
         "residual_at_truth": floor,
@@ -133,15 +132,16 @@ def _against_the_model(
         ),
     }
     if problem.first_layer is not None:
-        rank = result.get("rank") or config.get("rank") or "gap"
+        rank = result.get("rank") or settings.rank or "gap"
         record["subspace"] = _subspace(problem.first_layer, rank, known)
     return record
 
 
-def _problem(config: dict[str, Any], point: str | None = None) -> Problem:
+def _problem(settings: Settings, point: str | None = None) -> Problem:
     """The problem that a run was given, or with its features at another point."""
-    settings = Settings.of(config)
-    return problem_of(replace(settings, point=point or settings.point), check=False).problem
+    where = point or settings.point
+    source, block = settings.source(), settings.parameters
+    return open_model(source, block, where, settings.premise, check=False).problem
 
 
 def _subspace(layer: FirstLayer, rank: int | str, known: data.Data) -> dict[str, Any] | str:

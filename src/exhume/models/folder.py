@@ -23,7 +23,7 @@ from exhume.features.random import RandomFeatures
 from exhume.features.weights import Mapped, Seeded, Stored, Weights, blocks
 from exhume.files import read_json, read_tensors, write_json, write_tensors
 from exhume.models import architectures
-from exhume.models.formulation import network_problem, weights_problem
+from exhume.models.formulation import POINT, network_problem, weights_problem
 from exhume.models.premises import check_whole, premise_named
 from exhume.models.state import check_pair, fit_state, read_state
 
@@ -129,7 +129,7 @@ class NetworkModel:
     def problem(
         self,
         parameters: str = "last",
-        point: str = "midpoint",
+        point: str = POINT,
         premise: Premise = Premise.CHANGE,
     ) -> Problem:
         """The problem that a block of its parameters poses; all, where not their change does."""
@@ -238,6 +238,11 @@ def _premise(path: Path, card: dict[str, Any]) -> Premise:
         raise InputError(f"{path}: is damaged; {error}") from error
 
 
+def is_network(folder: Path) -> bool:
+    """Whether a model folder holds a network, not random features."""
+    return _read_card(folder).get("kind") == "network"
+
+
 def read_network(folder: Path) -> NetworkModel:
     """The network of a model folder, with its weights before and after training."""
     card = _read_card(folder)
@@ -271,7 +276,7 @@ def read_model(
         if not change:
             check_whole(chosen, parameters, point)
         model = _read_network(folder, card, change)
-        return model.problem(parameters or "last", point or "midpoint", chosen)
+        return model.problem(parameters or "last", point or POINT, chosen)
     if kind != "random_features":
         raise InputError(f"{path}: expected a card of kind 'random_features' or 'network'.")
     if parameters not in (None, "last") or point is not None:

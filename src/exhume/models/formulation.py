@@ -25,6 +25,9 @@ from exhume.features.weights import Stored
 POINTS = ("initial", "final", "midpoint", "both")
 """Where features may be taken; `both` is initial and final, with coefficients of their own."""
 
+POINT = "midpoint"
+"""Where they are taken unless told otherwise: there the residual at the truth is mostly least."""
+
 LAZY = (
     "features of the samples moved little in training (the lazy regime), and training followed "
     "the gradient of the loss"
@@ -52,7 +55,7 @@ def network_problem(
     initial: Weights,
     trained: Weights,
     parameters: str = "last",
-    point: str = "midpoint",
+    point: str = POINT,
     domain: Domain | None = None,
     display: Pixels | None = None,
     knows: tuple[str, ...] = (),

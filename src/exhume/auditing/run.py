@@ -1,0 +1,234 @@
+"""One run: an attack on a problem, and what may be said of it; the truth is not looked at."""
+
+import json
+import platform
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from exhume.auditing import evidence
+from exhume.auditing.folder import EVENTS, SCHEMA, RunFolder
+from exhume.auditing.settings import Settings
+from exhume.device import device_name
+from exhume.equation.problem import ThreatModel
+from exhume.errors import InputError
+from exhume.files import finite
+from exhume.methods import Reconstruction, reconstruct, seen_by, threads_for
+from exhume.methods.progress import Progress
+from exhume.models.opening import Opened
+from exhume.version import VERSION
+
+EVENT_SECONDS = 0.1
+"""Events are at least this far apart: ten lines a second are enough for any display."""
+
+CHECKPOINT_SECONDS = 1.0
+"""Checkpoints are at least this far apart: a kill loses a second, and writing takes far less."""
+
+SETTLED = 0.01
+"""A candidate has settled when its last step moved it by less than this share of its norm."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """One moment of a run.
+
+    Attributes:
+        seconds: since its start, with those of earlier sittings.
+        step: solver steps so far.
+        residual: of the candidates as they are.
+        candidates: how many there are.
+        settled: how many of them hardly moved in the last step.
+        phase: what the method is doing, in a word.
+    """
+
+    seconds: float
+    step: int
+    residual: float
+    candidates: int
+    settled: int
+    phase: str
+
+
+Show = Callable[[Event], None]
+
+
+def run(
+    settings: Settings,
+    opened: Opened,
+    out: Path | None = None,
+    resume: bool = False,
+    show: Show | None = None,
+) -> tuple[Reconstruction, dict[str, Any]]:
+    """Attack a model, and leave a run folder if there is a place for one.
+
+    Args:
+        settings: what was asked for.
+        opened: the model that they name.
+        out: the run folder; nothing is written if None.
+        resume: go on with an interrupted run; its settings must be the same.
+        show: called with each event.
+
+    Returns:
+        What was found, and the result as in result.json.
+    """
+    method = settings.recipe(opened.problem)
+    opened = replace(opened, problem=opened.problem.to(settings.device))
+    with _kept(settings, out, resume) as folder:
+        problem = seen_by(method, opened.problem)
+        with threads_for(problem, settings.samples):
+            begun = folder.load(problem) if folder is not None and resume else None
+            with _recording(folder, show) as recorder:
+                found = reconstruct(
+                    problem,
+                    settings.samples,
+                    settings.seed,
+                    method,
+                    settings.time_limit,
+                    recorder.observe,
+                    begun,
+                    settings.product_limit,
+                )
+    result = _result(settings, opened, found)
+    if folder is not None:
+        folder.finish({"samples": found.samples, "coefficients": found.coefficients}, result)
+    return found, result
+
+
+@contextmanager
+def _kept(settings: Settings, out: Path | None, resume: bool) -> Iterator[RunFolder | None]:
+    """The run folder, ready to be written to; a run that is refused leaves nothing half written."""
+    if out is None:
+        yield None
+        return
+    folder, created = RunFolder(out), not out.exists()
+    if resume:
+        folder.check_unfinished(settings)
+    else:
+        folder.begin(settings)
+    try:
+        yield folder
+    except InputError:
+        if not resume:
+            folder.discard(created)
+        raise
+
+
+@contextmanager
+def _recording(folder: RunFolder | None, show: Show | None) -> Iterator["Recorder"]:
+    """A recorder that writes to the folder, and a last checkpoint on Ctrl-C."""
+    if folder is None:
+        yield Recorder(show)
+        return
+    with (folder.path / EVENTS).open("a") as events:
+        recorder = Recorder(show, folder, events)
+        try:
+            yield recorder
+        except KeyboardInterrupt:
+            recorder.save()
+            raise
+
+
+class Recorder:
+    """Shows events as they come; with a run folder, writes them, and a checkpoint every second."""
+
+    def __init__(
+        self, show: Show | None, folder: RunFolder | None = None, events: TextIO | None = None
+    ) -> None:
+        """Begin with nothing noted."""
+        self.folder, self.events, self.show = folder, events, show
+        self.before: Tensor | None = None
+        self.phase = ""
+        self.last_event = self.last_checkpoint = -1e9
+        self.latest: tuple[Progress, float] | None = None
+
+    def observe(self, progress: Progress, seconds: float) -> None:
+        """Take note of one move."""
+        self.latest = (progress, seconds)
+        now = time.perf_counter()
+        candidates = progress.state.fit.candidates
+        if now - self.last_event >= EVENT_SECONDS or progress.phase != self.phase:
+            event = Event(
+                seconds=round(seconds, 3),
+                step=progress.total_steps,
+                residual=progress.state.fit.value,
+                candidates=len(candidates),
+                settled=_settled(self.before, candidates),
+                phase=progress.phase,
+            )
+            if self.events is not None:
+                self.events.write(json.dumps(finite(asdict(event)), allow_nan=False) + "\n")
+                self.events.flush()
+            if self.show is not None:
+                self.show(event)
+            self.last_event, self.phase = now, progress.phase
+        self.before = candidates
+        if now - self.last_checkpoint >= CHECKPOINT_SECONDS:
+            self.save()
+            self.last_checkpoint = now
+
+    def save(self) -> None:
+        """Write the checkpoint, where there is a folder for it."""
+        if self.folder is not None and self.latest is not None:
+            self.folder.save(*self.latest)
+
+
+def _settled(before: Tensor | None, after: Tensor) -> int:
+    if before is None or before.shape != after.shape:
+        return 0
+    return int(((after - before).norm(dim=1) < SETTLED * after.norm(dim=1)).sum())
+
+
+def _told(threat_model: ThreatModel, samples: int | None) -> ThreatModel:
+    """The threat model, with the number of samples if that was told."""
+    if samples is None:
+        return threat_model
+    return replace(threat_model, knows=(*threat_model.knows, "the number of samples"))
+
+
+def _result(settings: Settings, opened: Opened, found: Reconstruction) -> dict[str, Any]:
+    problem, count = opened.problem, len(found.samples)
+    started = datetime.fromtimestamp(time.time() - found.seconds, UTC)
+    return {
+        "schema": SCHEMA,
+        "exhume": VERSION,
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+        },
+        "device": settings.device,
+        "device_name": device_name(settings.device),
+        "seed": found.seed,
+        "method": found.method,
+        "started": started.isoformat("T", "seconds"),
+        "seconds": round(found.seconds, 3),
+        "outcome": found.outcome.value,
+        "sentence": found.outcome.sentence,
+        "residual": found.residual,
+        "candidates": count,
+        "samples_given": settings.samples,
+        "premise": problem.premise.value,
+        "parameters": opened.parameters,
+        "point": opened.point,
+        "rank": found.rank,
+        "steps": found.steps,
+        "products": found.products,
+        "problem": {**problem.describe(), "ratio": problem.ratio(count)},
+        "threat_model": asdict(_told(problem.threat_model, settings.samples)),
+        "prepared": {
+            "changes": opened.changes,
+            "warnings": opened.warnings,
+            "derivative_error": opened.derivative_error,
+        },
+        "display": asdict(problem.display) if problem.display else None,
+        "claims": evidence.claims(problem, found),
+        "limits": evidence.limits(problem, found),
+    }

@@ -1,0 +1,182 @@
+"""The options of an audit: one list, for the command line, Python and config.yaml alike."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from exhume.device import usable_device
+from exhume.equation.problem import Problem
+from exhume.errors import InputError
+from exhume.methods import check_numbers, method_named
+from exhume.methods.progress import Method
+from exhume.methods.tansley2026 import Tansley2026
+from exhume.models.card import DataCard, read_card
+from exhume.models.opening import ZERO_HEAD, Opened, Source, open_model
+from exhume.models.premises import premise_named
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What an audit is asked for: the options of `exhume audit` and `exhume.audit`.
+
+    Attributes:
+        model: a model folder; or, with `trained`, a factory (see `models.factory`); or None for a
+            module in memory, which cannot be opened again.
+        samples: number of training samples; found if left out.
+        seed: of everything random.
+        method: exhume (our best), tansley2026 (in the subspace that a dense first layer reveals),
+            iurada2025 and loo2023 (a change of weights, as published), haim2022 (one output
+            trained to the margin), buzaglo2023 (several outputs, or weight decay), or shen2026
+            (one of the four before it, with splits).
+        time_limit: seconds after which the best so far is taken.
+        product_limit: passes over the features' derivative after which it is: a budget that, unlike
+            seconds, is the same on every machine.
+        device: where to compute.
+        parameters: of a network, what is attacked: last (the default), first, all, or names and
+            patterns with commas between them.
+        point: of a network, where features are taken; the midpoint of training if left out, or
+            final where initial weights are missing.
+        rank: of the subspace of tansley2026: a number, gap, energy, or count (of the samples).
+        initial: weights of your model before training (.safetensors, .pt, …), or zero-head if its
+            last layer began at zero and nothing else was trained. Some of the weights may do.
+        trained: weights of your model after training.
+        arguments: of the factory, as JSON.
+        head: name of the last linear layer of your model; found if left out.
+        card: what is known of the inputs.
+        premise: why the weights hold the samples: change (training moved them along the samples'
+            gradients), margin (it went on, with a logistic or cross-entropy loss, until their
+            direction no longer changed; the network is homogeneous in them) or decay (it came to
+            rest under weight decay). The last two take all trained weights, and need no initial
+            ones. What the card of a model folder says, or change, if left out.
+    """
+
+    model: str | None = None
+    samples: int | None = None
+    seed: int = 0
+    method: str = "exhume"
+    time_limit: float | None = None
+    product_limit: int | None = None
+    device: str = "cpu"
+    parameters: str | None = None
+    point: Literal["initial", "final", "midpoint", "both"] | None = None
+    rank: int | Literal["gap", "energy", "count"] | None = None
+    initial: str | None = None
+    trained: str | None = None
+    arguments: dict[str, Any] | None = None
+    head: str | None = None
+    card: DataCard | None = None
+    premise: Literal["change", "margin", "decay"] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse numbers and names that no run could use."""
+        check_numbers(self.samples, self.seed, self.time_limit, self.product_limit)
+        method_named(self.method)
+        if self.premise is not None:
+            object.__setattr__(self, "premise", premise_named(self.premise).value)
+
+    @classmethod
+    def told(
+        cls,
+        card: Path | dict[str, Any] | None = None,
+        input_shape: int | list[int] | None = None,
+        range: list[float] | None = None,
+        mean: float | list[float] | None = None,
+        std: float | list[float] | None = None,
+        norm: float | Literal["sqrt_d"] | None = None,
+        classes: int | None = None,
+        device: str = "auto",
+        **options: Any,
+    ) -> "Settings":
+        """Return the settings that options as people give them stand for.
+
+        What is told of the inputs becomes a data card, the device is one that is there, and files
+        are named so that they are found from anywhere.
+
+        Args:
+            card: YAML file with what is known of the inputs: shape, range, mean, std, norm,
+                classes.
+            input_shape: of one input, such as 3,32,32. This and what follows may stand for a card.
+            range: of the pixels, such as 0,1.
+            mean: subtracted from the pixels; a number, or one for each channel.
+            std: what is left is divided by it; a number, or one for each channel.
+            norm: of an input, where all have the same; or sqrt_d.
+            classes: how many there are.
+            device: auto, cpu, cuda, cuda:1, …
+            **options: the other settings by name.
+        """
+        entries = {"range": range, "mean": mean, "std": std, "norm": norm, "classes": classes}
+        told = {word: value for word, value in entries.items() if value is not None}
+        shape = (input_shape,) if isinstance(input_shape, int) else input_shape
+        sizes = None if shape is None else tuple(shape)
+        if told and (card is not None or sizes is None):
+            word = next(iter(told))
+            raise InputError(
+                f"{word}: write it in the card, or leave the card out."
+                if card is not None
+                else f"{word}: say the shape of one input too: --input-shape."
+            )
+        made = None
+        if isinstance(card, Path):
+            made = read_card(card, sizes)
+        elif card is not None or sizes is not None:
+            made = DataCard.of(told if card is None else card, "card", sizes)
+        return cls(card=made, device=usable_device(device), **options).located()
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any], source: str = "config.yaml") -> "Settings":
+        """Return the settings that a file holds; older ones lack some, which get their defaults."""
+        if unknown := config.keys() - {field.name for field in fields(cls)}:
+            raise InputError(
+                f"{source}: unknown setting {min(unknown)!r}; was the run written by a later "
+                "version?"
+            )
+        card = config.get("card")
+        told = DataCard.of(card, f"card in {source}") if card is not None else None
+        return cls(**{**config, "card": told})
+
+    def located(self) -> "Settings":
+        """Return the same with files named so that they are found from anywhere."""
+        model, initial, trained = self.model, self.initial, self.trained
+        if model is not None and trained is None:
+            model = str(Path(model).resolve())
+        elif model is not None:
+            where, colon, name = model.rpartition(":")
+            if where.endswith(".py") or "/" in where:
+                model = f"{Path(where).resolve()}{colon}{name}"
+        if initial not in (None, ZERO_HEAD):
+            initial = str(Path(initial).resolve())
+        if trained is not None:
+            trained = str(Path(trained).resolve())
+        return replace(self, model=model, initial=initial, trained=trained)
+
+    def source(self) -> Source:
+        """Return the model and the weights that the settings name."""
+        return Source(self.model, self.trained, self.initial, self.card, self.arguments, self.head)
+
+    def open(self, source: Source | None = None) -> Opened:
+        """Open the model that the settings name, or one in memory."""
+        return open_model(
+            source or self.source(), self.parameters, self.point, self.premise, self.samples
+        )
+
+    def recipe(self, problem: Problem) -> Method:
+        """Return the method that is asked for, with its rank."""
+        method = method_named(self.method)
+        if self.rank is None:
+            return method
+        if not isinstance(method, Tansley2026):
+            raise InputError(
+                f"rank: {self.method} works in the full space, and takes none; leave it out, or "
+                "use the method tansley2026."
+            )
+        if problem.first_layer is None:
+            raise InputError(
+                "rank: there is no dense first layer whose change is known, hence no subspace that "
+                "could have one; leave it out."
+            )
+        if self.rank != "count":
+            return replace(method, rank=self.rank)
+        if self.samples is None:
+            raise InputError("rank: count is the number of samples; give that too.")
+        return replace(method, rank=self.samples)

@@ -1,0 +1,62 @@
+"""`exhume score` and `exhume report`: what a run is worth, and the page that says so."""
+
+from pathlib import Path
+
+from rich.table import Table
+
+from exhume import report as reports
+from exhume.cli.console import console as _console
+from exhume.evaluate.runs import score_run
+
+FIGURES = ("recovered", "exact", "recall", "precision", "error", "cosine", "psnr", "ssim")
+
+
+def score(run: Path, truth: Path | None = None, model: str | None = None) -> None:
+    """Compare a run with the training data: matches, errors, chance; floors and angles.
+
+    Args:
+        run: folder of an audit.
+        truth: the training data; truth.safetensors in the model's folder if left out.
+        model: the factory of a model of your own, once more; without it there are no floors.
+    """
+    record = score_run(run, truth, model)
+    reports.write(run)
+    result, chance = record["score"], record["chance"]["neighbour"] or {}
+    table = Table("", "this run", "nearest other sample")
+    for key in FIGURES:
+        if result.get(key) is not None:
+            other = chance.get(key)
+            table.add_row(key, f"{result[key]:.4g}", "" if other is None else f"{other:.4g}")
+    console = _console()
+    console.print(table)
+    if "published" in record:
+        console.print(reports.published_figures(record["published"]), markup=False)
+    if "verdict" not in record:
+        console.print("give --model, the factory, to see the floor and the verdict")
+        return
+    console.print(
+        f"residual at the truth {record['residual_at_truth']:.1e}, span residual "
+        f"{record['span_residual']:.1e}"
+    )
+    if record["floors"]:
+        floors = ", ".join(f"{point} {value:.1e}" for point, value in record["floors"].items())
+        console.print(f"floor with features at: {floors}", markup=False)
+    span = record.get("subspace")
+    if isinstance(span, dict):
+        console.print(
+            f"first layer: {span['rank']} directions, largest angle to the samples' span "
+            f"{span['largest_angle']:.1e}°"
+        )
+    elif span is not None:
+        console.print(f"first layer: {span}", markup=False)
+    console.print(record["verdict"], markup=False)
+
+
+def report(run: Path, redact: bool = False) -> None:
+    """Write the report of a run again, as one HTML file.
+
+    Args:
+        run: folder of an audit.
+        redact: leave out everything that shows a sample, in report-redacted.html.
+    """
+    _console().print(f"report: {reports.write(run, redact)}", markup=False)

@@ -1,0 +1,456 @@
+"""The only way in: from a model folder, a factory and weights, or a module, to a Problem."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from exhume.equation.problem import Premise, Problem, ThreatModel
+from exhume.errors import InputError
+from exhume.features.network import Network, Weights, moved
+from exhume.models.card import DataCard
+from exhume.models.factory import load_factory
+from exhume.models.folder import is_network, read_model, read_network
+from exhume.models.formulation import DRIFT, LAZY, POINT, needed, network_problem, weights_problem
+from exhume.models.premises import check_whole, doubts, premise_named
+from exhume.models.prepare import prepare
+from exhume.models.state import check_pair, fit_state, read_state
+
+ZERO_HEAD = "zero-head"
+"""In the place of initial weights: the last layer began at zero, and nothing else was trained."""
+
+State = Mapping[str, Tensor] | Path | str
+"""A state dict, or the file that holds one."""
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """Where a model and its weights come from.
+
+    Attributes:
+        model: folder of a model; package.module:factory or path/file.py:factory, whose code is
+            run; or a module in memory, whose own weights are not used.
+        trained: state dict after training, or its file; None for a folder, which has its own, as
+            it has all that follows.
+        initial: state dict before training, or its file; "zero-head" where the last layer began at
+            zero and nothing else was trained.
+        card: what is known of the inputs.
+        arguments: what the factory is called with.
+        head: name of the last linear layer; found if None.
+    """
+
+    model: nn.Module | str | None
+    trained: State | None = None
+    initial: State | None = None
+    card: DataCard | None = None
+    arguments: dict[str, Any] | None = None
+    head: str | None = None
+
+    def folder(self) -> Path | None:
+        """Return the model folder, or None where there is a module or a factory with weights."""
+        if self.model is None:
+            raise InputError(
+                "the model of this run was a module in memory, and cannot be opened again; name a "
+                "factory and files of weights, or go on in Python with what exhume.audit returned."
+            )
+        if self.trained is not None or not isinstance(self.model, str):
+            return None
+        folder = Path(self.model)
+        if ":" in self.model and not folder.exists():
+            raise InputError(
+                f"model {self.model!r}: is a factory; give its weights with --trained, and for an "
+                "audit --initial (which --premise margin and decay do without)."
+            )
+        for word in ("initial", "arguments", "head", "card"):
+            if getattr(self, word) is not None:
+                raise InputError(
+                    f"{word}: {folder} is a model folder, which has its own; leave it out, or name "
+                    "a factory with --model and its weights with --trained."
+                )
+        return folder
+
+    def module(self) -> nn.Module:
+        """Return the module in memory, or call the factory."""
+        if isinstance(self.model, str):
+            return load_factory(self.model, self.arguments)
+        assert self.model is not None, "folder() refuses this first"
+        return self.model
+
+
+@dataclass(frozen=True, eq=False)
+class Stored:
+    """Weights and how they were stored.
+
+    Attributes:
+        tensors: parameters and buffers by name.
+        dtypes: precisions of the floating-point numbers in the file.
+        source: the file, or words for it.
+    """
+
+    tensors: dict[str, Tensor]
+    dtypes: frozenset[torch.dtype]
+    source: str
+
+    @property
+    def coarsest(self) -> torch.dtype:
+        """The precision with the fewest digits."""
+        return max(self.dtypes, key=_eps)
+
+    def fitted(self, module: nn.Module, partial: bool = False) -> "Stored":
+        """Return what fits a module: tied weights under one name, and its own unsaved buffers.
+
+        Args:
+            module: whose names count.
+            partial: some of the weights may be missing.
+        """
+        tensors = fit_state(self.tensors, module, self.source, partial)
+        saved = module.state_dict()
+        tensors |= {name: b.detach() for name, b in module.named_buffers() if name not in saved}
+        own = [name for name, _ in (*module.named_parameters(), *module.named_buffers())]
+        return replace(self, tensors={name: tensors[name] for name in own if name in tensors})
+
+    def with_zero(self, head: str) -> "Stored":
+        """Return the same weights with a last layer of zeros."""
+        zeros = {
+            name: torch.zeros_like(self.tensors[name])
+            for name in _of_head(head)
+            if name in self.tensors
+        }
+        return replace(self, tensors=self.tensors | zeros, source=ZERO_HEAD)
+
+
+@dataclass(frozen=True, eq=False)
+class Loaded:
+    """A network with its trained weights.
+
+    Attributes:
+        network: the prepared copy of the module, as a function.
+        trained: its weights after training.
+        activation: its name, where a model folder tells it.
+        changes: what was changed in the copy (see `models.prepare`); nothing in exhume's own.
+        warnings: what weakens the attack's premise.
+        derivative_error: how far derivatives were from finite differences, where it was checked.
+    """
+
+    network: Network
+    trained: Stored
+    activation: str | None = None
+    changes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    derivative_error: float | None = None
+
+    def opened(self, problem: Problem, parameters: str, point: str, more: list[str]) -> "Opened":
+        """Return the problem that it poses, with more warnings."""
+        warnings = (*self.warnings, *more)
+        return Opened(problem, parameters, point, self.changes, warnings, self.derivative_error)
+
+
+@dataclass(frozen=True, eq=False)
+class Opened:
+    """A model as a problem, and what was done to it on the way.
+
+    Attributes:
+        problem: what the auditor may see.
+        parameters: the block of parameters that is its target, or whose change is.
+        point: where its features are taken; None for random features, which do not move.
+        changes: what was changed in the copy of the model that is attacked.
+        warnings: what weakens the attack's premise, and what the weights lack.
+        derivative_error: how far derivatives were from finite differences, where it was checked.
+    """
+
+    problem: Problem
+    parameters: str = "last"
+    point: str | None = None
+    changes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    derivative_error: float | None = None
+
+
+def open_model(
+    source: Source,
+    parameters: str | None = None,
+    point: str | None = None,
+    premise: Premise | str | None = None,
+    samples: int | None = None,
+    check: bool = True,
+) -> Opened:
+    """Open a model as the problem that its weights pose.
+
+    Args:
+        source: the model and its weights.
+        parameters: the block that is attacked (see `network_problem`); the last layer if None.
+        point: where its features are taken; the midpoint if None, or final where initial weights
+            are missing or features did not move.
+        premise: change, margin or decay. What a model folder says, or change, if None. The last
+            two take all trained weights, and no initial ones.
+        samples: how many there are, if that is known; it shows whether a premise can hold.
+        check: compare derivatives with finite differences; an audit that is over did.
+    """
+    folder = source.folder()
+    if folder is not None:
+        opened = _open_folder(folder, parameters, point, premise)
+    else:
+        opened = _open_weights(source, parameters, point, premise_named(premise or "change"), check)
+    return replace(opened, warnings=(*opened.warnings, *doubts(opened.problem, samples)))
+
+
+def open_network(source: Source, check: bool = True) -> Loaded | None:
+    """Open a network with its trained weights; None for a folder of random features.
+
+    Args:
+        source: the model and its trained weights; initial ones are not looked at.
+        check: compare derivatives with finite differences.
+    """
+    folder = source.folder()
+    if folder is not None:
+        if not is_network(folder):
+            return None
+        found = read_network(folder)
+        dtypes = frozenset(w.dtype for w in found.trained.values() if w.is_floating_point())
+        trained = Stored(found.trained, dtypes, str(folder))
+        return Loaded(found.network, trained, found.arguments.get("activation"))
+    card = source.card
+    if card is None:
+        raise InputError("input_shape: give the shape of one input, such as 3,32,32, or a card.")
+    trained = _read(source.trained, "trained weights")  # before any code of a factory is run
+    prepared = prepare(source.module(), card.shape, source.head, check)
+    if card.classes not in (None, prepared.outputs) and (card.classes, prepared.outputs) != (2, 1):
+        raise InputError(
+            f"card: says {card.classes} classes, but the model has {prepared.outputs} outputs; "
+            "mend the card, or name the factory, and its arguments, of the model that was trained."
+        )
+    return Loaded(
+        Network(prepared.module, card.shape, prepared.outputs, prepared.head),
+        trained.fitted(prepared.module),
+        None,
+        prepared.changes,
+        tuple(prepared.warnings),
+        prepared.derivative_error,
+    )
+
+
+def open_module(source: Source) -> tuple[nn.Module, State]:
+    """Open a module as it was trained, and its trained weights."""
+    folder = source.folder()
+    if folder is not None:
+        model = read_network(folder)
+        return model.network.module, model.trained
+    assert source.trained is not None, "folder() refuses this first"
+    return source.module(), source.trained
+
+
+def _open_folder(
+    folder: Path, parameters: str | None, point: str | None, premise: Premise | str | None
+) -> Opened:
+    problem = read_model(folder, parameters, point, premise)
+    if problem.premise is not Premise.CHANGE:
+        return Opened(problem, "all", "final")
+    return Opened(problem, parameters or "last", (point or POINT) if problem.drift > 0 else None)
+
+
+def _open_weights(
+    source: Source, parameters: str | None, point: str | None, premise: Premise, check: bool
+) -> Opened:
+    if premise is not Premise.CHANGE:
+        check_whole(premise, parameters, point)
+        if isinstance(source.initial, str) and source.initial == ZERO_HEAD:
+            raise InputError(
+                f"{ZERO_HEAD}: says that only the last layer was trained, but the premise "
+                f"{premise.value} that all of them were; leave one out."
+            )
+    loaded = open_network(source, check)
+    assert loaded is not None and source.card is not None, "random features come as a folder"
+    if premise is not Premise.CHANGE:
+        return _weights_alone(loaded, source.card, premise, source.initial is not None)
+    return _change(loaded, source, source.card, parameters or "last", point)
+
+
+def _weights_alone(loaded: Loaded, card: DataCard, premise: Premise, initial: bool) -> Opened:
+    """The trained weights as the target; `initial` if initial ones were given all the same."""
+    after = loaded.trained
+    dtype = torch.float64 if torch.float64 in after.dtypes else torch.float32
+    told = card.range is not None or card.norm is not None
+    problem = weights_problem(
+        loaded.network,
+        moved(after.tensors, CPU, dtype),
+        premise,
+        card.domain() if told else None,
+        card.display,
+        card.knows,
+    )
+    problem, warnings = _rounded(problem, dtype, after.coarsest)
+    if initial:
+        warnings.append(
+            "Initial weights were given, and are not used: with the premise "
+            f"{premise.value} the trained weights themselves are the target."
+        )
+    return loaded.opened(problem, "all", "final", warnings)
+
+
+def _change(
+    loaded: Loaded, source: Source, card: DataCard, parameters: str, point: str | None
+) -> Opened:
+    """The change of a block of weights as the target."""
+    network, after = loaded.network, loaded.trained
+    before = _before(source, loaded)
+    zero_head = before.source == ZERO_HEAD
+    missing = [name for name in after.tensors if name not in before.tensors]
+    frozen = not missing and _frozen(network, before, after)
+    lacking = [n for n in needed(network, after.tensors, parameters, POINT) if n in missing]
+    point = point or ("final" if lacking or frozen else POINT)
+    if zero_head and (parameters, point) != ("last", "final"):
+        raise InputError(
+            f"{ZERO_HEAD}: says that only the last layer was trained, and features did not move; "
+            "leave out the parameters and the point."
+        )
+    wanted = needed(network, after.tensors, parameters, point)
+    if absent := [name for name in wanted if name in missing]:
+        raise InputError(
+            f"{before.source}: lacks {_listed(absent)}, which parameters {parameters!r} at the "
+            f"point {point!r} need. {_unlocks(network, after.tensors)}"
+        )
+    stored = replace(after, dtypes=before.dtypes | after.dtypes)
+    dtype = torch.float64 if torch.float64 in stored.dtypes else torch.float32
+    problem = network_problem(
+        network,
+        moved(before.tensors, CPU, dtype),
+        moved(after.tensors, CPU, dtype),
+        parameters,
+        point,
+        card.domain(),
+        card.display,
+    )
+    problem, warnings = _rounded(
+        replace(
+            problem,
+            drift=0.0 if frozen and parameters == "last" else problem.drift,
+            threat_model=_threat_model(card, frozen, zero_head, bool(missing)),
+        ),
+        dtype,
+        stored.coarsest,
+    )
+    if lacking and point == "final":
+        warnings.append(
+            f"Initial weights of {_listed(lacking)} are missing: features are taken at the trained "
+            "weights, from which they may have moved."
+        )
+    return loaded.opened(problem, parameters, point, warnings)
+
+
+def _rounded(
+    problem: Problem, dtype: torch.dtype, stored: torch.dtype
+) -> tuple[Problem, list[str]]:
+    """Account for the rounding of stored weights: refuse too much of it, warn of half precision."""
+    coarser = (_eps(stored) / _eps(dtype)) ** 2
+    problem = replace(problem, resolution=problem.resolution * coarser)
+    kind = str(stored).removeprefix("torch.")
+    if problem.resolution > DRIFT:
+        raise InputError(
+            f"weights: are stored in {kind}, and rounding to that is about "
+            f"{problem.resolution:.1e} of what training changed, squared, where {DRIFT:g} is the "
+            "most an attack can do with; save them with more digits, or choose other parameters."
+        )
+    if torch.finfo(stored).bits >= 32:
+        return problem, []
+    return problem, [
+        f"Weights are stored in {kind}: rounding alone leaves a relative residual of about "
+        f"{problem.resolution:.1e}, and samples with a smaller trace are lost."
+    ]
+
+
+def _eps(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).eps
+
+
+def _read(state: State | None, word: str) -> Stored:
+    if isinstance(state, Path | str):
+        source, tensors = str(state), read_state(Path(state))
+    elif isinstance(state, Mapping) and all(isinstance(x, Tensor) for x in state.values()):
+        source, tensors = word, {name: tensor.cpu() for name, tensor in state.items()}
+    else:
+        raise InputError(
+            f"{word}: expected a state dict, as model.state_dict() gives it, or the path of a "
+            f"file with one, got a {type(state).__name__}."
+        )
+    dtypes = frozenset(tensor.dtype for tensor in tensors.values() if tensor.is_floating_point())
+    return Stored(tensors, dtypes, source)
+
+
+def _before(source: Source, loaded: Loaded) -> Stored:
+    """The weights before training, as far as they are known."""
+    initial, trained = source.initial, source.trained
+    network, after = loaded.network, loaded.trained
+    if initial is None:
+        raise InputError(
+            "initial weights: none were given, and with the premise change every method starts "
+            f"from what training changed. {_unlocks(network, after.tensors)}"
+        )
+    if isinstance(initial, str) and initial == ZERO_HEAD:
+        return after.with_zero(network.head)
+    before = _read(initial, "initial weights").fitted(network.module, partial=True)
+    if isinstance(initial, Mapping) and isinstance(trained, Mapping) and _shared(initial, trained):
+        raise InputError(
+            "initial weights: are in the same memory as the trained ones, so that training "
+            "overwrote them; keep copy.deepcopy(model.state_dict()) before training."
+        )
+    there = {name: after.tensors[name] for name in before.tensors}
+    check_pair(before.tensors, there, before.source, after.source)
+    return before
+
+
+def _shared(initial: Weights, trained: Weights) -> bool:
+    """Whether two state dicts are windows on the same memory."""
+    return all(
+        name in trained and w.data_ptr() == trained[name].data_ptr() for name, w in initial.items()
+    )
+
+
+def _of_head(head: str) -> tuple[str, str]:
+    prefix = f"{head}." if head else ""
+    return f"{prefix}weight", f"{prefix}bias"
+
+
+def _frozen(network: Network, before: Stored, after: Stored) -> bool:
+    """Whether nothing but the head changed."""
+    return all(
+        torch.equal(w.double(), after.tensors[name].double())
+        for name, w in before.tensors.items()
+        if name not in _of_head(network.head)
+    )
+
+
+def _threat_model(card: DataCard, frozen: bool, zero_head: bool, partial: bool) -> ThreatModel:
+    knows = ["the trained weights", "the architecture", *card.knows]
+    if not zero_head:
+        knows.insert(0, "some of the initial weights" if partial else "the initial weights")
+    assumes = LAZY
+    if zero_head:
+        assumes = "the last layer began at zero, and nothing else was trained"
+    elif frozen:
+        assumes = "training followed the gradient of the loss in the last layer"
+    return ThreatModel(tuple(knows), (assumes, *card.assumes))
+
+
+def _unlocks(network: Network, trained: Weights) -> str:
+    """Say what each of the initial weights would make possible."""
+    head, first = network.head_weight, network.first_dense(trained)
+    both = "" if first in (None, head) else f" {head} and {first} unlock tansley2026 too."
+    return (
+        f"The initial {head} unlocks exhume and iurada2025 on the last layer, with features at the "
+        f"trained weights (point final).{both} All initial weights unlock the points initial, "
+        "midpoint and both, and other blocks of parameters. If the last layer began at zero and "
+        f"nothing else was trained, give {ZERO_HEAD} in their place. Two premises need no initial "
+        "weights: --premise margin, if the network is homogeneous in its weights and was trained "
+        "to the margin with a logistic or cross-entropy loss, and --premise decay, if it came to "
+        "rest under weight decay."
+    )
+
+
+def _listed(names: list[str], most: int = 4) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
