@@ -268,7 +268,6 @@ def test_the_truth_is_not_opened(
             opened.append(Path(os.fsdecode(arguments[0])).name)
 
     monkeypatch.setattr(files, "safe_open", watched_open)
-    monkeypatch.setattr(data, "safe_open", watched_open)
     sys.addaudithook(hook)  # cannot be taken away again, so it is switched off
     audit(settings, tmp_path / "run")
     watching = False
