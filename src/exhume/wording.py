@@ -1,4 +1,4 @@
-"""Numbers as a reader likes them. What is missing or not finite never raises."""
+"""Numbers as a reader likes them; what is missing or not finite never raises."""
 
 import math
 from datetime import datetime
@@ -8,7 +8,7 @@ SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def finite(value: object) -> float | None:
-    """The value as a number, None if it is not a finite one.
+    """Return the value as a number, None if it is not a finite one.
 
     Example:
         >>> finite(2), finite(float("nan")), finite("2"), finite(None)
@@ -20,7 +20,7 @@ def finite(value: object) -> float | None:
 
 
 def power_of_ten(exponent: int) -> str:
-    """A power of ten in plain text.
+    """Write a power of ten in plain text.
 
     Example:
         >>> power_of_ten(-11)
@@ -30,7 +30,7 @@ def power_of_ten(exponent: int) -> str:
 
 
 def number(value: object, missing: str = "n/a") -> str:
-    """Three digits, or two and a power of ten where that is shorter; whole numbers in full.
+    """Write three digits, or two and a power of ten where shorter; whole numbers in full.
 
     Example:
         >>> number(25_000), number(0.0123), number(4.0), number(None)
@@ -52,7 +52,7 @@ def number(value: object, missing: str = "n/a") -> str:
 
 
 def fixed(value: object, digits: int, missing: str = "–") -> str:
-    """A column entry with so many decimals.
+    """Write a column entry with so many decimals.
 
     Example:
         >>> fixed(0.99999, 4), fixed(None, 4)
@@ -63,7 +63,7 @@ def fixed(value: object, digits: int, missing: str = "–") -> str:
 
 
 def percent(share: object) -> str:
-    """A share in percent, whole.
+    """Write a share in whole percent.
 
     Example:
         >>> percent(0.723).replace(NO_BREAK, " ")
@@ -74,7 +74,7 @@ def percent(share: object) -> str:
 
 
 def plural(count: object, word: str) -> str:
-    """A count with its noun.
+    """Write a count with its noun.
 
     Example:
         >>> plural(1, "candidate"), plural(1200, "candidate")
@@ -84,7 +84,7 @@ def plural(count: object, word: str) -> str:
 
 
 def duration(seconds: object) -> str:
-    """A time span in the two units that matter.
+    """Write a time span in the two units that matter.
 
     Example:
         >>> [duration(s).replace(NO_BREAK, " ") for s in (0.4213, 12.34, 59.96, 185, 7500)]
@@ -103,7 +103,7 @@ def duration(seconds: object) -> str:
 
 
 def moment(stamp: object) -> str:
-    """An ISO time stamp, easier to read; anything else as it is.
+    """Make an ISO time stamp easier to read; anything else stays as it is.
 
     Example:
         >>> moment("2026-11-15T08:00:00Z"), moment("yesterday")
@@ -116,7 +116,7 @@ def moment(stamp: object) -> str:
 
 
 def wilson(successes: int, total: int, z: float = 1.96) -> tuple[float, float]:
-    """Wilson's interval for a rate, 95 % unless told.
+    """Return Wilson's interval for a rate, 95 % unless told.
 
     (k + z²/2 ± z √(k (n − k)/n + z²/4)) / (n + z²)
 

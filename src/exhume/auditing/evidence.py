@@ -241,11 +241,11 @@ def _no_trace(floor: float, floors: Mapping[str, float], premise: Premise) -> st
 
 
 class Headline(NamedTuple):
-    """The first sentence of a report, what it means, and its tone: open, calm or exposed."""
+    """A headline is the first sentence of a report, with its meaning and tone."""
 
     sentence: str
     meaning: str
-    tone: str
+    tone: str  # open, calm or exposed
 
 
 def rank_of(result: Record) -> float | None:

@@ -22,7 +22,7 @@ STREAM = 0xC4A7CE
 
 @dataclass(frozen=True)
 class Chance:
-    """What the aggregates of a score are worth where nothing was recovered.
+    """A chance level says what the aggregates of a score are where nothing was recovered.
 
     Attributes:
         candidates: How many random candidates were drawn.
@@ -83,7 +83,7 @@ def _means(draws: list[dict[str, float | None]]) -> dict[str, float | None]:
 
 @dataclass(frozen=True, eq=False)
 class Contrast:
-    """How near the candidates come to each sample, for the model's own and for held-out ones.
+    """A contrast holds how near candidates come to the model's own samples and to held-out ones.
 
     Attributes:
         own: Best similarity of each training sample, (n,).
@@ -100,12 +100,12 @@ class Contrast:
 
     @property
     def advantage(self) -> float:
-        """The chance that an own sample is nearer than a held-out one, ties half; ½ by luck."""
+        """Return the share of pairs whose own sample is nearer, ties half: ½ is no recovery."""
         return self._test()[0] / (len(self.own) * len(self.other))
 
     @property
     def p_value(self) -> float:
-        """The p-value of the one-sided Mann-Whitney test that own samples are nearer."""
+        """Return the p-value of a one-sided Mann-Whitney test of own samples being nearer."""
         return self._test()[1]
 
     def _test(self) -> tuple[float, float]:
@@ -123,7 +123,7 @@ class Contrast:
 
 @dataclass(frozen=True, eq=False)
 class OtherData:
-    """Whether candidates resemble the training samples more than others of their kind.
+    """This control says whether candidates resemble training samples more than others of a kind.
 
     Attributes:
         recovered: Share of own and of held-out samples with any candidate within 0.1.

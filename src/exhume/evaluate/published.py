@@ -41,7 +41,7 @@ SIDE = 3
 
 @dataclass(frozen=True, eq=False)
 class PublishedScore:
-    """The published figures: one value a training image, NaN where there are no candidates.
+    """The published figures have one value a training image, NaN where there are no candidates.
 
     Attributes:
         candidates: How many reconstructions there were, over all runs.
@@ -64,42 +64,42 @@ class PublishedScore:
 
     @property
     def samples(self) -> int:
-        """How many training images there were."""
+        """Count the training images."""
         return len(self.ssim)
 
     @property
     def dssim(self) -> Tensor:
-        """Structural dissimilarity, (1 − SSIM)/2."""
+        """Return the structural dissimilarity, (1 − SSIM)/2."""
         return (1 - self.ssim) / 2
 
     @property
     def good(self) -> int:
-        """How many have an SSIM above 0.4."""
+        """Count the images with an SSIM above 0.4."""
         return int((self.ssim > GOOD).sum())
 
     @property
     def good_dssim(self) -> int:
-        """How many have a DSSIM below 0.15."""
+        """Count the images with a DSSIM below 0.15."""
         return int((self.dssim < GOOD_DSSIM).sum())
 
     @property
     def top10_ssim(self) -> float:
-        """Mean of the ten highest."""
+        """Average the ten highest."""
         return _mean_of_best(self.ssim, largest=True)
 
     @property
     def top10_dssim(self) -> float:
-        """Mean of the ten lowest."""
+        """Average the ten lowest."""
         return _mean_of_best(self.dssim, largest=False)
 
     @property
     def top10_psnr(self) -> float:
-        """Mean of the ten highest."""
+        """Average the ten highest."""
         return _mean_of_best(self.psnr, largest=True)
 
     @property
     def top10_l2(self) -> float:
-        """Mean of the ten lowest."""
+        """Average the ten lowest."""
         return _mean_of_best(self.l2, largest=False)
 
     def to_dict(self) -> dict[str, Any]:

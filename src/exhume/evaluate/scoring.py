@@ -23,7 +23,7 @@ EXACT = 0.01
 
 @dataclass(frozen=True, eq=False)
 class Score:
-    """What was recovered. Plural names are one value a true sample, singular names their mean.
+    """A score says what was recovered: plural names by true sample, singular names as their mean.
 
     Pairs are one to one, with the least sum of sign-invariant errors. A true sample left without a
     candidate (there were fewer candidates than samples) scores as the zero vector would: error 1,
@@ -62,52 +62,52 @@ class Score:
 
     @property
     def samples(self) -> int:
-        """How many true samples there were."""
+        """Count the true samples."""
         return len(self.errors)
 
     @property
     def recovered(self) -> float:
-        """Share of true samples whose own candidate has an error under 0.1."""
+        """Return the share of true samples whose own candidate has an error under 0.1."""
         return _share(self.errors < RECOVERED)
 
     @property
     def exact(self) -> float:
-        """Share of true samples whose own candidate has an error under 0.01."""
+        """Return the share of true samples whose own candidate has an error under 0.01."""
         return _share(self.errors < EXACT)
 
     @property
     def error(self) -> float:
-        """Mean sign-invariant error, 1 for a sample without a candidate."""
+        """Average the sign-invariant errors; a sample without a candidate counts 1."""
         return float(self.errors.mean())
 
     @property
     def signed_error(self) -> float:
-        """Mean signed error."""
+        """Average the signed errors."""
         return float(self.signed_errors.mean())
 
     @property
     def published_error(self) -> float:
-        """Mean published error."""
+        """Average the published errors."""
         return float(self.published_errors.mean())
 
     @property
     def cosine(self) -> float:
-        """Mean absolute cosine."""
+        """Average the absolute cosines."""
         return float(self.cosines.mean())
 
     @property
     def flips(self) -> int:
-        """How many pairs have the opposite sign."""
+        """Count the pairs of opposite sign."""
         return int(self.flipped.sum())
 
     @property
     def psnr(self) -> float | None:
-        """Lower median over the pairs: one equal pair would make a mean infinite."""
+        """Take the lower median over the pairs: one equal pair would make a mean infinite."""
         return None if self.psnrs is None else float(self.psnrs.nanmedian())
 
     @property
     def ssim(self) -> float | None:
-        """Mean over the pairs."""
+        """Average over the pairs."""
         return None if self.ssims is None else float(self.ssims.nanmean())
 
     def summary(self) -> dict[str, float | None]:

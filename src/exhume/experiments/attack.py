@@ -30,7 +30,7 @@ from exhume.methods import METHODS, Reconstruction, method_named, reconstruct
 from exhume.methods.progress import Method
 from exhume.methods.tansley2026 import Tansley2026
 from exhume.models import architectures
-from exhume.report._gallery import to_pixels
+from exhume.report.gallery import displayed
 from exhume.sweep import Record
 from exhume.victims import Victim
 from exhume.victims.losses import LOSSES
@@ -355,7 +355,7 @@ def picture(known: Data, candidates: Tensor, result: Score, count: int) -> str:
     )
     found[matched < 0] = 0.5
     rows = [torch.cat(list(images), -1) for images in (known.images()[:count], found)]
-    pixels = np.rint(255 * to_pixels(torch.cat(rows, -2).numpy())).astype(np.uint8)
+    pixels = np.rint(255 * displayed(torch.cat(rows, -2).numpy())).astype(np.uint8)
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, "PNG", optimize=True)
     return base64.b64encode(buffer.getvalue()).decode("ascii")

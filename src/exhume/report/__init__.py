@@ -5,7 +5,7 @@ a few sentences on the scores of the papers.
 """
 
 from exhume.auditing.evidence import published_figures
-from exhume.report._gallery import gallery_png
+from exhume.report.gallery import gallery_png
 from exhume.report.page import write
 
 __all__ = ["gallery_png", "published_figures", "write"]

@@ -1,6 +1,6 @@
 """Plots as inline SVG in the colours of the page.
 
-Inside: `progress` (residual over time), `law` (where a run stands).
+`progress` draws the residual over time, `law` where a run stands.
 """
 
 import io
@@ -41,14 +41,14 @@ STYLE: Any = {
 
 
 class Plot(NamedTuple):
-    """An inline SVG, and the names its tints stand for, in order."""
+    """A plot is an inline SVG, and the names that its tints stand for, in order."""
 
     svg: Markup
     legend: list[str]
 
 
-class Point(NamedTuple):
-    """One event that can be drawn."""
+class Moment(NamedTuple):
+    """A moment is one event that can be drawn."""
 
     seconds: float
     residual: float
@@ -58,7 +58,7 @@ class Point(NamedTuple):
 
 @matplotlib.rc_context(STYLE)
 def progress(events: Iterable[Mapping[str, Any]], floor: float | None = None) -> Plot | None:
-    """Residual over time on a log axis, phases tinted, the number of candidates if it changes.
+    """Draw the residual over time, phases tinted, and the number of candidates if it changes.
 
     Args:
         events: what the run recorded.
@@ -67,16 +67,16 @@ def progress(events: Iterable[Mapping[str, Any]], floor: float | None = None) ->
     Returns:
         The plot, None where nothing can be drawn.
     """
-    points = list(_points(events))
-    if not points:
+    moments = list(_moments(events))
+    if not moments:
         return None
-    unit, name = (60.0, "minutes") if points[-1].seconds > 300 else (1.0, "seconds")
-    times = [point.seconds / unit for point in points]
+    unit, name = (60.0, "minutes") if moments[-1].seconds > 300 else (1.0, "seconds")
+    times = [moment.seconds / unit for moment in moments]
     figure = Figure(figsize=(4.6, 2.9), layout="constrained")
     axes = figure.add_subplot()
 
     legend: list[str] = []
-    for phase, start, end in _spans(times, [point.phase for point in points]):
+    for phase, start, end in _spans(times, [moment.phase for moment in moments]):
         if phase not in legend:
             legend.append(phase)
         axes.axvspan(start, end, color=PHASES[legend.index(phase) % 3], linewidth=0)
@@ -91,14 +91,14 @@ def progress(events: Iterable[Mapping[str, Any]], floor: float | None = None) ->
             ha="right",
             color=SECOND,
         )
-    residuals = [point.residual for point in points]
+    residuals = [moment.residual for moment in moments]
     axes.plot(times, residuals, color=ACCENT, linewidth=1.8, solid_joinstyle="round")
     axes.plot(times[-1:], residuals[-1:], "o", color=ACCENT, markersize=5)
     axes.margins(x=0.02)
     axes.set(xlabel=name, ylabel="residual")
     _log_axis(axes, [*residuals, *([floor] if floor else [])])
 
-    counts = [point.candidates for point in points]
+    counts = [moment.candidates for moment in moments]
     if len(set(counts)) > 1:
         twin = axes.twinx()
         twin.step(times, counts, where="post", color=INK, linewidth=1, alpha=0.55)
@@ -111,7 +111,7 @@ def progress(events: Iterable[Mapping[str, Any]], floor: float | None = None) ->
 
 @matplotlib.rc_context(STYLE)
 def law(ratio: float) -> Markup:
-    """Where a run stands on the axis of p·m/(d·n), the counting limit at 1."""
+    """Draw where a run stands on the axis of p·m/(d·n), the counting limit at 1."""
     place = math.log10(ratio)
     room = max(1.0, 0.4 * abs(place))  # for the words at either end
     low, high = math.floor(min(0.0, place) - room), math.ceil(max(0.0, place) + room)
@@ -139,7 +139,7 @@ def law(ratio: float) -> Markup:
 
 
 def _label(axes: Axes, x: float, text: str, right: bool, colour: str) -> None:
-    """Two lines beside the upper end of a mark."""
+    """Write two lines beside the upper end of a mark."""
     axes.annotate(
         text,
         (x, 0.92),
@@ -152,17 +152,17 @@ def _label(axes: Axes, x: float, text: str, right: bool, colour: str) -> None:
     )
 
 
-def _points(events: Iterable[Mapping[str, Any]]) -> Iterable[Point]:
-    """The events with a time and a positive residual."""
+def _moments(events: Iterable[Mapping[str, Any]]) -> Iterable[Moment]:
+    """Yield the events with a time and a positive residual."""
     for event in events:
         seconds, residual = finite(event.get("seconds")), finite(event.get("residual"))
         if seconds is not None and residual is not None and residual > 0:
             count = finite(event.get("candidates")) or 0.0
-            yield Point(seconds, residual, count, str(event.get("phase", "search")))
+            yield Moment(seconds, residual, count, str(event.get("phase", "search")))
 
 
 def _spans(times: Sequence[float], phases: Sequence[str]) -> Iterable[tuple[str, float, float]]:
-    """Runs of equal phase, each up to the start of the next.
+    """Yield stretches of equal phase, each up to the start of the next.
 
     Example:
         >>> list(_spans([0.0, 1.0, 2.0], ["explore", "explore", "polish"]))
@@ -176,7 +176,7 @@ def _spans(times: Sequence[float], phases: Sequence[str]) -> Iterable[tuple[str,
 
 
 def _decades(low: int, high: int, most: int = 7) -> list[int]:
-    """Exponents between two others, evenly thinned to a few, 0 among them if it is between.
+    """List exponents between two others, evenly thinned, 0 among them if it is between.
 
     Example:
         >>> _decades(-1, 2), _decades(-3, 9)
@@ -187,7 +187,7 @@ def _decades(low: int, high: int, most: int = 7) -> list[int]:
 
 
 def _log_axis(axes: Axes, values: Sequence[float]) -> None:
-    """Whole powers of ten around the values, written as such."""
+    """Mark whole powers of ten around the values, written as such."""
     low = math.floor(math.log10(min(values)))
     high = max(math.ceil(math.log10(max(values))), low + 1)
     axes.set(yscale="log", ylim=(10.0**low / 1.6, 10.0**high * 1.6))
@@ -199,7 +199,7 @@ def _log_axis(axes: Axes, values: Sequence[float]) -> None:
 
 
 def _svg(figure: Figure) -> Markup:
-    """The figure as an element to stand in a page: no prologue, no date, no ids of groups."""
+    """Return the figure as an element of a page: no prologue, no date, no ids of groups."""
     buffer = io.StringIO()
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)

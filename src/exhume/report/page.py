@@ -15,8 +15,8 @@ from exhume.auditing import evidence
 from exhume.auditing.evidence import rank_of, ratio_of
 from exhume.files import write_private
 from exhume.report import figures
-from exhume.report._gallery import gallery, grade
 from exhume.report._run import Run, read
+from exhume.report.gallery import gallery, grade
 from exhume.wording import duration, finite, number, percent, plural
 
 ROWS = 1000
@@ -40,7 +40,7 @@ WORDS = {
 
 
 class Card(NamedTuple):
-    """A key number."""
+    """A card shows one key number."""
 
     label: str
     value: str
@@ -48,7 +48,7 @@ class Card(NamedTuple):
 
 
 class Share(NamedTuple):
-    """A stretch of the bar of samples."""
+    """A share is a stretch of the bar of samples."""
 
     grade: str
     samples: int
@@ -56,7 +56,7 @@ class Share(NamedTuple):
 
 
 class Model(NamedTuple):
-    """What of a network was attacked, and what was done to it before."""
+    """A model is what of a network was attacked, and what was done to it before."""
 
     facts: list[tuple[str, str]]
     changes: list[str]

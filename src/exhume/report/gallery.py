@@ -1,33 +1,39 @@
 """Pictures and signals of the samples: small ones for the page, one large for a README.
 
-Inside: `gallery` (items for the template), `gallery_png` (a file).
+`gallery` makes the items of the page, `gallery_png` a file.
 """
 
 import base64
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from numpy.typing import NDArray
 from PIL import Image
 
+from exhume.equation.pixels import Pixels
 from exhume.errors import InputError
 from exhume.files import write_private
 from exhume.report._run import Array, Run, read
 from exhume.wording import finite, number
 
 LIMIT = 60
+"""The page shows this many samples at most, so that it stays a few megabytes."""
+
 SIDE = 160
+"""Pixels of the longer side of a picture on the page: more than it is shown with."""
+
 POINTS = 240
+"""A signal is drawn with this many points at most: more than its width on the page in pixels."""
 
 
 class Item(NamedTuple):
-    """One sample: pictures as data URIs (None for no picture), or the points of a polyline."""
+    """An item is one sample: pictures as data URIs (None for no picture), or a polyline."""
 
     label: str
     note: str
@@ -37,7 +43,7 @@ class Item(NamedTuple):
 
 
 class Gallery(NamedTuple):
-    """Groups of items under their headings, and how many were left out."""
+    """A gallery holds groups of items under their headings, and says how many were left out."""
 
     kind: str
     groups: list[tuple[str, list[Item]]]
@@ -46,35 +52,41 @@ class Gallery(NamedTuple):
 
 
 def gallery(run: Run) -> Gallery | None:
-    """Pairs where the truth was given, otherwise the candidates; None if there is nothing."""
+    """Show pairs where the truth was given, otherwise the candidates; None if there is nothing."""
     matched = run.matched()
-    if matched is not None:
-        return pairs(
-            *matched, run.errors(), run.scored["score"]["thresholds"] if run.scored else {}
-        )
+    if matched is not None and run.scored is not None:
+        return pairs(*matched, run.errors(), run.scored["score"]["thresholds"])
     samples, sizes = run.candidates()
     if len(samples) == 0:
         return None
     order = np.argsort(-sizes, kind="stable")[:LIMIT]
+    notes = [number(size) if size else "" for size in sizes]
+    left_out = len(samples) - len(order)
     if not is_image(run.shape) or samples[0].size != np.prod(run.shape):
-        return _signals(samples, sizes, order)
-    pixels = undo(samples.reshape(-1, *run.shape), run.result["display"])
-    items = [Item(f"{i + 1}", _size(sizes[i]), "", (data_uri(stretch(pixels[i])),)) for i in order]
-    return Gallery("pictures", [("", items)], len(samples) - len(items))
+        stride = -(-samples.shape[1] // POINTS)
+        signals = [
+            Item(f"{i + 1}", notes[i], "", points=polyline(samples[i, ::stride])) for i in order
+        ]
+        return Gallery("signals", [("", signals)], left_out, stride)
+    display = run.result["display"]
+    if display is not None:
+        samples = Pixels(**display).to_pixels(torch.from_numpy(samples)).numpy()
+    images = samples.reshape(-1, *run.shape)
+    items = [Item(f"{i + 1}", notes[i], "", (data_uri(stretch(images[i])),)) for i in order]
+    return Gallery("pictures", [("", items)], left_out)
 
 
 def pairs(
     originals: Array, found: Array, errors: Sequence[float | None], thresholds: dict[str, float]
 ) -> Gallery:
-    """Originals beside reconstructions, best first; of too many, the best and the worst."""
+    """Show originals beside reconstructions, best first; of too many, the best and the worst."""
     order = sorted(range(len(originals)), key=lambda i: np.inf if (e := errors[i]) is None else e)
 
     def item(i: int) -> Item:
         picture = data_uri(found[i]) if np.isfinite(found[i]).all() else None
         note = "no candidate" if picture is None else number(errors[i])
-        return Item(
-            f"{i + 1}", note, grade(errors[i], thresholds), (data_uri(originals[i]), picture)
-        )
+        shown = (data_uri(originals[i]), picture)
+        return Item(f"{i + 1}", note, grade(errors[i], thresholds), shown)
 
     if len(order) <= LIMIT:
         return Gallery("pairs", [("", [item(i) for i in order])], 0)
@@ -87,7 +99,7 @@ def pairs(
 
 
 def grade(error: object, thresholds: dict[str, float]) -> str:
-    """What an error counts as.
+    """Say what an error counts as.
 
     Example:
         >>> limits = {"recovered": 0.1, "exact": 0.01}
@@ -102,7 +114,7 @@ def grade(error: object, thresholds: dict[str, float]) -> str:
 
 
 def is_image(shape: tuple[int, ...]) -> bool:
-    """Whether samples of a shape can be shown as pictures.
+    """Tell whether samples of a shape can be shown as pictures.
 
     Example:
         >>> [is_image(shape) for shape in ((25, 25), (3, 32, 32), (100,), (2, 4, 4))]
@@ -111,22 +123,8 @@ def is_image(shape: tuple[int, ...]) -> bool:
     return len(shape) == 2 or (len(shape) == 3 and shape[0] in (1, 3))
 
 
-def undo(images: Array, display: dict[str, Any] | None) -> Array:
-    """Pixels from inputs, by the declared shift and scale: a number, or one for each channel.
-
-    Example:
-        >>> undo(np.ones((1, 1, 1)), {"shift": 0.5, "scale": 0.2}).item()
-        0.7
-    """
-    if display is None:
-        return images
-    shift, scale = (np.asarray(display[key], dtype=np.float64) for key in ("shift", "scale"))
-    channels = (-1, 1, 1) if images.ndim == 4 else ()
-    return images * scale.reshape(channels) + shift.reshape(channels)
-
-
 def stretch(image: Array) -> Array:
-    """The middle 99 % of the values spread over [0, 1].
+    """Spread the middle 99 % of the values over [0, 1].
 
     Example:
         >>> stretch(np.array([[-3.0, -3.0], [5.0, 5.0]])).tolist()
@@ -135,8 +133,8 @@ def stretch(image: Array) -> Array:
     return np.clip(_between(image, *np.quantile(np.nan_to_num(image), (0.005, 0.995))), 0.0, 1.0)
 
 
-def to_pixels(image: Array) -> Array:
-    """Height first, channels last and only if there are three; values in [0, 1]."""
+def displayed(image: Array) -> Array:
+    """Put height first, and channels last if there are three; clip values to [0, 1]."""
     image = np.clip(np.nan_to_num(image), 0.0, 1.0)
     if image.ndim == 2:
         return image
@@ -144,8 +142,8 @@ def to_pixels(image: Array) -> Array:
 
 
 def data_uri(image: Array) -> str:
-    """A picture as an inline PNG, no side longer than 160 pixels."""
-    picture = Image.fromarray(np.rint(255 * to_pixels(image)).astype(np.uint8))
+    """Encode a picture as an inline PNG, no side longer than 160 pixels."""
+    picture = Image.fromarray(np.rint(255 * displayed(image)).astype(np.uint8))
     picture.thumbnail((SIDE, SIDE))
     buffer = io.BytesIO()
     picture.save(buffer, "PNG", optimize=True)
@@ -153,7 +151,7 @@ def data_uri(image: Array) -> str:
 
 
 def polyline(signal: Array) -> str:
-    """The points of a signal in a box of 100 by 40, the largest value on top.
+    """Return the points of a signal in a box of 100 by 40, the largest value on top.
 
     Example:
         >>> polyline(np.array([0.0, 1.0, 0.5]))
@@ -162,6 +160,12 @@ def polyline(signal: Array) -> str:
     x = np.linspace(0, 100, len(signal))
     y = _between(signal, np.nanmin(signal), np.nanmax(signal))
     return " ".join(f"{a:.1f},{39 - 38 * b:.1f}" for a, b in zip(x, y, strict=True))
+
+
+def _between(values: Array, low: float, high: float) -> Array:
+    """Move `low` to 0 and `high` to 1; what is not a number stands at 0."""
+    values = np.nan_to_num(values)
+    return np.asarray((values - low) / (high - low if high > low else 1.0))
 
 
 def gallery_png(run: Path, out: Path, limit: int = 10) -> Path:
@@ -193,7 +197,7 @@ def gallery_png(run: Path, out: Path, limit: int = 10) -> Path:
     grid = figure.subplots(2, count, squeeze=False)
     for row, pictures, name in zip(grid, matched, ("original", "from the weights"), strict=True):
         for axes, picture in zip(row, pictures, strict=False):
-            _picture(axes, picture)
+            _draw(axes, picture)
         row[0].set_ylabel(name, fontsize=8, color="#555555", labelpad=5)
     for axes, error in zip(grid[1], loaded.errors(), strict=False):
         axes.set_xlabel(f"error {number(error)}", fontsize=7, color="#555555", labelpad=4)
@@ -202,30 +206,12 @@ def gallery_png(run: Path, out: Path, limit: int = 10) -> Path:
     return write_private(out, buffer.getvalue())
 
 
-def _picture(axes: Axes, image: Array) -> None:
+def _draw(axes: Axes, image: Array) -> None:
     axes.set(xticks=[], yticks=[])
     axes.spines[:].set(visible=False)
     if np.isfinite(image).all():
-        axes.imshow(to_pixels(image), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+        axes.imshow(displayed(image), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
     else:
         axes.set_facecolor("#eeeeee")
         axes.set_box_aspect(image.shape[-2] / image.shape[-1])
         axes.text(0.5, 0.5, "none", ha="center", va="center", fontsize=7, color="#888888")
-
-
-def _between(values: Array, low: float, high: float) -> Array:
-    """Values with `low` moved to 0 and `high` to 1; what is not a number stands at 0."""
-    values = np.nan_to_num(values)
-    return np.asarray((values - low) / (high - low if high > low else 1.0))
-
-
-def _signals(samples: Array, sizes: Array, order: NDArray[np.intp]) -> Gallery:
-    stride = -(-samples.shape[1] // POINTS)
-    items = [
-        Item(f"{i + 1}", _size(sizes[i]), "", points=polyline(samples[i, ::stride])) for i in order
-    ]
-    return Gallery("signals", [("", items)], len(samples) - len(items), stride)
-
-
-def _size(size: float) -> str:
-    return number(size) if size else ""
