@@ -7,6 +7,8 @@ itself, as `initial.safetensors` ("first" (p, d)), as a memory-mapped `first.npy
 but a seed in the card.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from exhume.checks import one_of, whole_number
 from exhume.equation.pixels import Pixels
 from exhume.equation.problem import Premise, Problem, ThreatModel
 from exhume.errors import InputError
@@ -25,7 +28,7 @@ from exhume.files import read_json, read_tensors, write_json, write_tensors
 from exhume.models import architectures
 from exhume.models.formulation import POINT, network_problem, weights_problem
 from exhume.models.premises import check_whole, premise_named
-from exhume.models.state import check_pair, fit_state, read_state
+from exhume.models.state import StateDict, check_pair, fit_state, read_state
 
 CARD, TRAINED, INITIAL, MAPPED, TRUTH = (
     "card.json",
@@ -53,7 +56,7 @@ def random_features_problem(
     shape: tuple[int, ...],
     display: Pixels | None = None,
 ) -> Problem:
-    """The problem that a random-features model poses.
+    """Return the problem that a random-features model poses.
 
     Args:
         weights: V (p, d).
@@ -66,12 +69,10 @@ def random_features_problem(
         _check_first_layer(weights)
     if weights.dtype not in (torch.float32, torch.float64):
         weights = weights.to(weights.device, torch.float32)
-    features = RandomFeatures(weights, activation(activation_name))
-    target = last.to(weights.device, weights.dtype)
     knows = RANDOM_FEATURES.knows + (("shift and scale of the pixels",) if display else ())
     return Problem(
-        target,
-        features,
+        last.to(weights.device, weights.dtype),
+        RandomFeatures(weights, activation(activation_name)),
         replace(RANDOM_FEATURES, knows=knows),
         shape,
         display=display,
@@ -107,8 +108,8 @@ class NetworkModel:
     architecture: str
     arguments: dict[str, Any]
     network: Network
-    initial: dict[str, Tensor]
-    trained: dict[str, Tensor]
+    initial: StateDict
+    trained: StateDict
     display: Pixels | None
 
     @classmethod
@@ -116,8 +117,8 @@ class NetworkModel:
         cls,
         architecture: str,
         arguments: dict[str, Any],
-        initial: dict[str, Tensor],
-        trained: dict[str, Tensor],
+        initial: StateDict,
+        trained: StateDict,
         display: Pixels | None,
     ) -> "NetworkModel":
         """Build the module; ours need no check of their derivatives, the tests do that."""
@@ -127,66 +128,29 @@ class NetworkModel:
         return cls(architecture, arguments, network, initial, trained, display)
 
     def problem(
-        self,
-        parameters: str = "last",
-        point: str = POINT,
-        premise: Premise = Premise.CHANGE,
+        self, parameters: str = "last", point: str = POINT, premise: Premise = Premise.CHANGE
     ) -> Problem:
-        """The problem that a block of its parameters poses; all, where not their change does."""
-        pixels = ("shift and scale of the pixels",) if self.display else ()
+        """Return the problem of a block's change, or of all weights with the other premises."""
+        network, display = self.network, self.display
+        knows = ("shift and scale of the pixels",) if display else ()
         if premise is not Premise.CHANGE:
-            return weights_problem(
-                self.network, self.trained, premise, display=self.display, knows=pixels
-            )
-        knows = ("the norm of the inputs (√d)", *pixels)
+            return weights_problem(network, self.trained, premise, display=display, knows=knows)
         return network_problem(
-            self.network,
-            self.initial,
-            self.trained,
-            parameters,
-            point,
-            display=self.display,
-            knows=knows,
+            *(network, self.initial, self.trained, parameters, point),
+            display=display,
+            knows=("the norm of the inputs (√d)", *knows),
         )
+
+
+# Writing
 
 
 def write_network(folder: Path, model: NetworkModel, training: dict[str, Any]) -> None:
     """Write a network as a model folder."""
-    card = {
-        "schema": 1,
-        "kind": "network",
-        "architecture": {"name": model.architecture, "arguments": model.arguments},
-        "display": asdict(model.display) if model.display else None,
-        "training": training,
-    }
+    architecture = {"name": model.architecture, "arguments": model.arguments}
     write_tensors(folder / INITIAL, model.initial)
     write_tensors(folder / TRAINED, model.trained)
-    write_json(folder / CARD, card)
-
-
-def _read_network(folder: Path, card: dict[str, Any], change: bool = True) -> NetworkModel:
-    """The network; without its initial weights where their change is not asked for."""
-    path = folder / CARD
-    try:
-        name = str(card["architecture"]["name"])
-        arguments = dict(card["architecture"]["arguments"])
-        display = Pixels(**card["display"]) if card.get("display") else None
-        shape, outputs = arguments["shape"], arguments["outputs"]
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{path}: is damaged; missing or malformed: {error}.") from error
-    try:
-        with torch.device("meta"):
-            module = architectures.build(name, arguments)
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from error
-    network = known_network(module, tuple(shape), outputs)
-    trained, initial = (
-        fit_state(read_state(folder / file), module, str(folder / file)) if wanted else {}
-        for file, wanted in ((TRAINED, True), (INITIAL, change))
-    )
-    if change:
-        check_pair(initial, trained, str(folder / INITIAL), str(folder / TRAINED))
-    return NetworkModel(name, arguments, network, initial, trained, display)
+    _write_card(folder, "network", {"architecture": architecture}, model.display, training)
 
 
 def write_model(
@@ -197,26 +161,34 @@ def write_model(
     if not isinstance(features, RandomFeatures):
         raise InputError("only random-features models can be written as a model folder.")
     weights = features.weights
-    card: dict[str, Any] = {
-        "schema": 1,
-        "kind": "random_features",
+    first: dict[str, Any] = {"source": "file", "file": INITIAL}
+    if isinstance(weights, Seeded) and not store:
+        first = {"source": "seed", "seed": weights.seed}
+    elif isinstance(weights, Mapped) and not store:
+        first = {"source": "map", "file": str(weights.path.resolve())}
+    else:
+        write_tensors(folder / INITIAL, {"first": weights.rows(0, features.width)})
+    sizes = {
         "activation": features.activation.name,
         "width": features.width,
         "dim": features.dim,
         "outputs": problem.target.shape[1],
         "shape": list(problem.shape),
-        "first": {"source": "file", "file": INITIAL},
-        "display": asdict(problem.display) if problem.display else None,
-        "training": training,
+        "first": first,
     }
-    if isinstance(weights, Seeded) and not store:
-        card["first"] = {"source": "seed", "seed": weights.seed}
-    elif isinstance(weights, Mapped) and not store:
-        card["first"] = {"source": "map", "file": str(weights.path.resolve())}
-    else:
-        write_tensors(folder / INITIAL, {"first": weights.rows(0, features.width)})
     write_tensors(folder / TRAINED, {"last": problem.target})
+    _write_card(folder, "random_features", sizes, problem.display, training)
+
+
+def _write_card(
+    folder: Path, kind: str, sizes: dict[str, Any], display: Pixels | None, training: dict[str, Any]
+) -> None:
+    shown = asdict(display) if display else None
+    card = {"schema": 1, "kind": kind, **sizes, "display": shown, "training": training}
     write_json(folder / CARD, card)
+
+
+# Reading
 
 
 def _read_card(folder: Path) -> dict[str, Any]:
@@ -228,14 +200,15 @@ def _read_card(folder: Path) -> dict[str, Any]:
     return card if isinstance(card, dict) else {}
 
 
-def _premise(path: Path, card: dict[str, Any]) -> Premise:
-    """What the card says of the training; a change of weights where it says nothing."""
-    training = card.get("training")
-    word = training.get("premise") if isinstance(training, dict) else None
+@contextmanager
+def _card_of(folder: Path) -> Iterator[None]:
+    """Name the card of a folder in whatever goes wrong when its entries are used."""
     try:
-        return Premise.CHANGE if word is None else premise_named(word)
+        yield
     except InputError as error:
-        raise InputError(f"{path}: is damaged; {error}") from error
+        raise InputError(f"{folder / CARD}: is damaged; {error}") from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{folder / CARD}: is damaged; missing or malformed: {error}.") from error
 
 
 def is_network(folder: Path) -> bool:
@@ -244,7 +217,7 @@ def is_network(folder: Path) -> bool:
 
 
 def read_network(folder: Path) -> NetworkModel:
-    """The network of a model folder, with its weights before and after training."""
+    """Read the network of a model folder, with its weights before and after training."""
     card = _read_card(folder)
     if card.get("kind") != "network":
         raise InputError(
@@ -259,26 +232,30 @@ def read_model(
     point: str | None = None,
     premise: Premise | str | None = None,
 ) -> Problem:
-    """The problem posed by a model folder.
+    """Read the problem that a model folder poses.
 
     Args:
         folder: made by `exhume victim`.
         parameters: of a network, see `network_problem`; the last layer if None.
-        point: likewise; the midpoint if None.
+        point: where its features are taken; the midpoint if None.
         premise: change, margin or decay; what the card says of the training if None. For the last
             two all trained weights are the target, and initial ones are not read.
     """
-    path, card = folder / CARD, _read_card(folder)
-    kind = card.get("kind")
-    chosen = _premise(path, card) if premise is None else premise_named(premise)
-    if kind == "network":
-        change = chosen is Premise.CHANGE
-        if not change:
+    card = _read_card(folder)
+    training = card.get("training")
+    told = training.get("premise") if isinstance(training, dict) else None
+    with _card_of(folder):
+        own = Premise.CHANGE if told is None else premise_named(told)
+    chosen = own if premise is None else premise_named(premise)
+    if card.get("kind") == "network":
+        if chosen is not Premise.CHANGE:
             check_whole(chosen, parameters, point)
-        model = _read_network(folder, card, change)
+        model = _read_network(folder, card, chosen is Premise.CHANGE)
         return model.problem(parameters or "last", point or POINT, chosen)
-    if kind != "random_features":
-        raise InputError(f"{path}: expected a card of kind 'random_features' or 'network'.")
+    if card.get("kind") != "random_features":
+        raise InputError(
+            f"{folder / CARD}: expected a card of kind 'random_features' or 'network'."
+        )
     if parameters not in (None, "last") or point is not None:
         raise InputError(
             f"{folder}: is a random-features model: only its last layer was trained, and its "
@@ -289,45 +266,57 @@ def read_model(
             f"premise {chosen.value}: is for networks trained as a whole, but {folder} is a "
             "random-features model, whose last layer is a combination by itself; leave it out."
         )
-    try:
+    return _read_random_features(folder, card)
+
+
+def _display(card: dict[str, Any]) -> Pixels | None:
+    return Pixels(**card["display"]) if card.get("display") else None
+
+
+def _read_network(folder: Path, card: dict[str, Any], change: bool = True) -> NetworkModel:
+    """Read a network; without its initial weights where their change is not asked for."""
+    with _card_of(folder):
+        name, arguments = card["architecture"]["name"], dict(card["architecture"]["arguments"])
+        model = NetworkModel.of(str(name), arguments, {}, {}, _display(card))
+    trained, initial = (
+        fit_state(read_state(folder / file), model.network.module, str(folder / file))
+        if wanted
+        else {}
+        for file, wanted in ((TRAINED, True), (INITIAL, change))
+    )
+    if change:
+        check_pair(initial, trained, str(folder / INITIAL), str(folder / TRAINED))
+    return replace(model, initial=initial, trained=trained)
+
+
+def _read_random_features(folder: Path, card: dict[str, Any]) -> Problem:
+    with _card_of(folder):
         width, dim, outputs = int(card["width"]), int(card["dim"]), int(card["outputs"])
         shape = tuple(int(length) for length in card["shape"])
-        first, name = dict(card["first"]), str(card["activation"])
+        if min(width, dim, outputs, *shape) < 1:
+            raise ValueError("a size or shape that is too small")
+        name, display, first = str(card["activation"]), _display(card), dict(card["first"])
+        source = one_of("first.source", first["source"], ("seed", "file", "map"))
+        seed = whole_number("first.seed", first["seed"], 0) if source == "seed" else 0
         file = folder / str(first.get("file", ""))
-        source = str(first["source"])
-        seed = int(first["seed"]) if source == "seed" else 0
         if source == "file" and file.parent != folder:
             raise ValueError(f"first.file = {str(first['file'])!r} is not in this folder")
-        if source not in ("seed", "file", "map"):
-            raise ValueError(f"first.source = {source!r}")
-        if min(width, dim, outputs, *shape) < 1 or seed < 0:
-            raise ValueError("a size, shape or seed that is too small")
-        display = Pixels(**card["display"]) if card.get("display") else None
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{path}: is damaged; missing or malformed: {error}.") from error
     last = read_tensors(folder / TRAINED, ("last",))["last"]
     if tuple(last.shape) != (width, outputs):
         raise InputError(
-            f"{folder / TRAINED}: tensor 'last' has shape {tuple(last.shape)}, but {path.name} "
-            f"says width {width} and outputs {outputs}; expected ({width}, {outputs})."
+            f"{folder / TRAINED}: tensor 'last' has shape {tuple(last.shape)}, but {CARD} says "
+            f"width {width} and outputs {outputs}; expected ({width}, {outputs})."
         )
     weights: Weights
-    if source == "seed":
-        weights = Seeded(width, dim, seed)
-    elif source == "map":
-        weights = Mapped(file)
+    if source == "file":
+        stored = read_tensors(file, ("first",))["first"]
+        weights, found = Stored(stored), tuple(stored.shape)
     else:
-        first_layer = read_tensors(file, ("first",))["first"]
-        if first_layer.ndim != 2:
-            raise InputError(
-                f"{file}: tensor 'first' has shape {tuple(first_layer.shape)}, expected "
-                f"({width}, {dim})."
-            )
-        weights = Stored(first_layer)
-    if weights.shape != (width, dim):
+        weights = Seeded(width, dim, seed) if source == "seed" else Mapped(file)
+        found = weights.shape
+    if found != (width, dim):
         raise InputError(
-            f"{file}: the first layer has shape {weights.shape}, but {path.name} says "
-            f"({width}, {dim})."
+            f"{file}: the first layer has shape {found}, but {CARD} says ({width}, {dim})."
         )
     try:
         return random_features_problem(weights, name, last, shape, display)
