@@ -16,8 +16,6 @@ import yaml
 from torch import Tensor
 
 from exhume.auditing.settings import Settings
-from exhume.equation.objective import fitted, fitted_with
-from exhume.equation.problem import Problem
 from exhume.errors import InputError
 from exhume.files import (
     private_folder,
@@ -27,11 +25,7 @@ from exhume.files import (
     write_private,
     write_tensors,
 )
-from exhume.methods.penalised import PenalisedState
-from exhume.methods.progress import Progress
-from exhume.solvers import Outcome, State
-from exhume.solvers.gradient import MomentumState
-from exhume.solvers.levenberg_marquardt import DampedState
+from exhume.methods.progress import Checkpoint, Progress, pack
 
 CONFIG, EVENTS, CHECKPOINT, CANDIDATES, RESULT, SCORE, MATCHED = (
     "config.yaml",
@@ -229,13 +223,25 @@ class RunFolder:
             self.path.rmdir()
 
     def save(self, progress: Progress, seconds: float) -> None:
-        """Write the checkpoint."""
-        _dump(self.path / CHECKPOINT, progress, seconds)
+        """Write a checkpoint: tensors, and the rest as JSON in the metadata of their file."""
+        packed = pack(progress, seconds)
+        record = json.dumps({"progress": packed.record, "seconds": seconds})
+        write_tensors(self.path / CHECKPOINT, packed.tensors, {"checkpoint": record})
 
-    def load(self, problem: Problem) -> tuple[Progress, float] | None:
-        """Return the last checkpoint, or None, and forget the events that came after it."""
-        begun = _load(problem, self.path / CHECKPOINT)
-        self._trim(begun[1] if begun else 0.0)
+    def load(self) -> Checkpoint | None:
+        """Return the checkpoint, and forget what came after it; None if there is none yet."""
+        file, begun = self.path / CHECKPOINT, None
+        if file.exists():
+            tensors = read_tensors(file)
+            try:
+                record = json.loads(read_metadata(file)["checkpoint"])
+                seconds = float(record["seconds"])
+                begun = Checkpoint(tensors, record["progress"], seconds, str(file))
+            except (KeyError, TypeError, ValueError) as error:
+                raise InputError(
+                    f"{file}: cannot be used ({error}); start the audit again in another folder."
+                ) from error
+        self._trim(begun.seconds if begun else 0.0)
         return begun
 
     def _trim(self, seconds: float) -> None:
@@ -299,79 +305,3 @@ def _check_keys(record: object, keys: str, what: str) -> dict[str, Any]:
     if missing := [key for key in keys.split() if key not in record]:
         raise InputError(f"{what} has no {', '.join(missing)}: was it written by another version?")
     return record
-
-
-def _dump(path: Path, progress: Progress, seconds: float) -> None:
-    """Progress as one file: tensors, and the rest as JSON in its metadata."""
-    state = progress.state
-    tensors = {f"memory.{name}": tensor for name, tensor in progress.memory.items()}
-    tensors["candidates"] = state.fit.candidates
-    if isinstance(state, PenalisedState):
-        tensors |= {f"state.{name}": tensor for name, tensor in state.memory.items()}
-    if isinstance(state, MomentumState):
-        tensors["velocity"] = state.velocity
-    if not state.fit.eliminated:
-        tensors["coefficients"] = state.fit.coefficients
-    for name in ("best", "champion"):
-        if getattr(progress, name) is not None:
-            tensors[name] = getattr(progress, name)
-    search = {
-        name: getattr(progress, name)
-        for name in Progress.__dataclass_fields__
-        if name not in ("state", "memory", "best", "champion", "outcome")
-    }
-    numbers = ("steps", "products", "stalled", "damping")
-    solver = {name: getattr(state, name) for name in numbers if hasattr(state, name)}
-    outcomes = [one.value if one else None for one in (progress.outcome, state.outcome)]
-    record = {"search": search, "solver": solver, "outcomes": outcomes, "seconds": seconds}
-    write_tensors(path, tensors, {"progress": json.dumps(record)})
-
-
-def _load(problem: Problem, path: Path) -> tuple[Progress, float] | None:
-    """Progress from a file, or None if the run was killed before its first checkpoint."""
-    if not path.exists():
-        return None
-    try:
-        return _progress(problem, path)
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise InputError(
-            f"{path}: cannot be used ({error}); start the audit again in another folder."
-        ) from error
-
-
-def _progress(problem: Problem, path: Path) -> tuple[Progress, float]:
-    # Copies: as aligned as they were, without which sums may differ in their last bit.
-    tensors = {name: t.clone() for name, t in read_tensors(path, ("candidates",)).items()}
-    record = json.loads(read_metadata(path)["progress"])
-    device = problem.features.device
-    search_outcome, solver_outcome = (Outcome(x) if x else None for x in record["outcomes"])
-
-    def memory(prefix: str) -> dict[str, Tensor]:
-        return {
-            name.removeprefix(prefix): tensor if tensor.ndim == 0 else tensor.to(device)
-            for name, tensor in tensors.items()
-            if name.startswith(prefix)
-        }
-
-    candidates, own = tensors["candidates"], tensors.get("coefficients")
-    fit = fitted(problem, candidates) if own is None else fitted_with(problem, candidates, own)
-    solver = record["solver"] | {"fit": fit, "outcome": solver_outcome}
-    state: State
-    if "damping" in solver:
-        state = DampedState(**solver)
-    elif "velocity" in tensors:
-        state = MomentumState(velocity=tensors["velocity"].to(device), **solver)
-    else:
-        state = PenalisedState(memory=memory("state."), **solver)
-    best, champion = (
-        tensors[name].to(device) if name in tensors else None for name in ("best", "champion")
-    )
-    progress = Progress(
-        state=state,
-        memory=memory("memory."),
-        best=best,
-        champion=champion,
-        outcome=search_outcome,
-        **record["search"],
-    )
-    return progress, record["seconds"]

@@ -21,7 +21,7 @@ from exhume.device import device_name
 from exhume.equation.problem import ThreatModel
 from exhume.errors import InputError
 from exhume.files import finite
-from exhume.methods import Reconstruction, reconstruct, seen_by, threads_for
+from exhume.methods import Reconstruction, reconstruct
 from exhume.methods.progress import Progress
 from exhume.models.opening import Opened
 from exhume.version import VERSION
@@ -82,20 +82,18 @@ def run(
     method = settings.recipe(opened.problem)
     opened = replace(opened, problem=opened.problem.to(settings.device))
     with _kept(settings, out, resume) as folder:
-        problem = seen_by(method, opened.problem)
-        with threads_for(problem, settings.samples):
-            begun = folder.load(problem) if folder is not None and resume else None
-            with _recording(folder, show) as recorder:
-                found = reconstruct(
-                    problem,
-                    settings.samples,
-                    settings.seed,
-                    method,
-                    settings.time_limit,
-                    recorder.observe,
-                    begun,
-                    settings.product_limit,
-                )
+        begun = folder.load() if folder is not None and resume else None
+        with _recording(folder, show) as recorder:
+            found = reconstruct(
+                opened.problem,
+                settings.samples,
+                settings.seed,
+                method,
+                settings.time_limit,
+                recorder.observe,
+                begun,
+                settings.product_limit,
+            )
     result = _result(settings, opened, found)
     if folder is not None:
         folder.finish({"samples": found.samples, "coefficients": found.coefficients}, result)
@@ -153,12 +151,12 @@ class Recorder:
         """Take note of one move."""
         self.latest = (progress, seconds)
         now = time.perf_counter()
-        candidates = progress.state.fit.candidates
+        candidates = progress.candidates
         if now - self.last_event >= EVENT_SECONDS or progress.phase != self.phase:
             event = Event(
                 seconds=round(seconds, 3),
                 step=progress.total_steps,
-                residual=progress.state.fit.value,
+                residual=progress.residual,
                 candidates=len(candidates),
                 settled=_settled(self.before, candidates),
                 phase=progress.phase,

@@ -162,7 +162,7 @@ class Settings:
 
     def recipe(self, problem: Problem) -> Method:
         """Return the method that is asked for, with its rank."""
-        method = method_named(self.method)
+        method = method_named(self.method, problem)
         if self.rank is None:
             return method
         if not isinstance(method, Tansley2026):

@@ -83,11 +83,11 @@ def _momentum_until(
         progress = method.advance(problem, progress)
         used = time.perf_counter() - start
         if progress.total_steps % every == 0:
-            recovered = score(progress.state.fit.candidates, victim.truth.inputs).recovered
+            recovered = score(progress.candidates, victim.truth.inputs).recovered
             if recovered >= share:
                 return used, recovered
             start = time.perf_counter() - used
-    recovered = score(progress.state.fit.candidates, victim.truth.inputs).recovered
+    recovered = score(progress.candidates, victim.truth.inputs).recovered
     return used, recovered
 
 
@@ -104,16 +104,15 @@ class Watch:
         """Take a look; the time that takes is noted, to be left out."""
         clock = time.perf_counter()
         seconds -= self.spent
-        point = progress.state.fit
-        share = self._share(point.candidates)
+        share = self._share(progress.candidates)
         if self.reached is None and share is not None and share >= 0.99:
             self.reached = seconds
         if seconds - self.last > 2:
             self.last = seconds
             console.print(
                 f"  {seconds:6.1f} s  {progress.phase:8} round {progress.rounds:3} step "
-                f"{progress.total_steps:4}  {len(point.candidates)} candidates  residual "
-                f"{point.value:.1e}" + ("" if share is None else f"  found {share:.0%}")
+                f"{progress.total_steps:4}  {len(progress.candidates)} candidates  residual "
+                f"{progress.residual:.1e}" + ("" if share is None else f"  found {share:.0%}")
             )
         self.spent += time.perf_counter() - clock
 

@@ -213,7 +213,7 @@ class _Row:
                 last = seconds
                 console.print(
                     f"  {method.name} {seconds:5.0f} s  {progress.phase:8} step "
-                    f"{progress.total_steps} residual {progress.state.fit.value:.1e}"
+                    f"{progress.total_steps} residual {progress.residual:.1e}"
                 )
 
         found = reconstruct(problem, samples, self.seed, method, time_limit=limit, observe=watch)

@@ -21,20 +21,13 @@ from exhume.features.activations import softplus
 from exhume.methods import seen_by, threads_for
 from exhume.methods.buzaglo2023 import Buzaglo2023
 from exhume.methods.haim2022 import Haim2022
-from exhume.methods.iurada2025 import Iurada2025
+from exhume.methods.iurada2025 import Iurada2025, Rolling
 from exhume.methods.loo2023 import Loo2023
-from exhume.methods.penalised import Penalised, bounds, terms_of
+from exhume.methods.penalised import Descending, Penalised
+from exhume.methods.penalties import bounds
 from exhume.methods.progress import Method, Progress, stream
-from exhume.methods.shen2026 import (
-    SMOOTHING,
-    Choice,
-    CountMatched,
-    Loss,
-    Penalty,
-    Projection,
-    Shen2026,
-    curvatures,
-)
+from exhume.methods.shen2026 import Choice, CountMatched, Shen2026, with_splits
+from exhume.methods.splitting import SMOOTHING, Loss, Penalty, Projection, curvatures
 from exhume.search.split import halves, shared
 
 RULES: tuple[Choice, ...] = ("published", "adaptive")
@@ -146,7 +139,8 @@ def compared(case: Case, seed: int, spent: Spent) -> tuple[dict[str, Row], float
     start = CountMatched(base, case.count, _tuned(base, problem, samples, seed))
 
     def go(method: Method, begin: CountMatched) -> tuple[Row, Progress]:
-        progress = begin.init(problem, samples, seed)
+        started = begin.init(problem, samples, seed)
+        progress: Progress = with_splits(started) if isinstance(method, Shen2026) else started
         with threads_for(problem, samples):
             progress = spent(method, problem, progress)
         point = method.finish(problem, progress)
@@ -174,10 +168,12 @@ def _spent(method: Method, problem: Problem, progress: Progress, limit: float) -
 
 def _tuned(base: Penalised | Iurada2025, problem: Problem, samples: int, seed: int) -> int:
     """The trial that tuning chose; nothing is tuned in the projection."""
+    if isinstance(base, Iurada2025):
+        return 0
     progress = base.init(problem, samples, seed)
     while progress.phase == "tune" and progress.outcome is None:
         progress = base.advance(problem, progress)
-    return int(getattr(progress.state, "memory", {}).get("trial", torch.tensor(0)).item())
+    return progress.state.trial
 
 
 def predicted_over_measured(
@@ -190,18 +186,18 @@ def predicted_over_measured(
     """
     loss: Loss
     if isinstance(base, Penalised):
-        given = Penalty.of(base, problem, progress)
-        sigma = given.settings.surrogate(progress.state.steps)
+        assert isinstance(progress, Descending)
+        settings = base.settings_of(problem, progress)
+        sigma = settings.surrogate(progress.state.steps)
         slope = 4 * sigma.second(torch.zeros((), dtype=torch.float64)).item()
         smooth = replace(problem, features=problem.features.substituted(softplus(slope)))
-        memory = progress.state.memory
-        here = terms_of(smooth, given.settings, progress.state.fit.candidates, memory)
-        loss = Penalty(smooth, given.settings, progress.state, here)
+        loss = Penalty(smooth, settings, progress)
     else:
+        assert isinstance(progress, Rolling)
         smooth = replace(problem, features=problem.features.substituted(softplus(SMOOTHING)))
-        point = progress.state.fit
-        point = fitted_with(smooth, point.candidates, point.coefficients)
-        loss = Projection.of(smooth, replace(progress, state=replace(progress.state, fit=point)))
+        fit = progress.state.fit
+        fit = fitted_with(smooth, fit.candidates, fit.coefficients)
+        loss = Projection(smooth, replace(progress, state=replace(progress.state, fit=fit)))
     pairs = curvatures(loss, problem.dim, stream(progress.seed, 0))
     size = float(loss.candidates.norm(dim=1).median())
     for share in EPSILONS:
@@ -229,7 +225,7 @@ def _held(loss: Loss, moved: Tensor, chosen: Tensor) -> float:
     """The relative residual of halves with half the coefficients of their parent each."""
     if not isinstance(loss, Projection):
         raise TypeError("only the projection has coefficients to hold")
-    point = loss.state.fit
+    point = loss.progress.state.fit
     parts = shared(point.shares, chosen).reshape(-1, point.coefficients.shape[1])
     return fitted_with(loss.problem, loss.problem.domain.project(moved), parts).value
 

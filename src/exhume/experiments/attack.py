@@ -26,7 +26,7 @@ from exhume.experiments.samples import (
 )
 from exhume.features.activations import activation as named_activation
 from exhume.features.weights import Seeded, materialise
-from exhume.methods import METHODS, Reconstruction, method_named, reconstruct
+from exhume.methods import METHODS, Reconstruction, reconstruct
 from exhume.methods.progress import Method
 from exhume.methods.tansley2026 import Tansley2026
 from exhume.models import architectures
@@ -275,11 +275,11 @@ class Attack(Samples):
             product_limit=self.products,
         )
 
-    def _method(self) -> Method:
+    def _method(self) -> str | Method:
         told = subspace_is(self.method, self.architecture, self.rank) == TOLD
         if told and self.dim and self.rank:
             return Tansley2026(basis=data.subspace(self.dim, self.rank, self.seed))
-        return method_named(self.method)
+        return self.method
 
     def _scored(self, problem: Problem, known: Data, found: Reconstruction) -> dict[str, Any]:
         candidates = found.samples.nan_to_num(0.0, 0.0, 0.0)

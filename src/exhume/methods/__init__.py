@@ -1,4 +1,4 @@
-"""Methods: named recipes, each a few lines on top of search and solvers."""
+"""Methods: named recipes on top of search and solvers; a new one is a file and a line here."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -12,11 +12,12 @@ from exhume.checks import whole_number
 from exhume.equation.problem import Problem
 from exhume.errors import InputError
 from exhume.methods.buzaglo2023 import Buzaglo2023
+from exhume.methods.default import default_for
 from exhume.methods.exhume import Exhume
 from exhume.methods.haim2022 import Haim2022
 from exhume.methods.iurada2025 import Iurada2025
 from exhume.methods.loo2023 import Loo2023
-from exhume.methods.progress import Method, Progress
+from exhume.methods.progress import Checkpoint, Method, Progress, unpack
 from exhume.methods.shen2026 import Shen2026
 from exhume.methods.tansley2026 import Tansley2026, confined
 from exhume.solvers import Outcome
@@ -30,15 +31,16 @@ METHODS: dict[str, Callable[[], Method]] = {
     "loo2023": Loo2023,
     "shen2026": Shen2026,
 }
+"""Every method by its name; where the weights are the target, `exhume` is `Stationary`."""
 
 SMALL = 2e7
-"""Multiplications a product (n·p·d) under which one thread is enough."""
+"""One thread is enough where a product takes fewer multiplications (n·p·d) than this."""
 
 BLOWN_UP = 1e3
-"""A relative residual above which a run has diverged; without any candidate it is 1."""
+"""A run whose relative residual is above this has diverged; without any candidate it is 1."""
 
 Observer = Callable[[Progress, float], None]
-"""Called after every move with the progress and the seconds used."""
+"""An observer is called after every move, with the progress and the seconds used."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,13 +74,21 @@ class Reconstruction:
     rank: int | None = None
 
 
-def method_named(method: str | Method) -> Method:
-    """The method of that name with its default settings, or the method itself."""
+def method_named(method: str | Method, problem: Problem | None = None) -> Method:
+    """Return the method of that name with its default settings, or the method itself.
+
+    Args:
+        method: the name.
+        problem: what it is for: `exhume` is two searches, of which its premise picks one.
+    """
     if not isinstance(method, str):
         return method
     if method not in METHODS:
         raise InputError(f"unknown method {method!r}; known are {', '.join(METHODS)}.")
-    return METHODS[method]()
+    factory = METHODS[method]
+    if problem is not None and factory is Exhume:
+        return default_for(problem)
+    return factory()
 
 
 def check_numbers(
@@ -96,8 +106,34 @@ def check_numbers(
 
 
 def seen_by(method: Method, problem: Problem) -> Problem:
-    """The problem as a method works on it, with its features in memory if they fit."""
+    """Return the problem as a method works on it, with its features in memory if they fit."""
     return method.view(replace(problem, features=problem.features.resident()))
+
+
+@contextmanager
+def threads_for(problem: Problem, samples: int | None) -> Iterator[None]:
+    """Use one thread for a small problem: threads that wait for each other cost more than that."""
+    before = torch.get_num_threads()
+    if problem.features.width * problem.dim * (samples or 8) < SMALL:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a run may cost, in seconds and in products; None for no limit."""
+
+    seconds: float | None = None
+    products: int | None = None
+
+    def spent(self, progress: Progress, seconds: float) -> bool:
+        """Whether nothing is left of it."""
+        if self.seconds is not None and seconds >= self.seconds:
+            return True
+        return self.products is not None and progress.total_products >= self.products
 
 
 def reconstruct(
@@ -107,7 +143,7 @@ def reconstruct(
     method: str | Method = "exhume",
     time_limit: float | None = None,
     observe: Observer | None = None,
-    resume: tuple[Progress, float] | None = None,
+    resume: Checkpoint | None = None,
     product_limit: int | None = None,
 ) -> Reconstruction:
     """Recover the inputs that explain the weights.
@@ -119,7 +155,7 @@ def reconstruct(
         method: a name, or a method with settings of your own.
         time_limit: seconds after which the best so far is returned.
         observe: called after every move.
-        resume: progress of an interrupted run and the seconds it had used.
+        resume: of an interrupted run, from `progress.pack`.
         product_limit: passes over the features' derivative after which the best so far is returned:
             a budget that, unlike seconds, is the same on every machine.
 
@@ -127,58 +163,30 @@ def reconstruct(
         The candidates with their residual and outcome.
     """
     check_numbers(samples, seed, time_limit, product_limit)
-    recipe = method_named(method)
+    recipe = method_named(method, problem)
     if samples is not None and samples > problem.features.width:
         raise InputError(
             f"samples: {samples} are more than the {problem.features.width} features; so many "
             "candidates explain any weights, and nothing could be claimed of them."
         )
-    start = time.perf_counter()
+    start = time.perf_counter() - (resume.seconds if resume else 0.0)
+    budget = Budget(time_limit, product_limit)
     problem = seen_by(recipe, problem)
     with threads_for(problem, samples):
-        return _run(
-            recipe, problem, samples, seed, time_limit, observe, resume, start, product_limit
-        )
-
-
-@contextmanager
-def threads_for(problem: Problem, samples: int | None) -> Iterator[None]:
-    """One thread for a small problem: threads that wait for each other cost more than they save."""
-    before = torch.get_num_threads()
-    if problem.features.width * problem.dim * (samples or 8) < SMALL:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def _run(
-    recipe: Method,
-    problem: Problem,
-    samples: int | None,
-    seed: int,
-    time_limit: float | None,
-    observe: Observer | None,
-    resume: tuple[Progress, float] | None,
-    start: float,
-    product_limit: int | None,
-) -> Reconstruction:
-    progress, before = resume or (recipe.init(problem, samples, seed), 0.0)
-    start -= before
-    outcome = progress.outcome
-    while outcome is None:
-        if time_limit is not None and time.perf_counter() - start >= time_limit:
-            outcome = Outcome.BUDGET
-            break
-        if product_limit is not None and progress.total_products >= product_limit:
-            outcome = Outcome.BUDGET
-            break
-        progress = recipe.advance(problem, progress)
+        if resume is None:
+            progress = recipe.init(problem, samples, seed)
+        else:
+            progress = unpack(problem, resume)
         outcome = progress.outcome
-        if observe is not None:
-            observe(progress, time.perf_counter() - start)
-    fit = recipe.finish(problem, progress)
+        while outcome is None:
+            if budget.spent(progress, time.perf_counter() - start):
+                outcome = Outcome.BUDGET
+                break
+            progress = recipe.advance(problem, progress)
+            outcome = progress.outcome
+            if observe is not None:
+                observe(progress, time.perf_counter() - start)
+        fit = recipe.finish(problem, progress)
     if not fit.value <= BLOWN_UP:
         outcome = Outcome.DIVERGED
     return Reconstruction(

@@ -17,33 +17,22 @@ from exhume.equation.coefficients import Rule
 from exhume.equation.problem import Problem
 from exhume.features.activations import smoothed_relu
 from exhume.methods import haim2022
-from exhume.methods.penalised import Hyperparameters, Penalised, outputs
+from exhume.methods.penalised import Penalised
+from exhume.methods.penalties import Hyperparameters, outputs
 from exhume.search.tuning import Range
 
 MULTIPLIER_RATES = Range(1e-4, 1.0, logarithmic=True)
-"""Where the step size of the multipliers is looked for."""
+"""The step size of the multipliers is looked for here, around the published ones."""
 
 SEVERAL_CLASSES = (
-    {
-        "rate": 1.36e-3,
-        "multiplier_rate": 0.479,
-        "scale": 6.2e-5,
-        "least": 0.203,
-        "sharpness": 39.5,
-    },
-    {
-        "rate": 2.4e-4,
-        "multiplier_rate": 0.951,
-        "scale": 3.6e-4,
-        "least": 0.040,
-        "sharpness": 326.0,
-    },
+    dict(rate=1.36e-3, multiplier_rate=0.479, scale=6.2e-5, threshold=0.203, sharpness=39.5),
+    dict(rate=2.4e-4, multiplier_rate=0.951, scale=3.6e-4, threshold=0.040, sharpness=326.0),
 )
 WEIGHT_DECAY = (
-    {"rate": 0.952, "scale": 0.0197, "sharpness": 90.0},
-    {"rate": 0.872, "scale": 0.0137, "sharpness": 107.0},
+    dict(rate=0.952, scale=0.0197, sharpness=90.0),
+    dict(rate=0.872, scale=0.0137, sharpness=107.0),
 )
-"""Good published runs. For weight decay the step size of the multipliers is not published."""
+"""These were good published runs; for weight decay no step size of the multipliers is published."""
 
 
 @dataclass(frozen=True)
@@ -54,22 +43,22 @@ class Buzaglo2023(Penalised):
         rate: step size of the candidates.
         multiplier_rate: step size of the multipliers.
         scale: standard deviation of the candidates at the start.
-        least: below this a multiplier is pushed up; where they are held at the margin.
+        threshold: below this a multiplier is pushed up, where they are held at the margin.
         sharpness: α of the surrogate.
     """
 
     rate: float | None = None
     multiplier_rate: float | None = None
     scale: float | None = None
-    least: float | None = None
+    threshold: float | None = None
     sharpness: float | None = None
     name: str = "buzaglo2023"
 
     def check(self, problem: Problem) -> None:
-        """Margin or free coefficients: all are welcome, a change of weights too."""
+        """Accept every problem: the margin, and free coefficients, for a change of weights too."""
 
     def ranges(self, problem: Problem) -> Mapping[str, Range]:
-        """As published."""
+        """Return where the published sweeps looked."""
         if problem.rule is Rule.FREE:
             names = ("rate", "scale", "sharpness")
             return {name: haim2022.RANGES[name] for name in names} | {
@@ -80,26 +69,26 @@ class Buzaglo2023(Penalised):
         return {**haim2022.RANGES, "multiplier_rate": MULTIPLIER_RATES}
 
     def published(self, problem: Problem) -> Sequence[Mapping[str, float]]:
-        """Good runs."""
+        """Return good published runs."""
         if problem.rule is Rule.FREE:
             return WEIGHT_DECAY
         return haim2022.PUBLISHED if outputs(problem) == 1 else SEVERAL_CLASSES
 
     def hyperparameters(self, problem: Problem, values: Mapping[str, float]) -> Hyperparameters:
-        """With the published penalties: none for multipliers of either sign."""
+        """Return them with the published penalties: none for multipliers of either sign."""
         alone = self.multiplier_rate or haim2022.MULTIPLIER_RATE
         return Hyperparameters(
             values["rate"],
             values.get("multiplier_rate", alone),
             values["scale"],
             lambda step: smoothed_relu(values["sharpness"]),
-            least=values.get("least", 0.0),
-            floor=haim2022.FLOOR if problem.rule is Rule.MARGIN else 0.0,
+            threshold=values.get("threshold", 0.0),
+            push=haim2022.PUSH if problem.rule is Rule.MARGIN else 0.0,
         )
 
     def multipliers(
         self, problem: Problem, shape: tuple[int, int], generator: torch.Generator
     ) -> Tensor:
-        """U(0, 1) at the margin, N(0, 1) where they may have either sign."""
+        """Draw from U(0, 1) at the margin, from N(0, 1) where they may have either sign."""
         draw = torch.rand if problem.rule is Rule.MARGIN else torch.randn
         return draw(shape, generator=generator, dtype=torch.float64)

@@ -1,7 +1,7 @@
-"""Our best: Levenberg-Marquardt from an over-complete start, then down to the samples.
+"""Ours for a change of weights: Levenberg-Marquardt from an over-complete start, then down.
 
 1. Explore. Start with more candidates than samples, as long as the equations outnumber the
-   unknowns by `margin`: bad minima become rare. If the solver stalls all the same, replace
+   unknowns by `least_ratio`: bad minima become rare. If the solver stalls all the same, replace
    the candidates that matter least by new ones where the residual points, and solve again;
    if that does not help for long, start afresh.
 2. Tidy. Once the weights are explained, undo flipped signs, drop the candidates that the others
@@ -16,27 +16,75 @@ of a sample.
 If the number of samples is not given, exploring begins with few candidates and adds more until
 the weights are explained; tidying then merges candidates that have become the same sample, and
 the number is the least from which the residual still returns, found by bisection.
-
-Where the target is not the change of the weights but the weights themselves, the search is that of
-`methods.sharpened`.
 """
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from exhume.equation.objective import Fit, fitted
-from exhume.equation.problem import Premise, Problem
-from exhume.methods.progress import Progress, stream
-from exhume.methods.sharpened import Sharpened
-from exhume.search.merge import merged
-from exhume.search.prune import dropping, without
-from exhume.search.reseed import reseed
-from exhume.search.signs import unflipped
+from exhume.equation.problem import Problem
+from exhume.methods.progress import Solving, stream
+from exhume.search.moves import dropping, merged, reseed, unflipped, without
 from exhume.solvers import Outcome
-from exhume.solvers.levenberg_marquardt import LevenbergMarquardt
+from exhume.solvers.levenberg_marquardt import DampedState, LevenbergMarquardt
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """Candidates (n, d) of a trial that ended, and their residual."""
+
+    candidates: Tensor
+    residual: float
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Search(Solving):
+    """The progress of this search.
+
+    Attributes:
+        best: the best trial since the last fresh start, which this one is measured against; its
+            residual counts as infinite where the number of candidates has just grown.
+        champion: the best trial before the last fresh start.
+        misses: rounds in a row that did not improve on the best.
+        restarts: fresh starts so far.
+        dropped: candidates beyond the surplus that this trial began by dropping.
+        returned: dropped candidates that trials found again, at the same residual, in all.
+        grown: the residual before the number of candidates last grew.
+        floor: the residual that was taken for the floor, 0 while there is none.
+        tidied: how many ways to tidy up were tried since exploring ended.
+        too_few: the largest number of candidates that is known to be too small.
+    """
+
+    state: DampedState
+    best: Found | None = None
+    champion: Found | None = None
+    misses: int = 0
+    restarts: int = 0
+    dropped: int = 0
+    returned: int = 0
+    grown: float = math.inf
+    floor: float = 0.0
+    tidied: int = 0
+    too_few: int = 0
+
+    @property
+    def leader(self) -> Found:
+        """The best trial, where there must be one."""
+        if self.best is None:
+            raise RuntimeError("there is no best trial yet")
+        return self.best
+
+    @property
+    def best_residual(self) -> float:
+        """The residual of the best trial; infinite before the first has ended."""
+        return math.inf if self.best is None else self.best.residual
+
+    def kept(self) -> "Search":
+        """Return the progress with the trial at hand as the best."""
+        return replace(self, best=Found(self.candidates, self.residual))
 
 
 @dataclass(frozen=True)
@@ -46,7 +94,7 @@ class Exhume:
     Attributes:
         tolerance: relative residual at which the weights count as explained.
         close: residual at which exploring ends.
-        margin: p·m/(d·n̂) that exploring keeps, so that zero residual still means something.
+        least_ratio: p·m/(d·n̂) that exploring keeps, so that zero residual still means something.
         surplus: most candidates at the start, in units of the samples.
         patience: rounds without improvement before a fresh start.
         restarts: fresh starts before the search gives up.
@@ -59,12 +107,11 @@ class Exhume:
         again: cosine from which a candidate that was dropped has been found again.
         above: how far above the floor a cut may leave the residual; a sample with a trace of
             less cannot be told from the floor.
-        weights: the search where the weights themselves are the target.
     """
 
     tolerance: float = 1e-11
     close: float = 1e-9
-    margin: float = 1.8
+    least_ratio: float = 1.8
     surplus: float = 1.6
     patience: int = 60
     restarts: int = 2
@@ -76,43 +123,39 @@ class Exhume:
     same: float = 1.5
     again: float = 0.99
     above: float = 10.0
-    weights: Sharpened = field(default_factory=Sharpened)
     name: str = "exhume"
 
     def view(self, problem: Problem) -> Problem:
-        """As it is."""
+        """Return the problem unchanged."""
         return problem
 
     def _fitted_to(self, problem: Problem) -> "Exhume":
-        """The same with no more asked for than the precision of the stored weights allows."""
+        """Return the method with no more asked for than the stored weights' precision allows."""
         return replace(
             self,
             tolerance=max(self.tolerance, problem.resolution),
             close=max(self.tolerance if problem.drift else self.close, problem.resolution),
         )
 
-    def init(self, problem: Problem, samples: int | None, seed: int) -> Progress:
-        """Random candidates: a surplus if the number of samples is known, a few if not."""
-        if problem.premise is not Premise.CHANGE:
-            return self.weights.init(problem, samples, seed)
+    def init(self, problem: Problem, samples: int | None, seed: int) -> Search:
+        """Begin at random: with a surplus if the number of samples is known, few if not."""
         start = problem.domain.start(self.count(problem, samples), problem.dim, stream(seed, 0))
         return self.begin(problem, samples, seed, start)
 
     def count(self, problem: Problem, samples: int | None) -> int:
-        """How many candidates to begin with."""
+        """Return how many candidates to begin with."""
         if samples is None:
             return min(8, self._most(problem))
         return self._many(problem, samples)
 
-    def begin(self, problem: Problem, samples: int | None, seed: int, start: Tensor) -> Progress:
-        """The first trial from candidates (count, d) of the caller's."""
+    def begin(self, problem: Problem, samples: int | None, seed: int, start: Tensor) -> Search:
+        """Begin the first trial from candidates (count, d) of the caller's."""
         self = self._fitted_to(problem)
-        return Progress(seed, samples, self._explorer(problem, samples).init(problem, start))
+        state = self._explorer(problem, samples).init(problem, start)
+        return Search(seed=seed, samples=samples, state=state)
 
-    def advance(self, problem: Problem, progress: Progress) -> Progress:
-        """One solver step, or the next move when the trial has ended."""
-        if problem.premise is not Premise.CHANGE:
-            return self.weights.advance(problem, progress)
+    def advance(self, problem: Problem, progress: Search) -> Search:
+        """Take one solver step, or make the next move when the trial has ended."""
         self = self._fitted_to(problem)
         state = progress.state
         if state.outcome is None and state.steps < self.trial:
@@ -127,32 +170,27 @@ class Exhume:
             return self._after_cut(problem, progress)
         return replace(progress, outcome=self._verdict(progress, state.fit.value))
 
-    def _verdict(self, progress: Progress, value: float) -> Outcome:
-        """How it ended, at the residual of the answer."""
+    def _verdict(self, progress: Search, value: float) -> Outcome:
+        """Return how the run ended, at the residual of the answer."""
         if value <= self.tolerance:
             return Outcome.CONVERGED
         if value <= self.above * progress.floor:
             return Outcome.SETTLED
         return progress.state.outcome or Outcome.BUDGET
 
-    def finish(self, problem: Problem, progress: Progress) -> Fit:
-        """The better of the best and the trial at hand, cut down to the number asked for."""
-        if problem.premise is not Premise.CHANGE:
-            return self.weights.finish(problem, progress)
-        fit: Fit = progress.state.fit
-        for rival, value in (
-            (progress.best, progress.best_value),
-            (progress.champion, progress.champion_value),
-        ):
-            if rival is not None and not fit.value < value:
-                fit = fitted(problem, rival)
+    def finish(self, problem: Problem, progress: Search) -> Fit:
+        """Return the best of all trials, cut down to the number asked for."""
+        fit = progress.state.fit
+        for rival in (progress.best, progress.champion):
+            if rival is not None and not fit.value < rival.residual:
+                fit = fitted(problem, rival.candidates)
         surplus = len(fit.candidates) - (progress.samples or len(fit.candidates))
         if surplus <= 0:
             return fit
         return fitted(problem, without(problem, fit, surplus))
 
     def _explorer(self, problem: Problem, samples: int | None) -> LevenbergMarquardt:
-        """Where there is a floor, creeping towards it is no progress."""
+        """Return the solver of a trial: where there is a floor, creeping to it is no progress."""
         return LevenbergMarquardt(
             tolerance=self.tolerance if samples is None else self.close,
             progress=2e-2 if problem.drift > 0 else 3e-3,
@@ -163,54 +201,57 @@ class Exhume:
         return LevenbergMarquardt(tolerance=self.tolerance / 100, damping=1e-3, patience=3)
 
     def _most(self, problem: Problem) -> int:
-        return max(1, int(problem.ratio(1) / self.margin))
+        return max(1, int(problem.ratio(1) / self.least_ratio))
 
     def _many(self, problem: Problem, samples: int) -> int:
         return max(samples, min(math.ceil(self.surplus * samples), self._most(problem)))
 
-    def _after_explore(self, problem: Problem, progress: Progress) -> Progress:
-        fit: Fit = progress.state.fit
+    def _after_explore(self, problem: Problem, progress: Search) -> Search:
+        fit = progress.state.fit
         if progress.state.outcome is Outcome.DIVERGED:
             return replace(progress, outcome=Outcome.DIVERGED)
         if fit.value <= self.close:
-            return self._tidy(problem, replace(_keep(progress), attempt=0))
-        before = progress.best_value
+            return self._tidy(problem, replace(progress.kept(), tidied=0))
+        before = progress.best_residual
         if fit.value < before / self.same:
-            better = replace(_keep(progress), misses=0, returned=0, floor=0.0)
+            better = replace(progress.kept(), misses=0, returned=0, floor=0.0)
             return self._explore(problem, better)
         if fit.value <= before * self.same and progress.dropped > 0 and problem.drift > 0:
             found = progress.returned + self._found_again(problem, progress)
             progress = replace(progress, returned=found)
         if fit.value < before:
-            progress = replace(_keep(progress), misses=0)
+            progress = replace(progress.kept(), misses=0)
         else:
             progress = replace(progress, misses=progress.misses + 1)
         enough = max(1.0, self._wanted(problem, progress) / 2)
         if self._spare(problem, progress) and progress.returned >= enough:
-            progress = replace(progress, floor=progress.best_value, returned=0, attempt=0)
+            progress = replace(progress, floor=progress.best_residual, returned=0, tidied=0)
             return self._tidy(problem, progress)
         return self._explore(problem, progress)
 
-    def _spare(self, problem: Problem, progress: Progress) -> bool:
+    def _spare(self, problem: Problem, progress: Search) -> bool:
         """Whether a plateau can be the floor: candidates are to spare, and more did not help."""
-        value, spare = progress.best_value, len(_best(progress)) > self._wanted(problem, progress)
+        value, spare = (
+            progress.best_residual,
+            len(progress.leader.candidates) > self._wanted(problem, progress),
+        )
         if progress.samples is None:
             return spare and self._grown(problem, progress)
         return spare and value <= 0.1 * problem.drift
 
-    def _wanted(self, problem: Problem, progress: Progress) -> int:
+    def _wanted(self, problem: Problem, progress: Search) -> int:
         """The number of samples, or of candidates that do more than blur a floor; or all."""
         if progress.samples is not None:
             return progress.samples
         if problem.drift == 0:
-            return len(_best(progress))
-        best = fitted(problem, _best(progress))
+            return len(progress.leader.candidates)
+        best = fitted(problem, progress.leader.candidates)
         _, cost = dropping(problem, best)
         return max(1, int((cost > self.above * best.value).sum()))
 
-    def _found_again(self, problem: Problem, progress: Progress) -> int:
+    def _found_again(self, problem: Problem, progress: Search) -> int:
         """How many of the candidates that this trial began by dropping are there again."""
-        best = fitted(problem, _best(progress))
+        best = fitted(problem, progress.leader.candidates)
         order, _ = dropping(problem, best)
         surplus = len(order) - self._wanted(problem, progress)
         gone = order[surplus : surplus + progress.dropped].to(best.candidates.device)
@@ -218,17 +259,18 @@ class Exhume:
         cosine = torch.nn.functional.cosine_similarity(old[:, None], new[None], dim=2)
         return int((cosine.amax(1) > self.again).sum())
 
-    def _explore(self, problem: Problem, progress: Progress) -> Progress:
+    def _explore(self, problem: Problem, progress: Search) -> Search:
         """Another trial: more candidates if their number may grow, else new ones for old."""
         if progress.misses >= self.patience or progress.rounds >= self.rounds:
             return self._restart(problem, progress)
         generator = stream(progress.seed, progress.rounds + 1)
-        best = fitted(problem, _best(progress))
+        best = fitted(problem, progress.leader.candidates)
         before, samples = len(best.candidates), progress.samples
         if samples is None and before < self._most(problem) and not self._grown(problem, progress):
             drop, count = 0, min(math.ceil(1.5 * before), self._most(problem))
-            grown = progress.best_value
-            progress = replace(progress, grown=grown, best_value=math.inf, dropped=0)
+            unmatched = replace(progress.leader, residual=math.inf)
+            grown = progress.best_residual
+            progress = replace(progress, best=unmatched, grown=grown, dropped=0)
         else:
             count = before if samples is None else self._many(problem, samples)
             keep = self._wanted(problem, progress)
@@ -240,25 +282,25 @@ class Exhume:
         state = self._explorer(problem, samples).init(problem, start)
         return progress.next_round(state, phase="explore")
 
-    def _grown(self, problem: Problem, progress: Progress) -> bool:
+    def _grown(self, problem: Problem, progress: Search) -> bool:
         """Whether more candidates no longer help, at a residual that may be the floor."""
-        value = progress.best_value
+        value = progress.best_residual
         return value <= 1e-2 * problem.drift and value > progress.grown / 3
 
-    def _restart(self, problem: Problem, progress: Progress) -> Progress:
+    def _restart(self, problem: Problem, progress: Search) -> Search:
         """Begin anew from random candidates, or give up with the best of all starts."""
-        if progress.best_value < progress.champion_value:
-            progress = replace(progress, champion=progress.best, champion_value=progress.best_value)
+        best, champion = progress.leader, progress.champion
+        if champion is None or best.residual < champion.residual:
+            champion = best
         if progress.restarts >= self.restarts or progress.rounds >= self.rounds:
-            best = replace(progress, best=progress.champion, best_value=progress.champion_value)
-            return self._polish(problem, best)
-        count = len(_best(progress))
+            return self._polish(problem, replace(progress, best=champion, champion=champion))
+        count = len(best.candidates)
         start = problem.domain.start(count, problem.dim, stream(progress.seed, progress.rounds + 1))
         return progress.next_round(
             self._explorer(problem, progress.samples).init(problem, start),
             phase="explore",
             best=None,
-            best_value=math.inf,
+            champion=champion,
             misses=0,
             returned=0,
             floor=0.0,
@@ -266,29 +308,29 @@ class Exhume:
             restarts=progress.restarts + 1,
         )
 
-    def _tidy(self, problem: Problem, progress: Progress) -> Progress:
+    def _tidy(self, problem: Problem, progress: Search) -> Search:
         """Known number: cut to it at once, or step by step. Unknown: undo signs, merge, bisect."""
-        best = fitted(problem, _best(progress))
+        best = fitted(problem, progress.leader.candidates)
         x, a = best.candidates, best.shares
         samples = progress.samples
         if samples is not None:
             progress = replace(progress, explained=len(x))
             turned = _turned(best)
-            if progress.attempt == 0:
+            if progress.tidied == 0:
                 start = self._cut_to(problem, best, samples)
             elif samples <= len(turned) < len(x):
                 start = turned
             else:
                 start = self._cut_to(problem, best, (len(x) + samples) // 2)
             return progress.next_round(self._polisher.init(problem, start), phase="tidy")
-        while progress.attempt <= len(self.alike):
-            i = progress.attempt
+        while progress.tidied <= len(self.alike):
+            i = progress.tidied
             start = _turned(best) if i == 0 else merged(x, a, self.alike[i - 1])
             if len(start) < len(x):
                 return progress.next_round(self._polisher.init(problem, start), phase="tidy")
-            progress = replace(progress, attempt=i + 1)
+            progress = replace(progress, tidied=i + 1)
         too_few = int((dropping(problem, best)[1] >= self.cheap).sum()) - 1
-        return self._cut(problem, replace(progress, attempt=too_few))
+        return self._cut(problem, replace(progress, too_few=too_few))
 
     def _cut_to(self, problem: Problem, best: Fit, count: int) -> Tensor:
         """So many candidates: signs undone, as many merged as may be, the cheapest dropped."""
@@ -303,71 +345,56 @@ class Exhume:
                 break
         return without(problem, fit, len(fit.candidates) - count)
 
-    def _after_tidy(self, problem: Problem, progress: Progress) -> Progress:
+    def _after_tidy(self, problem: Problem, progress: Search) -> Search:
         if progress.samples is None:
-            progress = _keep(progress) if self._holds(progress) else progress
-            return self._tidy(problem, replace(progress, attempt=progress.attempt + 1))
+            progress = progress.kept() if self._holds(progress) else progress
+            return self._tidy(problem, replace(progress, tidied=progress.tidied + 1))
         count = len(progress.state.fit.candidates)
         if self._holds(progress):
-            progress = _keep(progress)
+            progress = progress.kept()
             done = count == progress.samples
             return self._polish(problem, progress) if done else self._tidy(problem, progress)
-        if progress.attempt == 0:
-            return self._tidy(problem, replace(progress, attempt=1))
+        if progress.tidied == 0:
+            return self._tidy(problem, replace(progress, tidied=1))
         # A sample is missing; where, shows in what is left without the surplus.
         misses = progress.misses + self.patience // 5
-        return self._explore(problem, replace(_keep(progress), misses=misses, floor=0.0))
+        return self._explore(problem, replace(progress.kept(), misses=misses, floor=0.0))
 
-    def _cut(self, problem: Problem, progress: Progress) -> Progress:
-        """Bisect on the number; here `attempt` is the largest that is known to be too small."""
-        best = fitted(problem, _best(progress))
+    def _cut(self, problem: Problem, progress: Search) -> Search:
+        """Bisect on the number of candidates, from one that is known to be too small."""
+        best = fitted(problem, progress.leader.candidates)
         count = len(best.candidates)
-        trial = (progress.attempt + count) // 2
-        if trial <= progress.attempt:
+        trial = (progress.too_few + count) // 2
+        if trial <= progress.too_few:
             return self._polish(problem, progress)
         start = without(problem, best, count - trial)
         return progress.next_round(self._polisher.init(problem, start), phase="cut")
 
-    def _after_cut(self, problem: Problem, progress: Progress) -> Progress:
+    def _after_cut(self, problem: Problem, progress: Search) -> Search:
         if self._holds(progress):
-            return self._cut(problem, _keep(progress))
+            return self._cut(problem, progress.kept())
         tried = len(progress.state.fit.candidates)
-        return self._cut(problem, replace(progress, attempt=tried))
+        return self._cut(problem, replace(progress, too_few=tried))
 
-    def _holds(self, progress: Progress) -> bool:
+    def _holds(self, progress: Search) -> bool:
         """Whether the weights are still explained with fewer candidates."""
-        fit: Fit = progress.state.fit
-        enough = max(self.tolerance, self.above * progress.floor)
+        fit, enough = progress.state.fit, max(self.tolerance, self.above * progress.floor)
         if progress.samples is None:
-            return fit.value <= max(enough, 3 * progress.best_value)
+            return fit.value <= max(enough, 3 * progress.best_residual)
         more = len(fit.candidates) > progress.samples
-        return fit.value <= max(enough, progress.best_value if more else 0.0)
+        return fit.value <= max(enough, progress.best_residual if more else 0.0)
 
-    def _polish(self, problem: Problem, progress: Progress) -> Progress:
+    def _polish(self, problem: Problem, progress: Search) -> Search:
         """Solve once more from the best, with the number of candidates asked for."""
-        best = fitted(problem, _best(progress))
+        best = fitted(problem, progress.leader.candidates)
         surplus = len(best.candidates) - (progress.samples or len(best.candidates))
         if surplus <= 0 and best.value <= self.tolerance:
             return replace(progress, outcome=Outcome.CONVERGED)
         start = without(problem, best, max(0, surplus))
         state = self._polisher.init(problem, start)
-        return progress.next_round(
-            state, phase="polish", best=None, best_value=math.inf, champion=None
-        )
-
-
-def _keep(progress: Progress) -> Progress:
-    """Progress with the trial at hand as the best."""
-    fit = progress.state.fit
-    return replace(progress, best=fit.candidates, best_value=fit.value)
+        return progress.next_round(state, phase="polish", best=None, champion=None)
 
 
 def _turned(fit: Fit) -> Tensor:
     """The candidates with flipped signs undone, where one row each makes that possible."""
     return unflipped(fit.candidates, fit.coefficients) if fit.rows == 1 else fit.candidates
-
-
-def _best(progress: Progress) -> Tensor:
-    if progress.best is None:
-        raise RuntimeError("there is no best trial yet")
-    return progress.best

@@ -3,7 +3,7 @@
 Haim et al., "Reconstructing Training Data from Trained Neural Networks". At the margin the
 weights are θ = Σ λ_i y_i ∇f(x_i), λ_i ≥ 0. Twice as many candidates as samples, at a small scale,
 half of them with the label −1 and half with +1; multipliers U(0, 1); momentum 0.9 on the loss of
-`methods.penalised` with the box, a floor for the multipliers, and a ReLU whose slope is
+`methods.penalties` with the box, a push for small multipliers, and a ReLU whose slope is
 sigmoid(αz). For four hyperparameters the only published rule is how the result compares with the
 training data; here they are tuned without it.
 """
@@ -18,11 +18,12 @@ from exhume.equation.coefficients import Rule
 from exhume.equation.problem import Problem
 from exhume.errors import InputError
 from exhume.features.activations import smoothed_relu
-from exhume.methods.penalised import Hyperparameters, Penalised, outputs
+from exhume.methods.penalised import Penalised
+from exhume.methods.penalties import Hyperparameters, outputs
 from exhume.search.tuning import Range
 
-FLOOR = 5.0
-"""The published weight of multipliers below the least."""
+PUSH = 5.0
+"""The published weight of multipliers below the threshold."""
 
 MULTIPLIER_RATE = 1e-4
 """The published step size of the multipliers."""
@@ -30,10 +31,10 @@ MULTIPLIER_RATE = 1e-4
 RANGES = {
     "rate": Range(1e-5, 1.0, logarithmic=True),
     "scale": Range(1e-6, 0.1, logarithmic=True),
-    "least": Range(0.01, 0.5),
+    "threshold": Range(0.01, 0.5),
     "sharpness": Range(10.0, 500.0),
 }
-"""Where the published sweep looked."""
+"""The published sweep looked here."""
 
 PUBLISHED = tuple(
     dict(zip(RANGES, values, strict=True))
@@ -44,7 +45,7 @@ PUBLISHED = tuple(
         (0.282, 1.74e-3, 0.415, 19.2),
     )
 )
-"""Good published runs."""
+"""These were good published runs, and are tried first."""
 
 
 @dataclass(frozen=True)
@@ -54,20 +55,20 @@ class Haim2022(Penalised):
     Attributes:
         rate: step size of the candidates.
         scale: standard deviation of the candidates at the start.
-        least: below this a multiplier is pushed up.
+        threshold: below this a multiplier is pushed up.
         sharpness: α of the surrogate.
         multiplier_rate: step size of the multipliers.
     """
 
     rate: float | None = None
     scale: float | None = None
-    least: float | None = None
+    threshold: float | None = None
     sharpness: float | None = None
     multiplier_rate: float = MULTIPLIER_RATE
     name: str = "haim2022"
 
     def check(self, problem: Problem) -> None:
-        """One output, trained to the margin."""
+        """Refuse all but one output, trained to the margin."""
         if problem.rule is not Rule.MARGIN:
             raise InputError(
                 "haim2022 is for a network trained to the margin (premise margin), but here the "
@@ -81,26 +82,26 @@ class Haim2022(Penalised):
             )
 
     def ranges(self, problem: Problem) -> Mapping[str, Range]:
-        """As published."""
+        """Return where the published sweep looked."""
         return RANGES
 
     def published(self, problem: Problem) -> Sequence[Mapping[str, float]]:
-        """Good runs."""
+        """Return good published runs."""
         return PUBLISHED
 
     def hyperparameters(self, problem: Problem, values: Mapping[str, float]) -> Hyperparameters:
-        """With the published penalties."""
+        """Return them with the published penalties."""
         return Hyperparameters(
             values["rate"],
             self.multiplier_rate,
             values["scale"],
             lambda step: smoothed_relu(values["sharpness"]),
-            least=values["least"],
-            floor=FLOOR,
+            threshold=values["threshold"],
+            push=PUSH,
         )
 
     def multipliers(
         self, problem: Problem, shape: tuple[int, int], generator: torch.Generator
     ) -> Tensor:
-        """U(0, 1)."""
+        """Draw from U(0, 1)."""
         return torch.rand(shape, generator=generator, dtype=torch.float64)

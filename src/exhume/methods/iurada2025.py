@@ -15,12 +15,19 @@ import torch
 from exhume.equation.objective import Fit, fitted
 from exhume.equation.problem import Premise, Problem
 from exhume.errors import InputError
-from exhume.methods.progress import Progress, stream
+from exhume.methods.progress import Solving, stream
 from exhume.solvers import Outcome
-from exhume.solvers.gradient import Momentum
+from exhume.solvers.gradient import Momentum, MomentumState
 
 RATE_VECTORS, RATE_IMAGES = 20.0, 2000.0
 """The published step sizes: for synthetic vectors and for images."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Rolling(Solving):
+    """The progress of this method: that of its solver, in one trial."""
+
+    state: MomentumState
 
 
 @dataclass(frozen=True)
@@ -41,12 +48,12 @@ class Iurada2025:
         return Momentum(rate=self.rate or default)
 
     def view(self, problem: Problem) -> Problem:
-        """The same problem in full precision, and with the published slope if nothing drifted."""
+        """Return the problem in full precision, with the published slope if nothing drifted."""
         exact = problem.features.exact()
         return replace(problem, features=exact if problem.drift else exact.leaky())
 
-    def init(self, problem: Problem, samples: int | None, seed: int) -> Progress:
-        """N(0, 1) candidates, as many as samples."""
+    def init(self, problem: Problem, samples: int | None, seed: int) -> Rolling:
+        """Begin with N(0, 1) candidates, as many as samples."""
         if problem.premise is not Premise.CHANGE:
             raise InputError(
                 "iurada2025 is for a change of weights (premise change), but here the weights are "
@@ -59,16 +66,17 @@ class Iurada2025:
                 "'exhume', which finds it."
             )
         start = torch.randn(samples, problem.dim, generator=stream(seed, 0), dtype=torch.float64)
-        return Progress(seed, samples, self._solver(problem).init(problem, start))
+        state = self._solver(problem).init(problem, start)
+        return Rolling(seed=seed, samples=samples, state=state)
 
-    def advance(self, problem: Problem, progress: Progress) -> Progress:
-        """One step."""
+    def advance(self, problem: Problem, progress: Rolling) -> Rolling:
+        """Take one step."""
         state = self._solver(problem).step(problem, progress.state)
         outcome = state.outcome
         if outcome is None and state.steps >= self.steps:
             outcome = Outcome.BUDGET
         return replace(progress, state=state, outcome=outcome)
 
-    def finish(self, problem: Problem, progress: Progress) -> Fit:
-        """The candidates on the sphere."""
-        return fitted(problem, problem.domain.project(progress.state.fit.candidates))
+    def finish(self, problem: Problem, progress: Rolling) -> Fit:
+        """Return the candidates on the sphere."""
+        return fitted(problem, problem.domain.project(progress.candidates))

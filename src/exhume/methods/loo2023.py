@@ -16,18 +16,22 @@ from torch import Tensor
 from exhume.equation.problem import Premise, Problem
 from exhume.errors import InputError
 from exhume.features.activations import Activation, softplus
-from exhume.methods.penalised import Hyperparameters, Penalised, outputs
+from exhume.methods.penalised import Penalised
+from exhume.methods.penalties import Hyperparameters, outputs
 from exhume.search.tuning import Range
 
 SCALE, BOX, SMOOTHNESS = 0.2, 0.1, 0.0015
 """The published scale of the start, and weights of the box and of smoothness."""
 
 RANGES = {"rate": Range(1e-3, 1e-1, logarithmic=True)}
+"""The step size is looked for around the published one."""
+
 PUBLISHED = ({"rate": 0.02},)
+"""The published step size is tried first."""
 
 
 def surrogate(step: int) -> Activation:
-    """Softplus with β = min(10 + 10^{i/20000}, 200).
+    """Return softplus with β = min(10 + 10^{i/20000}, 200).
 
     Example:
         >>> surrogate(0).name, surrogate(80_000).name
@@ -53,7 +57,7 @@ class Loo2023(Penalised):
     name: str = "loo2023"
 
     def check(self, problem: Problem) -> None:
-        """A change of weights; smoothness is for images."""
+        """Refuse all but a change of weights, and smoothness for what are no images."""
         if problem.premise is not Premise.CHANGE:
             raise InputError(
                 "loo2023 is for a change of weights (premise change), but here the weights are "
@@ -67,15 +71,15 @@ class Loo2023(Penalised):
             )
 
     def ranges(self, problem: Problem) -> Mapping[str, Range]:
-        """The step size, around the published one."""
+        """Return where the step size is looked for."""
         return RANGES
 
     def published(self, problem: Problem) -> Sequence[Mapping[str, float]]:
-        """The step size."""
+        """Return the published step size."""
         return PUBLISHED
 
     def hyperparameters(self, problem: Problem, values: Mapping[str, float]) -> Hyperparameters:
-        """With the published penalties, which are means over the entries of a candidate."""
+        """Return them with the published penalties, which are means over a candidate's entries."""
         return Hyperparameters(
             values["rate"],
             values["rate"],
@@ -90,9 +94,9 @@ class Loo2023(Penalised):
     def multipliers(
         self, problem: Problem, shape: tuple[int, int], generator: torch.Generator
     ) -> Tensor:
-        """U(−½, ½)."""
+        """Draw from U(−½, ½)."""
         return torch.rand(shape, generator=generator, dtype=torch.float64) - 0.5
 
     def divisor(self, problem: Problem, count: int) -> float:
-        """M·C."""
-        return count * outputs(problem)
+        """Return M·C."""
+        return float(count * outputs(problem))

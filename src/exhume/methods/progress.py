@@ -1,115 +1,266 @@
-"""Progress of a method: everything it needs to go on, in a form that fits in one file."""
+"""What a method is, and where it stands: its interface, its progress, and the way to a checkpoint.
 
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+A method is four functions (`Method`). What it carries from move to move is a frozen dataclass of
+its own, which may hold tensors, numbers, words, enums, None, a solver's state, tuples, and other
+such dataclasses. `pack` and `unpack` write any of them to a checkpoint and read it again, so that a
+run that was killed goes on to the same bits; a method has nothing to add to them.
+"""
+
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from enum import Enum
+from typing import Any, Protocol, Self, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from exhume.equation.objective import Fit
+from exhume.equation.objective import Fit, fitted, fitted_with
 from exhume.equation.problem import Problem
+from exhume.errors import InputError
 from exhume.solvers import Outcome, State
 
 
-@dataclass(frozen=True, eq=False)
+class Trial(Protocol):
+    """What the trial at hand must tell: how much it has cost."""
+
+    @property
+    def steps(self) -> int:
+        """How many steps it has taken."""
+        ...
+
+    @property
+    def products(self) -> int:
+        """How often it applied the features' derivative, the unit of cost."""
+        ...
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Progress:
-    """Where a method is.
+    """Where a method stands; each derives a class with what it carries from move to move.
 
     Attributes:
         seed: of the whole run; each round draws from its own stream.
         samples: the number asked for, or None if it is to be found.
-        state: the solver's, on the trial at hand; its type is the method's business.
-        memory: tensors that the method itself carries along, by name.
-        phase: what the trial is for.
-        rounds: trials begun before this one.
-        best: candidates of the best trial that this one is measured against, or None.
-        best_value: their residual.
-        misses: rounds in a row that did not improve on the best.
-        restarts: fresh starts so far.
-        dropped: candidates beyond the surplus that this trial began by dropping.
-        returned: dropped candidates that trials found again, at the same residual, in all.
-        grown: the residual before the number of candidates last grew.
-        floor: the residual that was taken for the floor, 0 while there is none.
-        champion: the best before the last fresh start, or None.
-        champion_value: its residual.
-        attempt: which merge this trial stands for, or the largest number known to be too small.
+        state: of the trial at hand.
+        phase: what that trial is for, in one word.
+        rounds: how many trials were begun before this one.
+        steps: how many steps were taken in those.
+        products: how many products they cost.
         explained: how many candidates explained the weights, if that was more than asked for.
-        steps: solver steps in earlier rounds.
-        products: products in earlier rounds.
         outcome: None while there is more to do.
     """
 
     seed: int
     samples: int | None
-    state: Any
-    memory: dict[str, Tensor] = field(default_factory=dict)
+    state: Trial
     phase: str = "explore"
     rounds: int = 0
-    best: Tensor | None = None
-    best_value: float = float("inf")
-    misses: int = 0
-    restarts: int = 0
-    dropped: int = 0
-    returned: int = 0
-    floor: float = 0.0
-    grown: float = float("inf")
-    champion: Tensor | None = None
-    champion_value: float = float("inf")
-    attempt: int = 0
-    explained: int | None = None
     steps: int = 0
     products: int = 0
+    explained: int | None = None
     outcome: Outcome | None = None
 
     @property
+    def candidates(self) -> Tensor:
+        """The candidates of the trial at hand, (n, d)."""
+        raise NotImplementedError
+
+    @property
+    def residual(self) -> float:
+        """Their relative residual."""
+        raise NotImplementedError
+
+    @property
     def total_steps(self) -> int:
-        """Solver steps so far."""
-        return self.steps + int(self.state.steps)
+        """How many steps were taken so far."""
+        return self.steps + self.state.steps
 
     @property
     def total_products(self) -> int:
-        """Products so far."""
-        return self.products + int(self.state.products)
+        """How many products were taken so far."""
+        return self.products + self.state.products
 
-    def next_round(self, state: State, **changes: object) -> "Progress":
-        """Begin another trial; the steps of this one are added to the total."""
-        return replace(
-            self,
-            state=state,
-            rounds=self.rounds + 1,
-            steps=self.total_steps,
-            products=self.total_products,
-            **changes,  # type: ignore[arg-type]
-        )
+    def seen(self, problem: Problem) -> Problem:
+        """Return the problem as the trial at hand sees it: there its fits are made."""
+        return problem
+
+    def next_round(self, state: Trial, **changes: Any) -> Self:
+        """Begin another trial; the cost of this one is added to the total."""
+        steps, products = self.total_steps, self.total_products
+        rounds = self.rounds + 1
+        return replace(self, state=state, rounds=rounds, steps=steps, products=products, **changes)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Solving(Progress):
+    """The progress of a method that runs a solver, whose state is that of its trials."""
+
+    state: State
+
+    @property
+    def candidates(self) -> Tensor:
+        """The candidates of the trial at hand, (n, d)."""
+        return self.state.fit.candidates
+
+    @property
+    def residual(self) -> float:
+        """Their relative residual."""
+        return self.state.fit.value
 
 
 class Method(Protocol):
-    """A named recipe: how to begin, and what to do next."""
+    """A named recipe: how to begin, what to do next, and what to answer.
+
+    Every function is pure. The progress is of a class of the method's own, derived from `Progress`.
+    """
 
     @property
     def name(self) -> str:
-        """As the user writes it."""
+        """Its name, as the user writes it."""
         ...
 
     def view(self, problem: Problem) -> Problem:
-        """The problem as this method sees it; the others are given what this returns."""
+        """Return the problem as this method sees it; the others are given what this returns."""
         ...
 
     def init(self, problem: Problem, samples: int | None, seed: int) -> Progress:
-        """The first trial."""
+        """Begin the first trial."""
         ...
 
-    def advance(self, problem: Problem, progress: Progress) -> Progress:
-        """One solver step, or one move of the search."""
+    def advance(self, problem: Problem, progress: Any) -> Progress:
+        """Make one move: a solver step, or one of the search."""
         ...
 
-    def finish(self, problem: Problem, progress: Progress) -> Fit:
-        """The answer as it stands, also when there was more to do."""
+    def finish(self, problem: Problem, progress: Any) -> Fit:
+        """Return the answer as it stands, also when there was more to do."""
         ...
 
 
 def stream(seed: int, round_: int) -> torch.Generator:
-    """Random numbers of one round: the same whether or not the run was interrupted before it."""
+    """Return the random numbers of one round, the same whether or not a run was interrupted."""
     state = np.random.SeedSequence([seed, round_]).generate_state(1, np.uint64)[0]
     return torch.Generator().manual_seed(int(state >> np.uint64(1)))
+
+
+# Checkpoints
+
+Refit = Callable[[Tensor, Tensor | None], Fit | None]
+"""Makes a fit of candidates, and of coefficients where they are a method's own."""
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """Progress as a file can hold it.
+
+    Attributes:
+        tensors: by their path in the progress, such as `state.fit.candidates`.
+        record: everything else, as JSON has it.
+        seconds: how long the run had taken.
+        source: where it was read from, for the message if it cannot be used.
+    """
+
+    tensors: Mapping[str, Tensor]
+    record: Any
+    seconds: float
+    source: str = "checkpoint"
+
+
+def pack(progress: Progress, seconds: float) -> Checkpoint:
+    """Return the progress as a checkpoint."""
+    tensors: dict[str, Tensor] = {}
+    return Checkpoint(tensors, _packed(progress, "", tensors), seconds)
+
+
+def unpack(problem: Problem, checkpoint: Checkpoint) -> Any:
+    """Return the progress that a checkpoint holds, of the class that it was packed from.
+
+    Fits are made last: which problem they belong to may depend on the rest (`Progress.seen`).
+
+    Args:
+        problem: as the method sees it.
+        checkpoint: from `pack`, perhaps by way of a file.
+    """
+    device = problem.features.device
+    # Clones are as aligned as the tensors were, without which sums may differ in their last bit.
+    tensors = {path: tensor.clone().to(device) for path, tensor in checkpoint.tensors.items()}
+    try:
+        outline = _unpacked(Progress, checkpoint.record, tensors, lambda candidates, own: None)
+        view = outline.seen(problem)
+
+        def fit(candidates: Tensor, own: Tensor | None) -> Fit:
+            if own is None:
+                return fitted(view, candidates)
+            return fitted_with(view, candidates, own)
+
+        return _unpacked(Progress, checkpoint.record, tensors, fit)
+    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise InputError(
+            f"{checkpoint.source}: cannot be used ({error}); start the audit again in another "
+            "folder."
+        ) from error
+
+
+def _packed(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
+    """Return the value as JSON, with its tensors put aside under their paths."""
+    if isinstance(value, Tensor):
+        tensors[path[1:]] = value
+        return {"tensor": path[1:]}
+    if isinstance(value, Fit):
+        own = None if value.eliminated else value.coefficients
+        return {"fit": _packed((value.candidates, own), path, tensors)}
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, tuple):
+        return [_packed(item, f"{path}.{i}", tensors) for i, item in enumerate(value)]
+    if is_dataclass(value):
+        parts = {
+            field.name: _packed(getattr(value, field.name), f"{path}.{field.name}", tensors)
+            for field in fields(value)
+        }
+        return {"class": type(value).__name__, **parts}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(f"{path}: a checkpoint cannot hold a {type(value).__name__}")
+
+
+def _unpacked(kind: Any, value: Any, tensors: Mapping[str, Tensor], fit: Refit) -> Any:
+    """Return what was packed, as an instance of what the annotation `kind` allows."""
+    choices = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+    classes = tuple(choice for choice in choices if isinstance(choice, type))
+    if isinstance(value, list):
+        items = get_args(next(choice for choice in choices if get_origin(choice) is tuple))
+        each = items[:1] * len(value) if items[-1] is Ellipsis else items
+        return tuple(
+            _unpacked(item, part, tensors, fit) for item, part in zip(each, value, strict=True)
+        )
+    if isinstance(value, dict) and value.keys() == {"tensor"}:
+        return tensors[value["tensor"]]
+    if isinstance(value, dict) and value.keys() == {"fit"}:
+        candidates, own = (item and tensors[item["tensor"]] for item in value["fit"])
+        return fit(candidates, own)
+    if isinstance(value, dict):
+        cls = _class_named(value["class"], classes)
+        names, hints = {field.name for field in fields(cls)}, get_type_hints(cls)
+        if names != value.keys() - {"class"}:
+            raise ValueError(f"its {cls.__name__} has other fields than this version's")
+        parts = {name: _unpacked(hints[name], value[name], tensors, fit) for name in names}
+        return cls(**parts)
+    for choice in classes:
+        if issubclass(choice, Enum) and value is not None:
+            return choice(value)
+    if not isinstance(value, (*classes, int) if float in classes else classes):
+        raise TypeError(f"{value!r} is not what belongs there")
+    return value
+
+
+def _class_named(name: str, choices: Sequence[type]) -> Any:
+    """Return the dataclass of that name among the choices and all that are derived from them."""
+    known = list(choices)
+    for choice in known:
+        known += choice.__subclasses__()
+    for choice in known:
+        if choice.__name__ == name and is_dataclass(choice):
+            return choice
+    raise ValueError(f"{name} is not what belongs there")

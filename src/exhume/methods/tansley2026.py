@@ -13,6 +13,7 @@ attacker is told it.
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,9 +22,11 @@ from exhume.equation.domain import Domain, Sphere
 from exhume.equation.objective import Fit, fitted
 from exhume.equation.problem import Problem
 from exhume.errors import InputError
-from exhume.methods.exhume import Exhume
-from exhume.methods.progress import Progress, stream
-from exhume.search.spectral import extreme_eigenvectors
+from exhume.methods.default import default_for
+from exhume.methods.exhume import Exhume, Search
+from exhume.methods.progress import stream
+from exhume.methods.stationary import Sharpening, Stationary
+from exhume.search.moves import extreme_eigenvectors
 from exhume.search.subspace import Subspace, estimate
 from exhume.solvers import solve
 from exhume.solvers.levenberg_marquardt import LevenbergMarquardt
@@ -54,20 +57,20 @@ class Tansley2026:
 
     Attributes:
         rank: r, for example the number of samples, or the rule to find it: gap or energy.
-        search: what is run in the subspace.
+        search: what is run in the subspace; the method `exhume` if None.
         polish: most solver steps in the full space at the end.
         basis: U (d, r), orthonormal, where the attacker is told the subspace; nothing is then
             estimated, and the rank is that of U.
     """
 
     rank: int | str = "gap"
-    search: Exhume = field(default_factory=Exhume)
+    search: Exhume | Stationary | None = None
     polish: int = 30
     basis: Tensor | None = field(default=None, repr=False, compare=False)
     name: str = "tansley2026"
 
     def view(self, problem: Problem) -> Problem:
-        """The problem in the coordinates of the subspace, or itself where W₁ did not move."""
+        """Return the problem in coordinates of the subspace, or itself where W₁ did not move."""
         if isinstance(problem, Reduced):
             return problem
         if self.basis is not None:
@@ -84,24 +87,27 @@ class Tansley2026:
             return problem
         return reduced(problem, estimate(problem.first_layer, self.rank))
 
-    def init(self, problem: Problem, samples: int | None, seed: int) -> Progress:
-        """Random candidates in the subspace, or in the span of the moment's eigenvectors."""
+    def init(self, problem: Problem, samples: int | None, seed: int) -> Search | Sharpening:
+        """Begin at random in the subspace, or in the span of the moment's eigenvectors."""
+        search = self._search(problem)
         if isinstance(problem, Reduced):
             if self.basis is None:
                 self._check_count(problem.subspace.rank, samples)
-            return self.search.init(problem, samples, seed)
-        count = self.search.count(problem, samples)
+            return search.init(problem, samples, seed)
+        if isinstance(search, Stationary):
+            return search.init(problem, samples, seed)
+        count = search.count(problem, samples)
         generator = stream(seed, 0)
         weights = problem.target[:, 0]
         vectors = extreme_eigenvectors(problem, weights, min(2 * count, problem.dim), generator)
         if vectors is None:
-            return self.search.init(problem, samples, seed)
+            return search.init(problem, samples, seed)
         basis = vectors.double().cpu()
         start = torch.randn(count, basis.shape[1], generator=generator, dtype=torch.float64)
-        return self.search.begin(problem, samples, seed, problem.domain.project(start @ basis.T))
+        return search.begin(problem, samples, seed, problem.domain.project(start @ basis.T))
 
     def _check_count(self, rank: int, samples: int | None) -> None:
-        """Samples span no more directions than there are of them."""
+        """Refuse more directions than samples, which span no more than their number."""
         if self.rank == "gap" and samples is not None and rank > samples:
             raise InputError(
                 f"the change of the first layer spans {rank} directions, but {samples} samples "
@@ -110,20 +116,24 @@ class Tansley2026:
                 "right number, or use the method 'exhume'."
             )
 
-    def advance(self, problem: Problem, progress: Progress) -> Progress:
-        """As the search has it."""
-        return self.search.advance(problem, progress)
+    def advance(self, problem: Problem, progress: Any) -> Search | Sharpening:
+        """Make a move of the search."""
+        return self._search(problem).advance(problem, progress)
 
-    def finish(self, problem: Problem, progress: Progress) -> Fit:
-        """The candidates in the full space, refined there if that explains more of the weights."""
-        fit = self.search.finish(problem, progress)
+    def _search(self, problem: Problem) -> Exhume | Stationary:
+        return self.search or default_for(problem)
+
+    def finish(self, problem: Problem, progress: Any) -> Fit:
+        """Return candidates in the full space, refined there if that explains more."""
+        search = self._search(problem)
+        fit = search.finish(problem, progress)
         if not isinstance(problem, Reduced):
             return fit
         full = problem.full
         basis = problem.subspace.basis.to(fit.candidates)
         lifted = fitted(full, fit.candidates @ basis.T)
         count = len(fit.candidates)
-        explained = fit.value <= max(self.search.tolerance, full.resolution)
+        explained = fit.value <= max(search.tolerance, full.resolution)
         if explained or full.ratio(count) < ENOUGH:
             return lifted
         solver = LevenbergMarquardt(tolerance=1e-14, damping=1e-3, patience=3)
@@ -134,7 +144,7 @@ class Tansley2026:
 
 
 def confined(problem: Problem, candidates: Tensor) -> int | None:
-    """The rank, where candidates (n, d) were looked for in a subspace and are still in it."""
+    """Return the rank, where candidates (n, d) were looked for in a subspace and are in it."""
     if not isinstance(problem, Reduced):
         return None
     basis = problem.subspace.basis.to(candidates)
@@ -143,7 +153,7 @@ def confined(problem: Problem, candidates: Tensor) -> int | None:
 
 
 def reduced(problem: Problem, subspace: Subspace) -> Reduced:
-    """The problem in the coordinates z of x = Uz."""
+    """Return the problem in the coordinates z of x = Uz."""
     domain = _reduced_domain(problem.domain, problem.dim)
     return Reduced(
         target=problem.target,
@@ -160,7 +170,7 @@ def reduced(problem: Problem, subspace: Subspace) -> Reduced:
 
 
 def _reduced_domain(domain: Domain, dim: int) -> Domain:
-    """U is orthonormal, so a sphere keeps its radius; other domains are for the full space."""
+    """Return the sphere of coordinates, of the same radius; refuse what is no sphere."""
     if isinstance(domain, Sphere):
         return Sphere(domain.radius or dim**0.5)
     raise InputError(
@@ -170,7 +180,7 @@ def _reduced_domain(domain: Domain, dim: int) -> Domain:
 
 
 def _told(basis: Tensor, dim: int) -> Subspace:
-    """A subspace that is known, not estimated: nothing lies outside of it."""
+    """Return a subspace that is known, not estimated: nothing lies outside of it."""
     u = basis.double().cpu()
     if u.ndim != 2 or len(u) != dim or not 1 <= u.shape[1] <= dim:
         raise InputError(f"basis: expected shape ({dim}, r), r from 1 to {dim}, got {(*u.shape,)}.")

@@ -7,27 +7,29 @@ given a second start.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from exhume.search.merge import merged
+from exhume.search.moves import merged
 
 FACTOR = 3
-"""How many times fewer settings go on, for how many times more steps."""
+"""Three times fewer settings go on, for three times more steps: every rung costs about the same."""
 
 FINALISTS = 2
-"""So many settings, or fewer, are the last: these are given a second start."""
+"""So many settings are the last, and are given a second start: one could not be compared."""
 
 ALIKE = 0.9
-"""Cosine above which candidates of two starts are the same."""
+"""Candidates of two starts with a cosine above this are the same: random ones never come close."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Range:
-    """Where a hyperparameter is looked for.
+    """The interval in which a hyperparameter is looked for.
 
     Attributes:
         low: the least.
@@ -44,14 +46,14 @@ class Range:
     logarithmic: bool = False
 
     def at(self, draw: float) -> float:
-        """The number at `draw` in [0, 1]."""
+        """Return the number at `draw` in [0, 1]."""
         if self.logarithmic:
             return math.exp(math.log(self.low) + draw * math.log(self.high / self.low))
         return self.low + draw * (self.high - self.low)
 
 
 def rungs(trials: int) -> list[int]:
-    """How many settings are tried in each rung.
+    """Return how many settings are tried in each rung.
 
     Example:
         >>> rungs(18), rungs(4), rungs(1)
@@ -63,45 +65,73 @@ def rungs(trials: int) -> list[int]:
     return sizes
 
 
-def next_trial(
-    scores: Sequence[Sequence[float]], replicated: Sequence[float]
-) -> tuple[int, int, int] | None:
-    """What is to be tried next, from what is known.
+class Trial(NamedTuple):
+    """What is tried: a setting in a rung, by its first start (0) or its second (1)."""
 
-    Args:
-        scores: residual of each setting in each rung, (rungs, trials); NaN before it was tried,
+    rung: int
+    setting: int
+    start: int
+
+
+@dataclass(frozen=True)
+class Table:
+    """What is known of all settings.
+
+    Attributes:
+        residuals: of each setting in each rung, (rungs, settings); NaN before it was tried,
             infinite if it was no good.
-        replicated: share of the candidates that a second start found again, (trials,); NaN before
-            that.
-
-    Returns:
-        Rung, setting, and 0 for its first start or 1 for its second; None when all is done.
-
-    Example:
-        >>> nan, inf = float("nan"), float("inf")
-        >>> next_trial([[0.5, inf, 0.2], [nan] * 3], [nan] * 3)
-        (1, 2, 0)
-        >>> next_trial([[0.5, inf, 0.2], [nan, nan, 0.1]], [nan] * 3)
-        (1, 2, 1)
+        replicated: share of the candidates that a second start found again, for each setting; NaN
+            before that.
     """
-    alive = list(range(len(replicated)))
-    for rung, size in enumerate(rungs(len(replicated))):
-        if rung > 0:
-            before = scores[rung - 1]
-            good = [trial for trial in alive if math.isfinite(before[trial])]
-            alive = sorted(good, key=lambda trial: before[trial])[:size]
-        for trial in alive:
-            score = scores[rung][trial]
-            if math.isnan(score):
-                return rung, trial, 0
-            last = size <= FINALISTS
-            if last and math.isfinite(score) and math.isnan(replicated[trial]):
-                return rung, trial, 1
-    return None
+
+    residuals: tuple[tuple[float, ...], ...]
+    replicated: tuple[float, ...]
+
+    @classmethod
+    def empty(cls, settings: int) -> "Table":
+        """Return the table before anything was tried."""
+        untried = (math.nan,) * settings
+        return cls((untried,) * len(rungs(settings)), untried)
+
+    def entered(self, trial: Trial, value: float) -> "Table":
+        """Return the table with a residual of a first start, or the share that a second found."""
+        if trial.start:
+            return replace(self, replicated=_entered(self.replicated, trial.setting, value))
+        row = _entered(self.residuals[trial.rung], trial.setting, value)
+        return replace(self, residuals=_entered(self.residuals, trial.rung, row))
+
+    def next_trial(self) -> Trial | None:
+        """Return what is to be tried next, or None when all is done.
+
+        Example:
+            >>> nan, inf = float("nan"), float("inf")
+            >>> tuple(Table(((0.5, inf, 0.2), (nan,) * 3), (nan,) * 3).next_trial())
+            (1, 2, 0)
+            >>> tuple(Table(((0.5, inf, 0.2), (nan, nan, 0.1)), (nan,) * 3).next_trial())
+            (1, 2, 1)
+        """
+        alive = list(range(len(self.replicated)))
+        for rung, size in enumerate(rungs(len(self.replicated))):
+            if rung > 0:
+                before = self.residuals[rung - 1]
+                good = [setting for setting in alive if math.isfinite(before[setting])]
+                alive = sorted(good, key=lambda setting: before[setting])[:size]
+            for setting in alive:
+                residual = self.residuals[rung][setting]
+                if math.isnan(residual):
+                    return Trial(rung, setting, 0)
+                last = size <= FINALISTS and math.isfinite(residual)
+                if last and math.isnan(self.replicated[setting]):
+                    return Trial(rung, setting, 1)
+        return None
+
+
+def _entered(row: tuple[T, ...], index: int, value: T) -> tuple[T, ...]:
+    return (*row[:index], value, *row[index + 1 :])
 
 
 def found_again(first: Tensor, second: Tensor) -> float:
-    """Share of the candidates of one start, (m, d), that the other, (m, d), found as well.
+    """Return the share of the candidates of one start, (m, d), that the other found as well.
 
     Candidates that agree among themselves are one; of the others those count that are each
     other's nearest, with a cosine above `ALIKE`. So candidates that all became the same prove
@@ -123,7 +153,7 @@ def found_again(first: Tensor, second: Tensor) -> float:
 
 
 def merit(residual: float, replicated: float, candidates: int) -> float:
-    """By what settings are ranked, the least first: residual / (share found again + 1/m).
+    """Return by what settings are ranked, the least first: residual / (share found + 1/m).
 
     Twice as many candidates found again outweigh twice the residual. Without a second start, or
     if that finds nothing, the residual decides.

@@ -18,23 +18,45 @@ from torch import Tensor
 from exhume.equation.objective import Fit, fitted
 from exhume.equation.problem import Problem
 from exhume.features.activations import softplus
-from exhume.methods.progress import Progress, stream
+from exhume.methods.progress import Solving, stream
 from exhume.solvers import Outcome
 from exhume.solvers.levenberg_marquardt import DampedState, LevenbergMarquardt
 
 SPREAD = 0.2
-"""Norm of the starts in units of those that the domain draws: samples seldom fill their box."""
+"""The starts have this share of the norm that the domain draws: samples seldom fill their box."""
 
 PRODUCTS = 15
-"""Most products a step: kinks make exact steps worth little."""
+"""A solver step takes at most so many products: kinks make exact steps worth little."""
 
 VISIBLE = 1e-3
-"""Relative size of a singular value of the first layer below which its direction is not used."""
+"""A singular value of the first layer below this share of the largest is taken for rounding."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Sharpening(Solving):
+    """The progress of this search.
+
+    Attributes:
+        sharpness: β of the softplus that the trial at hand has in the place of ReLU.
+        trial: how many trials were begun before this one.
+        best: the best candidates at the greatest sharpness, or None before that.
+        best_cost: their cost.
+    """
+
+    state: DampedState
+    sharpness: float
+    trial: int = 0
+    best: Tensor | None = None
+    best_cost: float = math.inf
+
+    def seen(self, problem: Problem) -> Problem:
+        """Return the problem with the softplus of the trial at hand."""
+        return softened(problem, self.sharpness)
 
 
 @dataclass(frozen=True)
-class Sharpened:
-    """A search for problems whose target is the weights.
+class Stationary:
+    """A search for problems whose target is the weights: stationary points of their training.
 
     Attributes:
         surplus: candidates in units of the samples.
@@ -52,43 +74,47 @@ class Sharpened:
     steps: int = 30
     renewed: float = 0.1
     tolerance: float = 1e-9
+    name: str = "exhume"
 
-    def init(self, problem: Problem, samples: int | None, seed: int) -> Progress:
-        """Random candidates in the row space of the first layer."""
+    def view(self, problem: Problem) -> Problem:
+        """Return the problem unchanged; each trial has a view of its own."""
+        return problem
+
+    def init(self, problem: Problem, samples: int | None, seed: int) -> Sharpening:
+        """Begin with random candidates in the row space of the first layer."""
         count = math.ceil(self.surplus * (samples or _visible(problem)))
+        sharpness = self._sharpness(problem, 0)
         start = starts(problem, count, stream(seed, 0))
-        state = self._begin(problem, start, 0)
-        return Progress(seed, samples, state, _noted(state), phase="sharpen")
+        state = self._solver.init(softened(problem, sharpness), start)
+        return Sharpening(
+            seed=seed, samples=samples, state=state, sharpness=sharpness, phase="sharpen"
+        )
 
-    def advance(self, problem: Problem, progress: Progress) -> Progress:
-        """One solver step, or the next trial."""
-        state, trial = progress.state, progress.attempt
-        view = self._sharpened(problem, trial)
-        if state.fit.cost != progress.memory["cost"].item():  # read from a file
-            state = replace(state, fit=fitted(view, state.fit.candidates))
+    def advance(self, problem: Problem, progress: Sharpening) -> Sharpening:
+        """Take one solver step, or begin the next trial."""
+        state, view = progress.state, progress.seen(problem)
         if state.outcome is None and state.steps < self.steps:
-            state = self._solver.step(view, state)
-            return replace(progress, state=state, memory=_noted(state))
-        fit, last = state.fit, len(self.sharpness) - 1
-        if state.outcome is Outcome.DIVERGED or (
-            state.outcome is Outcome.CONVERGED and trial >= last
-        ):
+            return replace(progress, state=self._solver.step(view, state))
+        fit, sharpest = state.fit, progress.trial >= len(self.sharpness) - 1
+        explained = state.outcome is Outcome.CONVERGED and sharpest
+        if explained or state.outcome is Outcome.DIVERGED:
             return replace(progress, outcome=state.outcome)
-        if trial >= last and fit.cost < progress.best_value:
-            progress = replace(progress, best=fit.candidates, best_value=fit.cost)
-        if trial + 1 >= self.trials:
+        if sharpest and fit.cost < progress.best_cost:
+            progress = replace(progress, best=fit.candidates, best_cost=fit.cost)
+        if progress.trial + 1 >= self.trials:
             return replace(progress, outcome=Outcome.STALLED)
         generator = stream(progress.seed, progress.rounds + 1)
         begin = fit if progress.best is None else fitted(view, progress.best)
         start = self._renewed(view, begin, generator)
-        begun = self._begin(problem, start, trial + 1)
-        return progress.next_round(begun, memory=_noted(begun), attempt=trial + 1)
+        sharpness = self._sharpness(problem, progress.trial + 1)
+        begun = self._solver.init(softened(problem, sharpness), start)
+        return progress.next_round(begun, sharpness=sharpness, trial=progress.trial + 1)
 
-    def finish(self, problem: Problem, progress: Progress) -> Fit:
-        """The best at the greatest sharpness, without candidates that have no multiplier."""
-        view = self._sharpened(problem, progress.attempt)
-        fit = fitted(view, progress.state.fit.candidates)
-        if progress.best is not None and not fit.cost < progress.best_value:
+    def finish(self, problem: Problem, progress: Sharpening) -> Fit:
+        """Return the best at the greatest sharpness, without candidates of no multiplier."""
+        view = progress.seen(problem)
+        fit = fitted(view, progress.candidates)
+        if progress.best is not None and not fit.cost < progress.best_cost:
             fit = fitted(view, progress.best)
         used = traces(fit) > 0
         return fitted(problem, fit.candidates[used] if used.any() else fit.candidates)
@@ -97,15 +123,11 @@ class Sharpened:
     def _solver(self) -> LevenbergMarquardt:
         return LevenbergMarquardt(tolerance=self.tolerance, products=PRODUCTS)
 
-    def _sharpened(self, problem: Problem, trial: int) -> Problem:
-        sharpness = self.sharpness[min(trial, len(self.sharpness) - 1)] / _unit(problem)
-        return replace(problem, features=problem.features.substituted(softplus(sharpness)))
-
-    def _begin(self, problem: Problem, start: Tensor, trial: int) -> DampedState:
-        return self._solver.init(self._sharpened(problem, trial), start)
+    def _sharpness(self, problem: Problem, trial: int) -> float:
+        return self.sharpness[min(trial, len(self.sharpness) - 1)] / _unit(problem)
 
     def _renewed(self, problem: Problem, fit: Fit, generator: torch.Generator) -> Tensor:
-        """The candidates, with those of the smallest trace in the weights started again."""
+        """Return the candidates, with those of the smallest trace in the weights started again."""
         trace = traces(fit)
         unused = max(int((trace == 0).sum()), math.ceil(self.renewed * len(trace)))
         candidates = fit.candidates.clone()
@@ -114,10 +136,15 @@ class Sharpened:
         return candidates
 
 
-def starts(problem: Problem, count: int, generator: torch.Generator) -> Tensor:
-    """Random candidates (count, d) with the second moment W₁ᵀW₁ has, to the power of a half.
+def softened(problem: Problem, sharpness: float) -> Problem:
+    """Return the problem with a softplus of that sharpness in the place of ReLU."""
+    return replace(problem, features=problem.features.substituted(softplus(sharpness)))
 
-    Drawn by the domain itself where there is no dense first layer.
+
+def starts(problem: Problem, count: int, generator: torch.Generator) -> Tensor:
+    """Draw candidates (count, d) with the second moment that W₁ᵀW₁ has, to the power of a half.
+
+    Where there is no dense first layer, the domain draws them.
     """
     drawn = problem.domain.start(count, problem.dim, generator)
     if problem.first_layer is None:
@@ -130,7 +157,7 @@ def starts(problem: Problem, count: int, generator: torch.Generator) -> Tensor:
 
 
 def traces(fit: Fit) -> Tensor:
-    """‖Φ_iᵀA_i‖², what each candidate alone leaves in the weights, (n,) on the CPU."""
+    """Return ‖Φ_iᵀA_i‖², what each candidate alone leaves in the weights, (n,) on the CPU."""
     n, k = len(fit.candidates), fit.rows
     gram = fit.linearization.gram().view(n, k, n, k).diagonal(dim1=0, dim2=2).permute(2, 0, 1)
     parts = fit.coefficients.view(n, k, -1)
@@ -142,7 +169,7 @@ def _visible(problem: Problem) -> int:
 
 
 def _spectrum(problem: Problem) -> tuple[Tensor, Tensor]:
-    """Visible singular values of W₁ over the largest, (r,), and their directions (r, d)."""
+    """Return visible singular values of W₁ over the largest, (r,), and their directions (r, d)."""
     assert problem.first_layer is not None
     sizes, directions = problem.first_layer.spectrum
     rank = max(1, int((sizes > VISIBLE * sizes[0]).sum()))
@@ -150,7 +177,7 @@ def _spectrum(problem: Problem) -> tuple[Tensor, Tensor]:
 
 
 def _unit(problem: Problem) -> float:
-    """The size of W₁x at the starts, which neurons are given; 1 without a dense first layer.
+    """Return the size of W₁x at the starts, which neurons are given; 1 without a first layer.
 
     A network of ReLU that is scaled has the same samples, and should meet the same sharpness. With
     x in the directions of the singular values s, in proportion to √s, |W₁x|²/|x|² is Σ s³/Σ s.
@@ -159,10 +186,6 @@ def _unit(problem: Problem) -> float:
         return 1.0
     sizes = problem.first_layer.spectrum[0]
     norm = SPREAD * problem.domain.start(8, problem.dim, stream(0, 0)).norm(dim=1).mean()
-    rows = len(problem.first_layer.trained)
-    given = norm * (sizes.pow(3).sum() / sizes.sum() / rows).sqrt()
+    neurons = len(problem.first_layer.trained)
+    given = norm * (sizes.pow(3).sum() / sizes.sum() / neurons).sqrt()
     return max(float(given), torch.finfo(given.dtype).tiny)
-
-
-def _noted(state: DampedState) -> dict[str, Tensor]:
-    return {"cost": torch.tensor(state.fit.cost, dtype=torch.float64)}

@@ -1,0 +1,296 @@
+"""The loss of the published penalty methods, in small functions.
+
+haim2022, buzaglo2023 and loo2023 minimise one loss over candidates x_j and multipliers λ_j,
+
+    ‖t − (1/s) Σ_j A_jᵀ Φ(x_j)‖² + box · Σ_j ω_j Σ_i [relu(x_ji − high_i)² + relu(low_i − x_ji)²]
+        + push · Σ_j ω_j relu(threshold − λ_j/ω_j)²
+        + smoothness · Σ_j ω_j ‖x_j − blur(x_j)‖² + sparsity · Σ |λ_j|
+
+where Φ(x_j) are the k rows of a candidate and A_j follows from λ_j by the problem's rule: y_j λ_j
+for one output trained to the margin, λ_j (e_y − e_k) with k the runner-up for several, and λ_j
+itself where coefficients are free. The divisor s stays what it was at the start. The shares ω_j
+are 1; where a candidate is replaced by two copies, each with half its multiplier and half its
+share, the loss stays as it was.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot, pad
+
+from exhume.equation.coefficients import Rule
+from exhume.equation.domain import Box, Domain, Sphere, SphereInBox
+from exhume.equation.problem import Problem
+from exhume.features import Linearization
+from exhume.features.activations import Activation
+
+ASSUMED = Box(-1.0, 1.0)
+"""Where inputs are taken to lie if nothing is told: pixels of [0, 1] with their mean taken off."""
+
+
+@dataclass(frozen=True)
+class Hyperparameters:
+    """One choice of all that a recipe leaves open.
+
+    Attributes:
+        rate: step size of the candidates.
+        multiplier_rate: step size of the multipliers.
+        scale: standard deviation of the candidates at the start.
+        surrogate: what takes the place of ReLU at a step.
+        threshold: λ below which a multiplier is pushed up.
+        push: weight of that.
+        box: weight of leaving the box.
+        smoothness: weight of what a blur takes away; for images.
+        sparsity: weight of the multipliers' absolute values.
+        adam: steps by Adam; by momentum otherwise.
+    """
+
+    rate: float
+    multiplier_rate: float
+    scale: float
+    surrogate: Callable[[int], Activation]
+    threshold: float = 0.0
+    push: float = 0.0
+    box: float = 1.0
+    smoothness: float = 0.0
+    sparsity: float = 0.0
+    adam: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """Candidates and all that stands beside them in the loss.
+
+    Attributes:
+        candidates: X, (n, d).
+        multipliers: λ, (n, q), with q = 1 for the rule MARGIN, else one for each entry of A_j.
+        labels: y, (n,), from `balanced_labels`; not looked at where coefficients are free.
+        shares: ω, (n,).
+        divisor: s.
+    """
+
+    candidates: Tensor
+    multipliers: Tensor
+    labels: Tensor
+    shares: Tensor
+    divisor: float
+
+
+def balanced_labels(count: int, classes: int) -> Tensor:
+    """Return fixed labels, as many of each: ±1 for one output, else the classes 0 … c−1.
+
+    Example:
+        >>> balanced_labels(4, 1).tolist(), balanced_labels(6, 3).tolist()
+        ([-1, -1, 1, 1], [0, 0, 1, 1, 2, 2])
+    """
+    labels = torch.arange(count) * max(classes, 2) // count
+    return 2 * labels - 1 if classes == 1 else labels
+
+
+def margin_pattern(labels: Tensor, values: Tensor) -> Tensor:
+    """Return what a multiplier of 1 stands for: y, (n, 1); or e_y − e_k, (n, c), k the runner-up.
+
+    Args:
+        labels: y, (n,), from `balanced_labels`.
+        values: f(x_j), (n, c); not looked at for one output.
+
+    Example:
+        >>> margin_pattern(torch.tensor([0]), torch.tensor([[3.0, 1.0, 2.0]])).tolist()
+        [[1.0, 0.0, -1.0]]
+    """
+    classes = values.shape[1]
+    if classes == 1:
+        return labels[:, None].to(values.dtype)
+    own = one_hot(labels, classes)
+    rival = values.masked_fill(own.bool(), -math.inf).argmax(1)
+    return (own - one_hot(rival, classes)).to(values.dtype)
+
+
+def outputs(problem: Problem) -> int:
+    """Return c, the outputs of the network; 1 where the features are not its gradients."""
+    return max(1, problem.features.outputs)
+
+
+def pattern_at(problem: Problem, place: Place) -> Tensor | None:
+    """Return the pattern of the rule MARGIN, (n, c), or None where coefficients are free.
+
+    Labels of one output are its pattern, so the network is not asked.
+    """
+    if problem.rule is Rule.FREE:
+        return None
+    candidates, several = place.candidates, outputs(problem) > 1
+    values = problem.features.predict(candidates) if several else candidates[:, :1]
+    assert values is not None
+    return margin_pattern(place.labels, values)
+
+
+def coefficients_at(problem: Problem, place: Place) -> Tensor:
+    """Return A, (n·k, m), with 1/s inside."""
+    return _coefficients(problem, place, pattern_at(problem, place))
+
+
+def _coefficients(problem: Problem, place: Place, pattern: Tensor | None) -> Tensor:
+    weighed = place.multipliers if pattern is None else place.multipliers * pattern
+    return (weighed / place.divisor).reshape(-1, problem.target.shape[1])
+
+
+def bounds(domain: Domain, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Return lower and upper bounds of the inputs (n, d): of the domain's box, or those assumed.
+
+    No entry of an input is larger than its norm, so where that alone is known it is the bound.
+
+    Example:
+        >>> [bound.item() for bound in bounds(Sphere(), torch.zeros(1, 4))]
+        [-2.0, 2.0]
+    """
+    parts = (domain.sphere, domain.box) if isinstance(domain, SphereInBox) else (domain,)
+    boxes = [part for part in parts if isinstance(part, Box)]
+    lengths = [part.length(like.shape[1]) for part in parts if isinstance(part, Sphere)]
+    if lengths and not boxes:
+        length = like.new_tensor(lengths[0])
+        return -length, length
+    low, high = (*boxes, ASSUMED)[0].bounds.like(like).unbind()
+    return low, high
+
+
+def excess(candidates: Tensor, domain: Domain) -> Tensor:
+    """Return by how much entries are above the box, or below it (negative), (n, d)."""
+    low, high = bounds(domain, candidates)
+    return torch.relu(candidates - high) - torch.relu(low - candidates)
+
+
+def shortfall(place: Place, threshold: float) -> Tensor:
+    """Return relu(threshold − λ/ω), (n, q)."""
+    return torch.relu(threshold - place.multipliers / place.shares[:, None])
+
+
+def roughness(candidates: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Return what a 3×3 binomial blur takes away, x − blur(x), (n, d): linear and symmetric in x.
+
+    Edges are repeated.
+
+    Example:
+        >>> roughness(torch.ones(1, 6), (2, 3)).abs().max().item()
+        0.0
+    """
+    height, width = shape[-2:]
+    images = candidates.reshape(-1, 1, height, width)
+    padded = pad(images, (1, 1, 1, 1), mode="replicate")
+    tall = (padded[..., :-2, :] + 2 * padded[..., 1:-1, :] + padded[..., 2:, :]) / 4
+    blurred = (tall[..., :-2] + 2 * tall[..., 1:-1] + tall[..., 2:]) / 4
+    return (images - blurred).reshape(candidates.shape)
+
+
+@dataclass(frozen=True, eq=False)
+class PenalisedLoss:
+    """The loss at one place, with its parts and slopes, each taken when it is asked for.
+
+    Attributes:
+        problem: with the surrogate in place.
+        settings: the weights of the penalties.
+        place: where it is taken.
+        pattern: see `pattern_at`.
+        linearization: features and derivatives at X.
+        coefficients: A, (n·k, m), with 1/s inside.
+        residual: R = t − ΦᵀA, (p, m).
+    """
+
+    problem: Problem
+    settings: Hyperparameters
+    place: Place
+    pattern: Tensor | None
+    linearization: Linearization
+    coefficients: Tensor
+    residual: Tensor
+
+    @property
+    def value(self) -> float:
+        """The loss."""
+        return (self.stationarity + self.prior).item()
+
+    @property
+    def relative(self) -> float:
+        """‖R‖²/‖t‖²."""
+        return (self.stationarity / self.problem.target.double().square().sum()).item()
+
+    @cached_property
+    def stationarity(self) -> Tensor:
+        """‖R‖²."""
+        return self.residual.double().square().sum()
+
+    @property
+    def prior(self) -> Tensor:
+        """All penalties."""
+        place, settings = self.place, self.settings
+        total = self.outside + self.below
+        if settings.smoothness:
+            rough = roughness(place.candidates, self.problem.shape).double().square().sum(1)
+            total = total + settings.smoothness * (place.shares * rough).sum()
+        if settings.sparsity:
+            total = total + settings.sparsity * place.multipliers.double().abs().sum()
+        return total
+
+    @property
+    def outside(self) -> Tensor:
+        """What leaving the box costs."""
+        each = self._excess.double().square().sum(1)
+        return self.settings.box * (self.place.shares * each).sum()
+
+    @property
+    def below(self) -> Tensor:
+        """What multipliers below the threshold cost."""
+        each = self._shortfall.double().square().sum(1)
+        return self.settings.push * (self.place.shares * each).sum()
+
+    @cached_property
+    def slope(self) -> Tensor:
+        """∂L/∂X = −2 pull(R, A) + …, (n, d)."""
+        candidates, shape = self.place.candidates, self.problem.shape
+        pulled = self.linearization.pull(self.residual, self.coefficients)
+        slope = -2 * pulled.to(candidates.dtype)
+        weight = 2 * self.place.shares[:, None]
+        slope = slope + self.settings.box * weight * self._excess
+        if self.settings.smoothness:
+            rough = roughness(roughness(candidates, shape), shape)
+            slope = slope + self.settings.smoothness * weight * rough
+        return slope
+
+    @cached_property
+    def multiplier_slope(self) -> Tensor:
+        """∂L/∂λ = −(2/s) (Φ R, along the pattern) + …, (n, q)."""
+        multipliers = self.place.multipliers
+        slope = self.linearization.apply(self.residual).reshape(len(multipliers), -1)
+        if self.pattern is not None:
+            slope = (slope * self.pattern).sum(1, keepdim=True)
+        slope = -2 / self.place.divisor * slope
+        if self.settings.push:
+            slope = slope - 2 * self.settings.push * self._shortfall
+        if self.settings.sparsity:
+            slope = slope + self.settings.sparsity * multipliers.sign()
+        return slope.to(multipliers.dtype)
+
+    @property
+    def prior_curvature(self) -> Tensor:
+        """∂²/∂x_ji² of the box penalty, (n, d), which is all of its Hessian."""
+        return 2 * self.settings.box * self.place.shares[:, None] * (self._excess != 0)
+
+    @cached_property
+    def _excess(self) -> Tensor:
+        return excess(self.place.candidates, self.problem.domain)
+
+    @cached_property
+    def _shortfall(self) -> Tensor:
+        return shortfall(self.place, self.settings.threshold)
+
+
+def loss_at(problem: Problem, settings: Hyperparameters, place: Place) -> PenalisedLoss:
+    """Return the loss at a place, for a problem with the surrogate in place or as it is."""
+    linearization = problem.features.linearize(place.candidates)
+    pattern = pattern_at(problem, place)
+    coefficients = _coefficients(problem, place, pattern)
+    residual = problem.target - linearization.combine(coefficients)
+    return PenalisedLoss(problem, settings, place, pattern, linearization, coefficients, residual)

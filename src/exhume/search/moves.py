@@ -1,0 +1,247 @@
+"""Moves of a search: drop, merge, turn round and renew candidates between two solves.
+
+Every move takes the candidates of a trial that has ended and returns those of the next one.
+"""
+
+import torch
+from torch import Tensor
+
+from exhume.equation.objective import Fit, fitted
+from exhume.equation.problem import Problem
+
+OPPOSITE = -0.99
+"""Two candidates whose cosine is below this count as a pair ±u; solved ones come closer to −1."""
+
+DENSE = 1024
+"""Up to this dimension the moment is formed and diagonalised, which takes well under a second;
+above it, subspace iteration finds the extreme eigenvectors."""
+
+
+# Drop candidates that the others can stand in for, such as duplicates
+
+
+def greedy_order(
+    gram: Tensor, products: Tensor, rows: int = 1, jitter: float = 1e-12
+) -> tuple[Tensor, Tensor]:
+    """Return in which order to drop candidates, cheapest first, and what it costs in all.
+
+    Dropping candidate i and refitting the others adds tr A_iᵀ (K⁻¹)_ii⁻¹ A_i to ‖R‖², with the
+    k×k block of K⁻¹ and the k rows of A that belong to it. The inverse is down-dated after each
+    drop, so of two duplicates only one is cheap.
+
+    Args:
+        gram: K = ΦΦᵀ, (n·k, n·k) float64.
+        products: ΦΔ, (n·k, m) float64.
+        rows: k, the rows of a candidate.
+        jitter: added to the diagonal, relative to its mean.
+
+    Returns:
+        Indices (n,) in order of dropping, and the cumulative cost (n,) in units of ‖Δ‖².
+
+    Example:
+        >>> phi = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]], dtype=torch.float64)
+        >>> order, cost = greedy_order(phi @ phi.T, phi @ torch.tensor([[1.0], [2.0]]).double())
+        >>> order[1:].tolist(), [round(c, 6) for c in cost.tolist()]
+        ([2, 1], [0.0, 1.0, 5.0])
+    """
+    n = len(gram) // rows
+    scale = gram.diagonal().mean()
+    inverse = torch.linalg.inv(gram + jitter * scale * torch.eye(len(gram)).to(gram))
+    coefficients = inverse @ products
+    alive = torch.ones(n, dtype=torch.bool, device=gram.device)
+    order, costs = [], []
+    for _ in range(n):
+        own = inverse.view(n, rows, n, rows).diagonal(dim1=0, dim2=2).permute(2, 0, 1)
+        parts = coefficients.view(n, rows, -1)
+        cost = (parts * torch.linalg.solve(own, parts)).sum((1, 2))
+        i = int(cost.where(alive, torch.inf).argmin())
+        order.append(i)
+        costs.append(cost[i].item())
+        alive[i] = False
+        its = slice(i * rows, (i + 1) * rows)
+        columns = torch.linalg.solve(inverse[its, its], inverse[its]).T  # (n·k, k)
+        coefficients = coefficients - columns @ coefficients[its]
+        inverse = inverse - columns @ inverse[its]
+        inverse[its, its] = torch.eye(rows).to(gram)  # a dropped candidate: decoupled
+    return torch.tensor(order), torch.tensor(costs, dtype=torch.float64).cumsum(0)
+
+
+def dropping(problem: Problem, fit: Fit) -> tuple[Tensor, Tensor]:
+    """Return `greedy_order` of a fit's candidates, with the cost as a share of ‖Δ‖²."""
+    target = problem.target.double()
+    linearization = fit.linearization
+    order, cost = greedy_order(linearization.gram(), linearization.apply(target), fit.rows)
+    return order, cost / target.square().sum().item()
+
+
+def without(problem: Problem, fit: Fit, count: int) -> Tensor:
+    """Return the candidates (n − count, d) without the `count` that are cheapest to drop."""
+    order, _ = dropping(problem, fit)
+    return fit.candidates[order[count:].sort().values.to(fit.candidates.device)]
+
+
+# Merge candidates that have become the same sample
+
+
+def merged(candidates: Tensor, coefficients: Tensor, cosine: float) -> Tensor:
+    """Return one candidate for each group that is linked by cosines above `cosine`.
+
+    Args:
+        candidates: X, (n, d).
+        coefficients: A, (n, k·m), one row a candidate; a group's mean is weighted by |A|.
+        cosine: the least similarity of a link.
+
+    Returns:
+        Candidates (g, d) with g ≤ n, in the order of each group's first member. Not projected.
+
+    Example:
+        >>> X = torch.tensor([[1.0, 0.0], [0.0, 2.0], [1.0, 0.1]])
+        >>> joined = merged(X, torch.tensor([[3.0], [1.0], [-1.0]]), 0.9)
+        >>> [[round(t, 3) for t in x] for x in joined.tolist()]
+        [[1.0, 0.025], [0.0, 2.0]]
+    """
+    unit = torch.nn.functional.normalize(candidates, dim=1)
+    linked = (unit @ unit.T > cosine).float()
+    reach = linked
+    for _ in range(len(candidates).bit_length()):  # transitive closure by squaring
+        reach = ((reach @ reach) > 0).float()
+    first = reach.argmax(1)  # the lowest member of each candidate's group
+    groups = torch.tensor(sorted(set(first.tolist())), device=candidates.device)
+    weight = coefficients.norm(dim=1).to(candidates.dtype)
+    weight = weight + torch.finfo(weight.dtype).eps * weight.max() + torch.finfo(weight.dtype).tiny
+    share = (first[None, :] == groups[:, None]) * weight  # (g, n)
+    means: Tensor = (share / share.sum(1, keepdim=True)) @ candidates
+    return means
+
+
+# Turn round candidates whose flipped signs a surplus has hidden
+
+
+def unflipped(candidates: Tensor, coefficients: Tensor) -> Tensor:
+    """Undo the one way in which a surplus of ReLU candidates explains the weights wrongly.
+
+    relu(−z) = relu(z) − z. So a flipped candidate −x_i with the coefficient of x_i is off by a
+    linear function of V, and a pair ±u, relu(z) − relu(−z) = z, can make good for all flips at
+    once: a surplus of two candidates hides any number of flips at zero residual. The pair tells
+    which: its linear part is a sum of the flipped candidates, and that sum has one solution while
+    n < d. Pairs are dropped, and what they made good for is turned round.
+
+    Args:
+        candidates: X, (n, d).
+        coefficients: A, (n, m).
+
+    Returns:
+        Candidates (n', d), n' ≤ n; X itself where there is no pair.
+
+    Example:
+        Two flipped samples of coefficient 1, made good for by ±u with u ∝ x₁ + x₂:
+
+        >>> u = [4.5**0.5, 4.5**0.5, 0.0]
+        >>> X = torch.tensor([[-3.0, 0.0, 0.0], [0.0, -3.0, 0.0], u, [-t for t in u]])
+        >>> A = torch.tensor([[1.0], [1.0], [2**0.5], [-(2**0.5)]])
+        >>> unflipped(X, A).tolist()
+        [[3.0, -0.0, -0.0], [-0.0, 3.0, -0.0]]
+    """
+    x, a = candidates.double(), coefficients.double()
+    unit = torch.nn.functional.normalize(x, dim=1)
+    cosine = unit @ unit.T
+    pairs = (torch.triu(cosine) < OPPOSITE).nonzero()
+    pairs = pairs[cosine[pairs[:, 0], pairs[:, 1]].argsort()]  # the most opposite first
+    alive = torch.ones(len(x), dtype=torch.bool, device=x.device)
+    linear = torch.zeros(x.shape[1], a.shape[1], dtype=x.dtype, device=x.device)
+    for i, j in pairs.tolist():
+        if not (alive[i] and alive[j]):
+            continue
+        keep, drop = (i, j) if a[i].norm() >= a[j].norm() else (j, i)
+        alive[drop] = False
+        both = a[keep] + a[drop]
+        if both.norm() > 1e-3 * a[keep].norm():  # perhaps a sample and its mirror image
+            linear -= torch.outer(x[keep], a[drop])
+            a[keep] = both
+        else:  # nothing but a linear function
+            alive[keep] = False
+            linear += torch.outer(x[keep], (a[keep] - a[drop]) / 2)
+    if alive.all():
+        return candidates
+    x, a = x[alive], a[alive]
+    columns = torch.einsum("nd,nm->dmn", x, a).flatten(0, 1)
+    share = torch.linalg.lstsq(columns, -linear.reshape(-1, 1)).solution[:, 0]
+    return torch.where(share[:, None] > 0.5, -x, x).to(candidates.dtype)
+
+
+# Renew candidates where the residual points
+
+
+def reseed(problem: Problem, fit: Fit, drop: int, count: int, generator: torch.Generator) -> Tensor:
+    """Drop the candidates that are cheapest to drop, then fill up where the residual points.
+
+    Args:
+        problem: what the weights show.
+        fit: the candidates to begin with.
+        drop: how many to drop; none of those that are left will be.
+        count: how many there shall be in the end.
+        generator: of random signs.
+
+    Returns:
+        Candidates (count, d), the kept ones first.
+    """
+    kept, residual = fit.candidates, fit.residual
+    if drop > 0:
+        kept = without(problem, fit, drop)
+        residual = fitted(problem, kept).residual if len(kept) else problem.target
+    new = spectral_starts(problem, residual, count - len(kept), generator)
+    return torch.cat([kept, new.to(kept)])
+
+
+def spectral_starts(
+    problem: Problem, residual: Tensor, count: int, generator: torch.Generator
+) -> Tensor:
+    """Draw candidates at the eigenvectors of largest |eigenvalue| of M₂(R), with random signs.
+
+    With k samples missing from a residual the signal-to-noise ratio of the moment is p/(d·k).
+    Where several outputs are seen, the combination of largest energy is looked at. Where the
+    features have no moment, or d < count, the rest is drawn at random.
+
+    Returns:
+        Admissible points (count, d), float64 on the CPU.
+    """
+    random = problem.domain.start(count, problem.dim, generator)
+    weights = _strongest_column(residual)
+    vectors = extreme_eigenvectors(problem, weights, min(count, problem.dim), generator)
+    if vectors is None:
+        return random
+    signs = torch.randint(0, 2, (vectors.shape[1], 1), generator=generator) * 2.0 - 1
+    random[: vectors.shape[1]] = problem.domain.project(vectors.T.double().cpu() * signs.double())
+    return random
+
+
+def _strongest_column(residual: Tensor) -> Tensor:
+    """Return R u with u the leading right singular vector of R (p, m), (p,)."""
+    if residual.shape[1] == 1:
+        return residual[:, 0]
+    leading: Tensor = torch.linalg.eigh((residual.T @ residual).double()).eigenvectors[:, -1]
+    return residual @ leading.to(residual.dtype)
+
+
+def extreme_eigenvectors(
+    problem: Problem, weights: Tensor, count: int, generator: torch.Generator
+) -> Tensor | None:
+    """Return eigenvectors (d, count) of largest |eigenvalue|, in descending order, or None."""
+    d, features = problem.dim, problem.features
+    dense = d <= DENSE
+    if dense:
+        basis = torch.eye(d, dtype=features.dtype, device=features.device)
+    else:
+        start = torch.randn(d, min(d, count + 16), generator=generator, dtype=torch.float64)
+        basis = torch.linalg.qr(start.to(features.device, features.dtype)).Q
+    image = features.moment(weights, basis)
+    for _ in range(0 if dense else 5):
+        if image is not None:
+            basis = torch.linalg.qr(image).Q
+            image = features.moment(weights, basis)
+    if image is None:
+        return None
+    small = (basis.T @ image).double()
+    values, vectors = torch.linalg.eigh((small + small.T) / 2)
+    extreme: Tensor = basis.double() @ vectors[:, values.abs().argsort(descending=True)[:count]]
+    return extreme
