@@ -8,12 +8,16 @@ from torch import Tensor
 
 from exhume.equation.objective import fitted
 from exhume.features.random import RandomFeatures
-from exhume.search import spectral
-from exhume.search.merge import merged
-from exhume.search.prune import dropping, greedy_order, without
-from exhume.search.reseed import reseed
-from exhume.search.signs import unflipped
-from exhume.search.spectral import spectral_starts
+from exhume.search import moves
+from exhume.search.moves import (
+    dropping,
+    greedy_order,
+    merged,
+    reseed,
+    spectral_starts,
+    unflipped,
+    without,
+)
 from nets import make
 from problems import (
     case,
@@ -220,7 +224,7 @@ def test_subspace_iteration_finds_what_the_dense_matrix_has(
 ) -> None:
     truth = case(40, 2, 200, even=True)
     dense = spectral_starts(truth.problem, truth.problem.target, 2, generator())
-    monkeypatch.setattr(spectral, "DENSE", 0)
+    monkeypatch.setattr(moves, "DENSE", 0)
     iterated = spectral_starts(truth.problem, truth.problem.target, 2, generator())
     assert cosines(dense, iterated).abs().diagonal().min() > 0.999
     assert cosines(dense, truth.inputs).square().sum(0).min() > 0.9
