@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -32,6 +33,13 @@ def victim(labelled: Data) -> Victim:
     return victims.polynomial(labelled, 16)
 
 
+def outputs_of(victim: Victim, inputs: Tensor) -> Tensor:
+    assert victim.model is not None
+    module: nn.Module = victim.model.network.module
+    outputs: Tensor = functional_call(module, dict(victim.trained), (inputs,))
+    return outputs[:, 0]
+
+
 def kkt_by_autograd(victim: Victim) -> tuple[Tensor, Tensor]:
     """How far θ is from the span of the samples' gradients, and the multipliers, by least squares.
 
@@ -52,22 +60,21 @@ def kkt_by_autograd(victim: Victim) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize(("degree", "width"), [(3, 4), (3, 16), (4, 24), (5, 12)])
-def test_a_kkt_point_is_one(degree: int, width: int) -> None:
-    known = victims.labellings(SAMPLES, degree)[0]
+def test_a_kkt_point_is_one(degree: int, width: int, labelled: Data) -> None:
+    known = labelled if degree == 3 else victims.labellings(data.sphere(9, 3, 2), degree)[0]
     made = victims.polynomial(known, width, degree)
-    assert made.model is not None
     off, b = kkt_by_autograd(made)
     labels = known.targets[:, 0]
     assert off < 1e-10 and made.training["violation"] < 1e-10
     assert (b * labels > 0).all()
-    f = functional_call(made.model.network.module, dict(made.trained), (known.inputs,))[:, 0]
-    assert torch.allclose(labels * f, torch.ones(4, dtype=torch.float64), atol=1e-10)
-    assert made.training["margins"] == pytest.approx([1.0] * 4)
-    assert made.training["active"] == [0, 1, 2, 3]
+    f = outputs_of(made, known.inputs)
+    assert torch.allclose(labels * f, torch.ones_like(f), atol=1e-10)
+    assert made.training["margins"] == pytest.approx([1.0] * known.samples)
+    assert made.training["active"] == list(range(known.samples))
     assert len(made.trained["1.weight"]) == width
 
 
-def test_neurons_are_balanced_eigenvectors(victim: Victim) -> None:
+def test_neurons_are_balanced_eigenvectors(labelled: Data, victim: Victim) -> None:
     first, last = victim.trained["1.weight"], victim.trained["3.weight"][0]
     assert torch.allclose(first.square().sum(1), 3 * last.square())
     _, b = kkt_by_autograd(victim)
@@ -75,15 +82,9 @@ def test_neurons_are_balanced_eigenvectors(victim: Victim) -> None:
     units = torch.nn.functional.normalize(first, dim=1)
     image = ((units @ x.T) ** 2 * b) @ x
     assert torch.allclose(image, (image * units).sum(1)[:, None] * units)
-
-
-def test_the_problem_it_poses_is_solved_by_the_samples(victim: Victim) -> None:
     assert residual_at_truth(victim.problem, victim.truth) < 1e-20
     assert victim.problem.drift == 0
     assert "KKT" in victim.problem.threat_model.assumes[0]
-
-
-def test_the_same_seed_gives_the_same_point(labelled: Data, victim: Victim) -> None:
     again = victims.polynomial(labelled, 16)
     assert all(torch.equal(again.trained[name], w) for name, w in victim.trained.items())
 
@@ -114,12 +115,11 @@ def test_margins_are_evened() -> None:
 
 
 def test_labellings_are_all_and_only_of_the_labels() -> None:
-    every = victims.labellings(SAMPLES)
+    known = data.sphere(9, 3, 2)
+    every = victims.labellings(known)
     rows = {tuple(one.targets[:, 0].tolist()) for one in every}
-    assert len(every) == len(rows) == 8 and all(row[0] == 1 for row in rows)
-    assert all(torch.equal(one.inputs, SAMPLES.inputs) for one in every)
-    with pytest.raises(InputError, match="at most 10"):
-        victims.labellings(data.sphere(20, 11))
+    assert len(every) == len(rows) == 4 and all(row[0] == 1 for row in rows)
+    assert all(torch.equal(one.inputs, known.inputs) for one in every)
 
 
 def beyond(known: Data, factor: float) -> Data:
@@ -134,43 +134,43 @@ def test_a_sample_beyond_the_margin_is_inactive(labelled: Data, victim: Victim) 
     assert all(torch.allclose(made.trained[name], w) for name, w in victim.trained.items())
 
 
+ZERO = Data(SAMPLES.inputs, 0 * SAMPLES.targets, SAMPLES.shape)
+
+
 @pytest.mark.parametrize(
-    ("words", "named"),
+    ("call", "words"),
     [
-        ({"degree": 2}, "degree"),
-        ({"width": 0}, "width"),
-        ({"active": [4]}, "active"),
-        ({"active": []}, "active"),
+        (lambda known: victims.polynomial(known, 8, degree=2), "degree: .*at least 3, got 2"),
+        (lambda known: victims.polynomial(known, 0), "width: .*got 0"),
+        (lambda known: victims.polynomial(known, 8, active=[4]), "active: .*0 to 3"),
+        (lambda known: victims.polynomial(known, 8, active=[]), "active: .*0 to 3"),
+        (lambda _: victims.polynomial(ZERO, 8), "none of them zero"),
+        (lambda _: victims.labellings(data.sphere(20, 11)), "at most 10"),
+        (
+            lambda known: victims.polynomial(beyond(known, 0.5), 16, active=range(4)),
+            "inactive sample within the margin",
+        ),
     ],
 )
-def test_what_cannot_be_built(labelled: Data, words: dict[str, int], named: str) -> None:
-    with pytest.raises(InputError, match=named):
-        victims.polynomial(labelled, **{"width": 8, **words})  # type: ignore[arg-type]
+def test_what_cannot_be_built(call: Callable[[Data], object], words: str, labelled: Data) -> None:
+    with pytest.raises(InputError, match=words):
+        call(labelled)
 
 
-def test_an_inactive_sample_inside_the_margin_is_refused(labelled: Data) -> None:
-    with pytest.raises(InputError, match="inactive sample within the margin"):
-        victims.polynomial(beyond(labelled, 0.5), 16, active=range(4))
+# The command line
 
-
-def test_targets_without_a_sign_are_refused(labelled: Data) -> None:
-    zero = Data(labelled.inputs, 0 * labelled.targets, labelled.shape)
-    with pytest.raises(InputError, match="none of them zero"):
-        victims.polynomial(zero, 8)
-
-
-Identify = Callable[..., tuple[int, str, str]]
+Command = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def identify(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Identify:
-    """Run the command: exit code, what it printed, and its errors."""
+def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
+    """Run a command: exit code, what it printed, and its errors."""
     monkeypatch.setenv("COLUMNS", "200")
 
     def call(*words: object) -> tuple[int, str, str]:
         code = 0
         try:
-            main(["identify", *map(str, words)])
+            main([*map(str, words)])
         except SystemExit as ending:
             code = int(str(ending.code))
         said = capsys.readouterr()
@@ -179,10 +179,12 @@ def identify(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     return call
 
 
-def test_identify_a_folder(victim: Victim, tmp_path: Path, identify: Identify) -> None:
+def test_identify_a_folder(
+    victim: Victim, labelled: Data, tmp_path: Path, command: Command
+) -> None:
     folder, out = tmp_path / "model", tmp_path / "found"
     victim.save(folder)
-    code, said, _ = identify(folder, "--out", out)
+    code, said, _ = command("identify", folder, "--out", out)
     assert code == 0
     assert "the rank condition holds" in said and "4 active samples" in said
     kept = read_tensors(out / "recovered.safetensors", ("samples", "multipliers"))
@@ -191,57 +193,47 @@ def test_identify_a_folder(victim: Victim, tmp_path: Path, identify: Identify) -
     record = json.loads((out / "identifiability.json").read_text())
     assert record["holds"] and record["rank"] == record["unknowns"] == 20
     assert (out / "recovered.safetensors").stat().st_mode & 0o077 == 0
-    code, _, error = identify(folder, "--out", out)
+    code, _, error = command("identify", folder, "--out", out)
     assert code == 2 and "not empty" in error
     network = read_network(folder)
     assert all(torch.equal(network.trained[name], w) for name, w in victim.trained.items())
     assert read_model(folder, "all", "final").drift >= 0
-
-
-def test_identify_says_no(labelled: Data, tmp_path: Path, identify: Identify) -> None:
-    victims.polynomial(labelled, 4).save(tmp_path / "model")
-    code, said, _ = identify(tmp_path / "model", "--out", tmp_path / "found")
+    victims.polynomial(labelled, 4).save(tmp_path / "few")
+    code, said, _ = command("identify", tmp_path / "few", "--out", tmp_path / "none")
     assert code == 1 and "the rank condition fails" in said
-    assert not (tmp_path / "found" / "recovered.safetensors").exists()
+    assert not (tmp_path / "none" / "recovered.safetensors").exists()
 
 
-def test_identify_a_factory(victim: Victim, tmp_path: Path, identify: Identify) -> None:
+def test_identify_a_factory(victim: Victim, tmp_path: Path, command: Command) -> None:
     weights = tmp_path / "weights.pt"
     torch.save(dict(victim.trained), weights)
     sizes = {"shape": [9], "width": 16, "activation": "polynomial:0,0,0,1"}
-    named = ("--model", "exhume.models.architectures:two_layer", "--arguments", json.dumps(sizes))
-    code, said, _ = identify(*named, "--trained", weights)
+    named: Any = ("identify", "--model", "exhume.models.architectures:two_layer")
+    named = (*named, "--arguments", json.dumps(sizes))
+    code, said, _ = command(*named, "--trained", weights)
     assert code == 0 and "holds" in said
-    code, _, error = identify(*named)
+    code, _, error = command(*named)
     assert code == 2 and "--trained" in error
 
 
-def test_identify_refuses_degree_two(tmp_path: Path, identify: Identify) -> None:
-    code, _, error = identify()
+def test_identify_refuses_degree_two(tmp_path: Path, command: Command) -> None:
+    code, _, error = command("identify")
     assert code == 2 and "name a model folder" in error
     known = data.sphere(4, 2)
     victims.two_layer(known, 6, "polynomial:0,1,1", rate=1e-3, steps=5).save(tmp_path / "two")
-    code, _, error = identify(tmp_path / "two")
+    code, _, error = command("identify", tmp_path / "two")
     assert code == 2 and "degree 2" in error and "local_identifiability" in error
     victims.random_features(known, 20).save(tmp_path / "random")
-    code, _, error = identify(tmp_path / "random")
+    code, _, error = command("identify", tmp_path / "random")
     assert code == 2 and "kind 'network'" in error
 
 
-def test_the_measurement(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    main(["bench", "identifiability", "--dim", "9", "--samples", "3", "--seeds", "2"])
-    said = capsys.readouterr().out
+def test_the_measurement(command: Command) -> None:
+    _, said, _ = command(
+        *("bench", "identifiability", "--dim", "7", "--samples", "3", "--seeds", "2")
+    )
     assert "where the condition holds: 2 of 2 seeds wholly recovered" in said
     assert "fails in 2 of 2" in said and said.count("3 of 3") >= 2
-
-
-@pytest.mark.parametrize("words", [("--samples", "2"), ("--degree", "2"), ("--dim", "4")])
-def test_a_measurement_that_cannot_be(
-    words: tuple[str, str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as ending:
-        main(["bench", "identifiability", *words])
-    assert ending.value.code == 2 and "degree 3 or more" in capsys.readouterr().err
+    for words in (("--samples", "2"), ("--degree", "2"), ("--dim", "4")):
+        code, _, error = command("bench", "identifiability", *words)
+        assert code == 2 and "degree 3 or more" in error

@@ -19,13 +19,7 @@ AROUND = ("device", "dtype", "show", "checkpoint")
 
 
 def two_layer(
-    data: Data,
-    width: int,
-    activation: str = "relu",
-    loss: str = "squared",
-    seed: int = 0,
-    bias: bool = False,
-    **options: Any,
+    data: Data, width: int, activation: str = "relu", bias: bool = False, **options: Any
 ) -> Victim:
     """Train both layers of f(x) = W₂ σ(W₁x).
 
@@ -33,55 +27,36 @@ def two_layer(
         data: the training set.
         width: of the hidden layer.
         activation: σ.
-        loss: squared, logistic or cross_entropy.
-        seed: of the initial weights.
         bias: whether the layers have biases.
-        options: of `network`.
+        options: of `network`, among them loss and seed.
     """
     sizes = {"width": width, "activation": activation, "bias": bias}
-    return network(data, "two_layer", sizes, seed, loss=loss, **options)
+    return network(data, "two_layer", sizes, **options)
 
 
 def mlp(
     data: Data,
     widths: Sequence[int],
     activation: str = "relu",
-    loss: str = "squared",
-    seed: int = 0,
     bias: bool = False,
     **options: Any,
 ) -> Victim:
     """Train a dense network with hidden layers of these widths; see `two_layer`."""
     sizes = {"widths": list(widths), "activation": activation, "bias": bias}
-    return network(data, "mlp", sizes, seed, loss=loss, **options)
+    return network(data, "mlp", sizes, **options)
 
 
-def resnet(
-    data: Data,
-    width: int,
-    blocks: int = 4,
-    loss: str = "squared",
-    seed: int = 0,
-    **options: Any,
-) -> Victim:
+def resnet(data: Data, width: int, blocks: int = 4, **options: Any) -> Victim:
     """Train the law's residual network with so many channels, for images; see `two_layer`."""
-    sizes = {"width": width, "blocks": blocks}
-    return network(data, "resnet", sizes, seed, loss=loss, **options)
+    return network(data, "resnet", {"width": width, "blocks": blocks}, **options)
 
 
 def vit(
-    data: Data,
-    patch: int = 4,
-    dim: int = 64,
-    depth: int = 2,
-    heads: int = 4,
-    loss: str = "squared",
-    seed: int = 0,
-    **options: Any,
+    data: Data, patch: int = 4, dim: int = 64, depth: int = 2, heads: int = 4, **options: Any
 ) -> Victim:
     """Train a small vision transformer, for images; see `two_layer`."""
     sizes = {"patch": patch, "dim": dim, "depth": depth, "heads": heads}
-    return network(data, "vit", sizes, seed, loss=loss, **options)
+    return network(data, "vit", sizes, **options)
 
 
 def network(

@@ -1,0 +1,372 @@
+"""Random-features victims against dense oracles, and the folders they are kept in."""
+
+import importlib
+import json
+import os
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from exhume import data
+from exhume.data import Data
+from exhume.errors import InputError
+from exhume.evaluate import residual_at_truth
+from exhume.features.random import RandomFeatures
+from exhume.features.weights import Mapped, Seeded, Stored, Weights
+from exhume.models.folder import CARD, INITIAL, TRAINED, TRUTH, read_model
+from exhume.victims import Victim, random_features, victim
+from problems import ACTIVATIONS, dense_phi, gaussian
+
+source = importlib.import_module("exhume.victims.random_features")  # the name is a function too
+
+ONE = data.sphere(12, 5)
+SEVERAL = Data(ONE.inputs, gaussian(5, 3, seed=7), (12,), "several")
+SIGNS = replace(SEVERAL, targets=SEVERAL.targets.sign())
+LOGISTIC = {"loss": "logistic", "ridge": 0.01}
+both = pytest.mark.parametrize("known", [ONE, SEVERAL], ids=["one", "three"])
+
+
+def features_of(made: Victim) -> RandomFeatures:
+    assert isinstance(made.problem.features, RandomFeatures)
+    return made.problem.features
+
+
+def phi_of(made: Victim) -> Tensor:
+    """Φ at the training samples, (n, p) float64."""
+    return dense_phi(features_of(made), made.truth.inputs)
+
+
+def theta_of(made: Victim) -> Tensor:
+    return made.problem.target.double()
+
+
+def penalty_of(phi: Tensor, ridge: float) -> float:
+    """λ: the ridge is relative to the mean squared norm of the features."""
+    return ridge * phi.square().sum(1).mean().item()
+
+
+def far(given: Tensor, expected: Tensor) -> float:
+    return ((given - expected).norm() / expected.norm()).item()
+
+
+# The squared loss
+
+
+@both
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_theta_is_the_interpolator_of_least_norm(name: str, known: Data) -> None:
+    made = random_features(known, 80, name)
+    phi, theta = phi_of(made), theta_of(made)
+    assert theta.shape == (80, known.outputs)
+    assert far(theta, torch.linalg.pinv(phi) @ known.targets) < 1e-6
+    assert far(phi @ theta, known.targets) < 1e-5
+    assert made.training["fit"] < 1e-18
+    _, _, rows = torch.linalg.svd(phi)
+    assert (rows[5:] @ theta).norm() < 1e-6 * theta.norm()  # directions that change no output
+
+
+def test_a_width_equal_to_the_samples_interpolates() -> None:
+    made = random_features(ONE, 5, "tanh")
+    assert far(phi_of(made) @ theta_of(made), ONE.targets) < 1e-3
+
+
+@both
+@pytest.mark.parametrize("ridge", [1e-3, 0.1, 10.0])
+def test_ridge_regression_is_the_closed_form(ridge: float, known: Data) -> None:
+    made = random_features(known, 60, "tanh", ridge=ridge)
+    phi = phi_of(made)
+    penalty = penalty_of(phi, ridge)
+    primal = phi.T @ phi + penalty * torch.eye(60, dtype=torch.float64)
+    assert far(theta_of(made), torch.linalg.solve(primal, phi.T @ known.targets)) < 1e-6
+    theta = theta_of(made).clone().requires_grad_()
+    loss = (phi @ theta - known.targets).square().sum() + penalty * theta.square().sum()
+    (slope,) = torch.autograd.grad(loss, theta)
+    assert slope.norm() < 1e-5 * (2 * phi.T @ known.targets).norm()
+    expected = (phi @ theta - known.targets).square().mean().item()
+    assert made.training["fit"] == pytest.approx(expected, rel=1e-4, abs=1e-9)
+
+
+def test_the_rows_of_v_may_come_in_any_number_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = random_features(ONE, 80)
+    monkeypatch.setattr(source, "ROWS", 7)
+    assert far(theta_of(random_features(ONE, 80)), theta_of(whole)) < 1e-6
+
+
+# The logistic loss
+
+
+def slope_of_logistic(theta: Tensor, phi: Tensor, labels: Tensor, penalty: float) -> Tensor:
+    """∂/∂θ of Σ log(1 + exp(−y f)) + ½ λ |θ|²."""
+    theta = theta.clone().requires_grad_()
+    loss = torch.nn.functional.softplus(-labels * (phi @ theta)).sum()
+    (slope,) = torch.autograd.grad(loss + penalty / 2 * theta.square().sum(), theta)
+    return slope
+
+
+@pytest.mark.parametrize(
+    ("known", "width", "ridge"),
+    [
+        *((ONE, 80, ridge) for ridge in (1e-8, 1e-4, 1e-2, 1.0, 100.0)),
+        (data.sphere(2, 10, seed=19), 500, 1e-5),  # crowded: Newton must not run away
+    ],
+    ids=str,
+)
+def test_newton_ends_where_the_regularised_loss_is_flat(
+    known: Data, width: int, ridge: float
+) -> None:
+    phi = phi_of(random_features(known, width))
+    penalty = penalty_of(phi, ridge)
+    labels = torch.tensor([1.0, -1.0], dtype=torch.float64).repeat(5)
+    if known is ONE:
+        labels = ONE.targets[:, 0].sign()
+    theta = phi.T @ source.logistic(phi @ phi.T, labels, penalty)
+    slope = slope_of_logistic(theta, phi, labels, penalty)
+    at_zero = slope_of_logistic(torch.zeros_like(theta), phi, labels, 0.0)
+    assert slope.norm() < 1e-6 * at_zero.norm()
+    if known is ONE:
+        assert slope.norm() < 1e-11 * (penalty * theta).norm()
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_a_logistic_victim_is_at_the_minimum(name: str) -> None:
+    made = random_features(ONE, 80, name, loss="logistic", ridge=0.01)
+    phi, theta, labels = phi_of(made), theta_of(made), ONE.targets.sign()
+    slope = slope_of_logistic(theta, phi, labels, penalty_of(phi, 0.01))
+    at_zero = slope_of_logistic(torch.zeros_like(theta), phi, labels, 0.0)
+    assert slope.norm() < 1e-5 * at_zero.norm()
+    assert ((phi @ theta).sign() == labels).all()
+    fit = torch.log1p(torch.exp(-labels * (phi @ theta))).mean().item()
+    assert made.training["fit"] == pytest.approx(fit, rel=1e-4)
+
+
+def test_every_output_is_a_problem_of_its_own_and_only_signs_count() -> None:
+    made, signs = (random_features(known, 80, **LOGISTIC) for known in (SEVERAL, SIGNS))
+    assert torch.equal(made.problem.target, signs.problem.target)
+    for column in range(3):
+        alone = Data(ONE.inputs, SEVERAL.targets[:, [column]], (12,), "alone")
+        one = random_features(alone, 80, **LOGISTIC)
+        assert far(theta_of(made)[:, [column]], theta_of(one)) < 1e-6
+
+
+def test_one_hot_targets_are_one_class_against_the_rest() -> None:
+    inputs = data.sphere(12, 6).inputs
+    one_hot = torch.eye(3, dtype=torch.float64).repeat(2, 1)
+    hot, signs = (
+        random_features(Data(inputs, targets, (12,), "hot"), 80, **LOGISTIC)
+        for targets in (one_hot, 2 * one_hot - 1)
+    )
+    assert far(theta_of(hot), theta_of(signs)) < 1e-6
+    assert ((phi_of(hot) @ theta_of(hot)).argmax(1) == one_hot.argmax(1)).all()
+
+
+# What an attack relies on
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize("how", [{}, {"ridge": 0.1}, LOGISTIC], ids=str)
+def test_theta_lies_in_the_span_of_the_features(name: str, how: dict[str, Any]) -> None:
+    inputs, targets = SIGNS.inputs.clone(), SIGNS.targets.clone()
+    made = random_features(SIGNS, 200, name, **how)
+    assert residual_at_truth(made.problem, SIGNS) < 1e-12
+    assert residual_at_truth(made.problem, data.sphere(12, 5, seed=1)) > 0.1
+    assert made.truth is SIGNS
+    assert torch.equal(SIGNS.inputs, inputs) and torch.equal(SIGNS.targets, targets)
+
+
+@pytest.mark.parametrize("loss", ["squared", "logistic"])
+def test_v_may_be_seeded_stored_or_mapped(loss: str, tmp_path: Path) -> None:
+    v = Seeded(300, 12, seed=3)
+    dense = v.rows(0, 300)
+    np.save(tmp_path / "v.npy", dense.numpy())
+    made = [
+        random_features(ONE, 300, seed=3, loss=loss, ridge=0.1, weights=weights)
+        for weights in (None, v, Stored(dense), Stored(dense.double()), Mapped(tmp_path / "v.npy"))
+    ]
+    assert all(torch.equal(one.problem.target, made[0].problem.target) for one in made)
+    other = random_features(ONE, 300, seed=4, loss=loss, ridge=0.1)
+    assert far(theta_of(other), theta_of(made[0])) > 0.1
+
+
+def test_a_half_precision_first_layer_does_not_round_the_last() -> None:
+    half = Seeded(300, 12, 0).rows(0, 300).half()
+    target = random_features(ONE, 300, weights=Stored(half.float())).problem.target
+    posed = source.random_features_problem(Stored(half), "relu", target, (12,))
+    assert torch.equal(posed.to("cpu").target, target)
+
+
+def holed() -> Stored:
+    v = Seeded(80, 12, 0).rows(0, 80)
+    v[3, 3] = torch.nan
+    return Stored(v)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"width": 4}, "width 4 .* 5"),
+        ({"width": 0}, "width 0"),
+        ({"ridge": -1.0}, "ridge: .*-1.0"),
+        ({"ridge": float("nan")}, "ridge: .*nan"),
+        ({"ridge": float("inf")}, "ridge: .*inf"),
+        ({"loss": "hinge"}, "loss: .*squared, logistic.*hinge"),
+        ({"loss": "logistic"}, "ridge"),
+        ({"activation": "swish"}, "swish.*relu"),
+        ({"activation": "polynomial:1"}, "polynomial"),
+        ({"weights": Seeded(80, 11, 0)}, r"\(80, 12\).*\(80, 11\)"),
+        ({"weights": Seeded(79, 12, 0)}, r"\(80, 12\).*\(79, 12\)"),
+        ({"weights": holed()}, r"first layer|NaN"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_trained_is_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        random_features(ONE, **{"width": 80, **changes})
+
+
+# The folder
+
+
+@pytest.mark.parametrize("store", [False, True])
+@pytest.mark.parametrize("name", ["relu", "polynomial:0.1234567890123,1,-0.3333333333333"])
+def test_a_saved_model_poses_the_same_problem(name: str, store: bool, tmp_path: Path) -> None:
+    known = data.load("digits", 10)
+    made = random_features(known, 300, name, seed=5)
+    folder = tmp_path / "new" / "model"
+    made.save(folder, store)
+    assert (folder / INITIAL).exists() == store
+    problem = read_model(folder)
+    assert torch.equal(problem.target, made.problem.target)
+    assert problem.shape == (8, 8)
+    assert problem.display is not None and problem.display == made.problem.display
+    assert asdict(problem.display) == known.transform.card()
+    before, after = features_of(made), problem.features
+    assert isinstance(after, RandomFeatures)
+    z = gaussian(100)
+    assert torch.equal(after.activation.value(z), before.activation.value(z))
+    assert torch.equal(after.weights.rows(0, 300), before.weights.rows(0, 300))
+    assert isinstance(after.weights, Stored if store else Seeded)
+    truth = data.read(folder / TRUTH)
+    assert torch.equal(truth.inputs, known.inputs)
+    assert residual_at_truth(problem, truth) < 1e-12
+
+
+V = gaussian(80, 12, seed=4).float()
+
+
+@pytest.mark.parametrize(
+    ("weights", "store", "removed"),
+    [
+        (lambda folder: Mapped(folder / "v.npy"), False, False),
+        (lambda folder: Mapped(folder / "v.npy"), True, True),
+        (lambda _: Stored(V), False, True),
+    ],
+    ids=["mapped", "mapped and stored", "own"],
+)
+def test_a_first_layer_of_ones_own_is_found_again(
+    weights: Callable[[Path], Weights], store: bool, removed: bool, tmp_path: Path
+) -> None:
+    np.save(tmp_path / "v.npy", V.numpy())
+    random_features(ONE, 80, weights=weights(tmp_path)).save(tmp_path / "model", store)
+    if removed:
+        (tmp_path / "v.npy").unlink()
+        assert torch.equal(load_file(tmp_path / "model" / INITIAL)["first"], V)
+    assert residual_at_truth(read_model(tmp_path / "model"), ONE) < 1e-12
+
+
+def numbers(value: Any) -> Iterator[float]:
+    """Every number in a JSON value."""
+    if isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from numbers(item)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield float(value)
+
+
+@pytest.mark.parametrize("store", [False, True])
+def test_the_truth_is_in_its_own_file_and_nowhere_else(store: bool, tmp_path: Path) -> None:
+    known = data.load("digits", 10, seed=123)
+    random_features(known, 300).save(tmp_path, store)
+    others = {CARD, TRAINED, *([INITIAL] if store else [])}
+    assert {path.name for path in tmp_path.iterdir()} == {TRUTH, *others}
+    assert load_file(tmp_path / TRAINED).keys() == {"last"}
+    assert load_file(tmp_path / TRAINED)["last"].shape == (300, 10)
+    card = json.loads((tmp_path / CARD).read_text())
+    assert card.keys() == {
+        *("schema", "kind", "activation", "width", "dim", "outputs", "shape"),
+        *("first", "display", "training"),
+    }
+    assert card["display"].keys() == {"shift", "scale"}
+    assert card["training"].keys() == {"data", "loss", "ridge", "seed", "fit"}
+    assert 123 not in numbers(card), "the seed of the samples would give all of them away"
+    norms = known.transform.norms
+    assert norms is not None
+    told = torch.tensor(list(numbers(card)), dtype=torch.float64)
+    assert ((told[:, None] - norms).abs() > 1e-6).all()
+    raw = b"".join((tmp_path / name).read_bytes() for name in others)
+    for secret in (known.inputs, known.inputs.float(), known.images(), known.images().float()):
+        for row in secret.flatten(1):
+            assert row[20:28].contiguous().numpy().tobytes() not in raw
+    for norm in norms.tolist():
+        assert f"{norm:.6g}" not in (tmp_path / CARD).read_text()
+
+
+@pytest.mark.parametrize("store", [False, True])
+@pytest.mark.parametrize("exists", [False, True])
+def test_the_folder_is_private_whatever_the_umask(
+    exists: bool, store: bool, tmp_path: Path
+) -> None:
+    before = os.umask(0)
+    try:
+        folder = tmp_path / "model"
+        if exists:
+            folder.mkdir(mode=0o777)
+        random_features(ONE, 80).save(folder, store)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
+
+
+@pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt()], ids=repr)
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_save_that_fails_leaves_nothing(
+    exists: bool, error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "model"
+    if exists:
+        folder.mkdir()
+
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(victim, "save", fail)  # the truth comes last
+    with pytest.raises(type(error)):
+        random_features(ONE, 80).save(folder)
+    assert list(tmp_path.rglob("*")) == ([folder] if exists else [])
+
+
+def test_a_folder_in_use_is_refused_and_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = random_features(ONE, 80)
+    (tmp_path / "notes").write_text("mine")
+    for folder, words in ((".", "not empty"), ("notes", "notes"), ("notes/model", "notes")):
+        with pytest.raises(InputError, match=words):
+            made.save(tmp_path / folder)
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")  # the folder one is in can, or cannot, be replaced
+    try:
+        made.save(Path())
+    except InputError:
+        assert list((tmp_path / "here").iterdir()) == []
+    else:
+        assert read_model(tmp_path / "here").dim == 12
