@@ -17,7 +17,8 @@ from PIL import Image
 
 from exhume import data
 from exhume.errors import InputError
-from exhume.experiments import UNDETERMINED, Attack, Fit, attack
+from exhume.experiments import UNDETERMINED, Attack, LabelFit
+from exhume.experiments.cells import attack
 from exhume.features.weights import Seeded
 from exhume.methods import reconstruct
 from exhume.methods.tansley2026 import Tansley2026
@@ -49,7 +50,7 @@ def test_the_attack_is_given_the_problem_and_nothing_else(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(attack, "reconstruct", spy)
     values = replace(SMALL, told=4).run("cpu")
-    ((problem, told, seed, method, budget),) = seen
+    ((problem, told, seed, method, _, _, budget),) = seen
     assert (told, seed, budget) == (4, 0, 2000) and method == "exhume"
     victim = random_features(SMALL.known(), 96)
     torch.testing.assert_close(problem.target, victim.problem.target)
@@ -180,7 +181,7 @@ def test_the_width_of_all_parameters_counts_all() -> None:
         ("dim", None, "needs a dimension"),
         ("rank", 9, "at most the dimension, 8"),
         ("rank", 0, "at least 1"),
-        ("told", 0, "at least 1"),
+        ("told", -1, "at least 0"),
         ("products", 0, "at least 1"),
         ("keep", 3, "no pictures"),
         ("keep", -1, "at least 0"),
@@ -247,7 +248,7 @@ def test_a_basis_must_be_one() -> None:
 @settings(deadline=None, max_examples=20)
 @given(width=st.integers(1, 14), samples=st.integers(1, 7), seed=st.integers(0, 50))
 def test_label_errors_are_those_of_least_squares(width: int, samples: int, seed: int) -> None:
-    cell = Fit(dim=5, samples=samples, width=width, activation="gelu", seed=seed)
+    cell = LabelFit(dim=5, samples=samples, width=width, activation="gelu", seed=seed)
     known = cell.known()
     features = torch.nn.functional.gelu(
         known.inputs @ Seeded(width, 5, seed).rows(0, width).double().T
@@ -259,7 +260,7 @@ def test_label_errors_are_those_of_least_squares(width: int, samples: int, seed:
 
 def test_labels_fit_from_as_many_features_as_samples() -> None:
     errors = {
-        width: Fit(dim=20, samples=10, width=width).run("cpu")["label_error"]
+        width: LabelFit(dim=20, samples=10, width=width).run("cpu")["label_error"]
         for width in (5, 9, 10, 500)
     }
     assert errors[5] > errors[9] > 1e-4
@@ -268,9 +269,9 @@ def test_labels_fit_from_as_many_features_as_samples() -> None:
 
 def test_fits_check_their_fields() -> None:
     with pytest.raises(InputError, match="width"):
-        Fit(dim=3, width=0).check()
+        LabelFit(dim=3, width=0).check()
     with pytest.raises(InputError, match="dim"):
-        Fit(width=3).check()
+        LabelFit(width=3).check()
 
 
 # Data

@@ -12,11 +12,10 @@ from rich.console import Console
 
 import exhume
 from exhume import data, victims
-from exhume.bench import COMMANDS
-from exhume.bench.common import momentum_until
-from exhume.bench.images import images
 from exhume.cli.main import main
 from exhume.evaluate import Score, score
+from exhume.experiments.benchmarks import COMMANDS, common, images
+from exhume.experiments.benchmarks.common import momentum_until
 from exhume.methods.iurada2025 import Iurada2025
 from exhume.methods.progress import Progress
 
@@ -170,7 +169,7 @@ class Clock:
 
         monkeypatch.setattr("time.perf_counter", lambda: self.now)
         monkeypatch.setattr(Iurada2025, "advance", step)
-        monkeypatch.setattr("exhume.bench.common.score", look)
+        monkeypatch.setattr("exhume.experiments.benchmarks.common.score", look)
 
 
 def test_looking_at_the_truth_costs_momentum_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,7 +207,7 @@ def test_networks_refuses_an_unknown_case(capsys: pytest.CaptureFixture[str]) ->
 def test_splitting(
     case: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = importlib.import_module("exhume.bench.splitting")
+    module = importlib.import_module("exhume.experiments.cells.splitting")
     monkeypatch.setattr(module, "TRIALS", 1)
     monkeypatch.setattr(module, "PROBE", 5)
     sizes = ("--samples", 3, "--width", 10, "--seeds", 1, "--limit", 1)
@@ -233,7 +232,7 @@ def test_splitting_refuses_an_unknown_case(capsys: pytest.CaptureFixture[str]) -
 @pytest.fixture
 def tiny_kkt(monkeypatch: pytest.MonkeyPatch) -> None:
     """A network of 20 neurons and 4 digits, and one of three classes, in place of the cases."""
-    module = importlib.import_module("exhume.bench.kkt")
+    module = importlib.import_module("exhume.experiments.benchmarks.kkt")
 
     def digits(classes: Any, samples: int) -> Any:
         return lambda seed: data.load("digits", samples, seed, classes=classes, centre="pixels")
@@ -243,7 +242,7 @@ def tiny_kkt(monkeypatch: pytest.MonkeyPatch) -> None:
         "classes": module.Case(digits((1, 4, 7), 6), (20,), "buzaglo2023", 100),
     }
     monkeypatch.setattr(module, "CASES", cases)
-    monkeypatch.setattr(module, "console", Console(highlight=False, width=300))
+    monkeypatch.setattr(common, "console", Console(highlight=False, width=300))
 
 
 def attacks(said: str) -> list[list[str]]:
@@ -271,7 +270,7 @@ def test_kkt(capsys: pytest.CaptureFixture[str]) -> None:
         assert 0 <= closer <= close <= 4 and 0 <= good <= 4
         assert re.fullmatch(r"AUC [01]\.\d\d, p \de[+-]\d\d", cells[13])
     assert [cells[4] for cells in rows[:2]] == ["20", "8"]
-    assert all(cells[3] == cells[5] == cells[6] == "—" for cells in rows[:2])
+    assert all(cells[3] == cells[5] == cells[6] == "–" for cells in rows[:2])
     for cells in rows[2:]:
         assert 1 <= int(cells[4]) <= 8 and cells[5].isdigit() and 0 <= float(cells[6]) < 10
     wrong = next(cells for cells in rows if cells[1].startswith("[−1, 1] +"))

@@ -20,18 +20,20 @@ from rich.table import Table
 from exhume import sweep
 from exhume.cli import law as command
 from exhume.errors import InputError
-from exhume.experiments import Attack, Fit, figures, page
+from exhume.experiments import Attack, LabelFit, page
 from exhume.experiments.law import (
-    Curve,
     Law,
-    Point,
+    LawCurve,
+    Place,
     Setting,
     Summary,
     sentences,
-    start,
     summarise,
     widths,
 )
+from exhume.experiments.phases import draw
+from exhume.experiments.table import start
+from exhume.report import plots
 from exhume.sweep import Record
 
 TINY: dict[str, Any] = {
@@ -50,7 +52,7 @@ def here(cells: Sequence[Any]) -> list[Record]:
 
 @pytest.fixture
 def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(cells: Sequence[Any], *_: Any) -> list[Record]:
+    def run(cells: Sequence[Any], **_: Any) -> list[Record]:
         return here(cells)
 
     monkeypatch.setattr(sweep, "run", run)
@@ -86,7 +88,7 @@ def test_a_grid_is_every_combination() -> None:
     )  # fmt: skip
     cells = plan.cells()
     attacks = [cell for cell in cells if isinstance(cell, Attack)]
-    fits = [cell for cell in cells if isinstance(cell, Fit)]
+    fits = [cell for cell in cells if isinstance(cell, LabelFit)]
     assert len(attacks) == 2 * 2 * 2 * 3 * 2 * 2 * 2 and len(set(cells)) == len(cells)
     assert {(a.dim, a.rank, a.seed) for a in attacks} == {(f.dim, f.rank, f.seed) for f in fits}
     assert {fit.width for fit in fits if fit.dim == 8} == set(widths(3, 2 * 24))
@@ -94,7 +96,7 @@ def test_a_grid_is_every_combination() -> None:
 
 def test_networks_have_no_separate_fits() -> None:
     plan = Law(dims=(8,), samples=(3,), architectures=("two_layer",), seeds=1)
-    assert not any(isinstance(cell, Fit) for cell in plan.cells())
+    assert not any(isinstance(cell, LabelFit) for cell in plan.cells())
 
 
 @given(samples=st.integers(1, 500), ratio=st.floats(0.01, 100), dim=st.integers(1, 100))
@@ -191,11 +193,11 @@ def test_a_summary_is_over_the_seeds(records: list[Record]) -> None:
         if isinstance(record.cell, Attack) and record.values
         if (record.cell.method, record.cell.ratio) == ("exhume", 4.0)
     ]
-    last = ours.points[-1]
+    last = ours.places[-1]
     assert (last.ratio, last.width, last.seeds) == (4.0, 96, 2) and len(rows) == 2
     assert last.error == pytest.approx(sum(rows) / 2)
     assert min(rows) <= last.low <= last.error <= last.high <= max(rows)  # type: ignore[operator]
-    assert last.recovered == 1.0 and ours.points[0].recovered == 0.0
+    assert last.recovered == 1.0 and ours.places[0].recovered == 0.0
     assert ours.start is not None and 0.5 < ours.start < 4.0
     assert ours.starting_width == pytest.approx(24 * ours.start)
 
@@ -204,7 +206,7 @@ def test_counted_thresholds() -> None:
     setting = Setting("random_features", "relu", "squared", 60, 12, None, 1)
     assert (setting.labels_fit, setting.determined) == (12, 720)
     inside = replace(setting, rank=4)
-    counted = [Curve(inside, method, ()).counted for method in ("exhume", "tansley2026")]
+    counted = [LawCurve(inside, method, ()).counted for method in ("exhume", "tansley2026")]
     assert counted == [720, 48]
 
 
@@ -215,7 +217,7 @@ def test_failed_cells_are_listed_and_left_out(records: list[Record]) -> None:
     ]
     summary = summarise(broken)
     assert len(summary.failed) == sum(r.error is not None for r in broken) > 0
-    assert {point.seeds for curve in summary.attacks for point in curve.points} == {1}
+    assert {point.seeds for curve in summary.attacks for point in curve.places} == {1}
 
 
 def test_sentences_say_where(records: list[Record]) -> None:
@@ -228,7 +230,7 @@ def test_sentences_say_where(records: list[Record]) -> None:
 def test_undetermined_points_recover_nothing() -> None:
     plan = Law(dims=(8,), samples=(3,), ratios=(0.1, 4.0), seeds=1, methods=("exhume",))
     (curve,) = summarise(here(plan.cells())).attacks
-    assert curve.points[0].error is None and curve.points[0].recovered == 0.0
+    assert curve.places[0].error is None and curve.places[0].recovered == 0.0
     assert curve.start is not None and curve.start > 0.1
 
 
@@ -242,16 +244,16 @@ def text_of(table: Table) -> str:
 
 
 def check_figure(summary: Summary, words: Sequence[str]) -> None:
-    drawn = figures.draw(summary)
-    text = figures.svg(drawn)
+    drawn = draw(summary)
+    text = plots.svg(drawn)
     assert ElementTree.fromstring(text).tag.endswith("svg")
-    assert text == figures.svg(figures.draw(summary))
+    assert text == plots.svg(draw(summary))
     for word in words:
         assert word in text
-    picture = Image.open(io.BytesIO(figures.png(drawn)))
+    picture = Image.open(io.BytesIO(plots.png(drawn)))
     assert picture.format == "PNG" and picture.width >= 1200
-    inline = figures.inline(drawn)
-    assert inline.startswith("<svg") and "var(--accent)" in inline and figures.ACCENT not in inline
+    inline = plots.inline(drawn)
+    assert inline.startswith("<svg") and "var(--accent)" in inline and plots.ACCENT not in inline
 
 
 def test_the_phase_diagram_marks_both_thresholds(records: list[Record]) -> None:
@@ -281,17 +283,17 @@ def test_ranks_are_drawn_against_both_counts() -> None:
     assert f"; with {told}, the data come back" in first and " rn (" in first
     assert second.startswith("With exhume the data")
     assert text_of(command._starts(summary)).count(told) == 2
-    shown = page.render(summary, [], figures.draw(summary), "exhume law", "a machine")
+    shown = page.render(summary, [], draw(summary), "exhume law")
     assert shown.count(f"<td>{told}</td>") == 2 + 4
 
 
 def test_who_estimates_the_subspace_is_not_said_to_be_told() -> None:
     inside = Setting("random_features", "relu", "squared", 12, 3, 2, 1)
     network, everywhere = replace(inside, architecture="two_layer"), replace(inside, rank=None)
-    names = [Curve(setting, "tansley2026", ()).name for setting in (inside, network, everywhere)]
+    names = [LawCurve(setting, "tansley2026", ()).name for setting in (inside, network, everywhere)]
     assert [name.rpartition(" ")[2] for name in names] == ["told", "estimated", "estimated"]
-    points = (Point(36, 1.0, 0.9, 0.9, 0.9, 0.0), Point(144, 4.0, 0.0, 0.0, 0.0, 1.0))
-    curves = [Curve(setting, "tansley2026", points) for setting in (inside, network)]
+    points = (Place(36, 1.0, 0.9, 0.9, 0.9, 0.0), Place(144, 4.0, 0.0, 0.0, 0.0, 1.0))
+    curves = [LawCurve(setting, "tansley2026", points) for setting in (inside, network)]
     said = sentences(Summary((), tuple(curves)))
     assert [sentence.split(" the data")[0] for sentence in said] == [
         f"With {n}," for n in names[:2]
@@ -299,13 +301,13 @@ def test_who_estimates_the_subspace_is_not_said_to_be_told() -> None:
     check_figure(Summary((), tuple(curves)), names[:2])
 
 
-def at_first(*ratios: float, dim: int = 60) -> Curve:
+def at_first(*ratios: float, dim: int = 60) -> LawCurve:
     """A curve that is up from the first of these ratios on, and not at 0.1."""
     setting = Setting("random_features", "relu", "squared", dim, 12, None, 1)
     shares = [(0.0 if ratio == 0.1 else 1.0, ratio) for ratio in ratios]
     unknowns = dim * 12
-    points = [Point(r * unknowns, r, 1 - share, None, None, share) for share, r in shares]
-    return Curve(setting, "exhume", tuple(points))
+    points = [Place(r * unknowns, r, 1 - share, None, None, share) for share, r in shares]
+    return LawCurve(setting, "exhume", tuple(points))
 
 
 def test_a_start_at_the_smallest_ratio_is_a_bound() -> None:
@@ -329,7 +331,7 @@ def test_tables_show_a_bound_as_one() -> None:
     for curve, count in ((inside, 3), (at_first(2.0, 4.0), 2), (at_first(0.1, 0.4), 0)):
         summary = Summary((), (curve,))
         assert text_of(command._starts(summary)).count("≤ ") == count
-        shown = page.render(summary, [], figures.draw(summary), "exhume law", "a machine")
+        shown = page.render(summary, [], draw(summary), "exhume law")
         assert shown.count("<td>≤ ") == count
 
 
@@ -339,7 +341,7 @@ def test_labels_that_fit_at_the_smallest_width_may_fit_below() -> None:
         (3, "Labels fit at or below p = 3 = 0.25 n"),
         (1, "Labels fit from p = 1"),
     ):
-        fit = Curve(setting, None, (Point(width, 0.1, 0.0, None, None),))
+        fit = LawCurve(setting, None, (Place(width, 0.1, 0.0, None, None),))
         assert sentences(Summary((fit,), (at_first(0.1, 0.4),)))[0].startswith(words)
 
 
@@ -427,7 +429,7 @@ def test_redacted_cells_keep_no_picture() -> None:
 
 
 def test_all_cells_failing_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def run(cells: Sequence[Any], *_: Any) -> list[Record]:
+    def run(cells: Sequence[Any], **_: Any) -> list[Record]:
         return [Record(cell, None, "MemoryError: no", 0.0) for cell in cells]
 
     monkeypatch.setattr(sweep, "run", run)
@@ -438,7 +440,7 @@ def test_all_cells_failing_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path
 def test_the_page_says_what_failed(records: list[Record]) -> None:
     failed = [*records, Record(Attack(dim=8, samples=3), None, "ValueError: <b>", 0.0)]
     summary = summarise(failed)
-    text = page.render(summary, failed, figures.draw(summary), "exhume law", "a machine")
+    text = page.render(summary, failed, draw(summary), "exhume law")
     assert "1 cell failed" in text and "ValueError: &lt;b&gt;" in text and "<b>." not in text
 
 

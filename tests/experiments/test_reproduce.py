@@ -18,27 +18,20 @@ from PIL import Image
 
 from exhume.cli.reproduce import reproduce
 from exhume.errors import InputError
-from exhume.experiments import Attack, Fit
-from exhume.experiments.attack import without_picture
-from exhume.experiments.failure import Failure
-from exhume.reproduce import (
-    EXPERIMENTS,
-    Experiment,
-    document,
-    missing,
-    perform,
-    publish,
-    running,
-    stored,
-)
-from exhume.reproduce.curves import NEAR, Threshold, means, onset
-from exhume.reproduce.law import Flips
-from exhume.reproduce.networks import Determined
-from exhume.reproduce.splitting import Rank, Splitting, Stationary, Terms
+from exhume.experiments import Attack, Failure, LabelFit, runner
+from exhume.experiments.cells.flips import Flips
+from exhume.experiments.cells.identifiability import Determined, Rank, Stationary, TensorTerms
+from exhume.experiments.cells.splitting import Splitting
+from exhume.experiments.claims import CLAIMS
+from exhume.experiments.claims.claim import Claim, Finding
+from exhume.experiments.document import document, publish, stored
+from exhume.experiments.runner import missing, perform, without_picture
+from exhume.experiments.table import NEAR, Table, Threshold, onset
+from exhume.report import plots
 from exhume.sweep import Cell, Record
 
 DOCS = Path(__file__).parents[2] / "docs"
-NAMES = list(EXPERIMENTS)
+NAMES = list(CLAIMS)
 VERDICTS = {"holds", "holds in part", "does not hold", "not decided"}
 
 Outcome = dict[str, Any]
@@ -84,7 +77,7 @@ def at(threshold: float) -> Any:
     def values(cell: Cell) -> Outcome:
         if isinstance(cell, Determined):
             return {"rank": 120 if cell.ratio < 1 else 126, "unknowns": 126}
-        if isinstance(cell, Fit):
+        if isinstance(cell, LabelFit):
             left = 1e-15 if cell.width >= cell.samples else 0.3
             return {"label_error": left, "inputs": cell.dim or 192, "outputs": 1}
         assert isinstance(cell, Attack)
@@ -103,7 +96,7 @@ def records(cells: Iterable[Cell], values: Any) -> list[Record]:
 
 
 def verdict(name: str, values: Any, keep: Any = lambda cell: True) -> str:
-    experiment = EXPERIMENTS[name]
+    experiment = CLAIMS[name]
     found = records((cell for cell in experiment.cells("small") if keep(cell)), values)
     finding = experiment.judge(found)
     assert finding.figure and "\n" not in finding.figure
@@ -172,7 +165,7 @@ def diverged(values: Any, where: Any = lambda cell: True) -> Any:
 
 @pytest.mark.parametrize("name", ["two-layer", "transformer"])
 def test_attacks_that_diverged_at_the_top_decide_nothing(name: str) -> None:
-    experiment = EXPERIMENTS[name]
+    experiment = CLAIMS[name]
     at_top = diverged(at(1e9), lambda cell: cell.ratio >= 4)
     finding = experiment.judge(records(experiment.cells("small"), at_top))
     assert finding.verdict == "not decided" and "diverged" in finding.note
@@ -201,7 +194,7 @@ def test_a_search_that_failed_decides_nothing() -> None:
         found = at(1e9)(cell)
         return {**found, "residual": 1e-3, "floor": 1e-6} if isinstance(cell, Attack) else found
 
-    experiment = EXPERIMENTS["transformer"]
+    experiment = CLAIMS["transformer"]
     finding = experiment.judge(records(experiment.cells("small"), values))
     assert finding.verdict == "not decided"
     assert "all unknowns from p_L = 1 dn on (95 % at 0.5, 95 % at 0.75)" in finding.note
@@ -216,7 +209,7 @@ def test_one_side_of_a_threshold_decides_nothing(name: str) -> None:
 def test_labels_that_do_not_fit_count(name: str) -> None:
     def values(cell: Cell) -> Outcome:
         unfit = {"label_error": 0.3, "inputs": 192, "outputs": 1}
-        return unfit if isinstance(cell, Fit) else at(1.2)(cell)
+        return unfit if isinstance(cell, LabelFit) else at(1.2)(cell)
 
     assert verdict(name, values) == "holds in part"
 
@@ -319,7 +312,7 @@ def test_tiny_imagenet() -> None:
     for share, expected in ((1.0, "holds"), (0.6, "holds in part"), (0.2, "does not hold")):
         values = lambda cell, share=share: attacked(cell, share)  # noqa: E731
         assert verdict("tiny-imagenet", values) == expected
-    assert EXPERIMENTS["tiny-imagenet"].judge([]).verdict == "not decided"
+    assert CLAIMS["tiny-imagenet"].judge([]).verdict == "not decided"
 
 
 def test_an_image_that_was_not_found_counts_without_an_error_too() -> None:
@@ -372,7 +365,7 @@ def test_failure_probability() -> None:
 
 
 def test_only_the_certified_width_is_a_guarantee() -> None:
-    experiment = EXPERIMENTS["failure-probability"]
+    experiment = CLAIMS["failure-probability"]
     found = records(experiment.cells("small"), failing(lambda width: width <= 256))
     finding = experiment.judge(found)
     assert finding.verdict == "holds"
@@ -415,7 +408,7 @@ def ranked(first: dict[int, int], flat: float = 0.9, missed: bool = False) -> An
         if isinstance(cell, Rank):
             holds = cell.width >= first[cell.dim]
             return {"rank": 9 + holds, "unknowns": 10, "holds": holds}
-        if isinstance(cell, Terms):
+        if isinstance(cell, TensorTerms):
             return {"rest": 0.0, "error": flat if cell.degree == 2 else 1e-12}
         return {"error": None if missed else 1e-12}
 
@@ -434,23 +427,21 @@ def test_identifiability() -> None:
 def test_cells_of_identifiability() -> None:
     assert Rank(3, 4).run("cpu") == {"rank": 10, "unknowns": 10, "holds": True}
     assert not Rank(3, 3).run("cpu")["holds"]
-    assert Terms(degree=3).run("cpu")["error"] < 1e-6
-    flat = Terms(degree=2).run("cpu")
+    assert TensorTerms(degree=3).run("cpu")["error"] < 1e-6
+    flat = TensorTerms(degree=2).run("cpu")
     assert flat["rest"] < 1e-12 and flat["error"] > 0.1
     assert Stationary(dim=8, samples=3).run("cpu")["error"] < 1e-6
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_experiments_without_results_are_not_decided(name: str) -> None:
-    broken = [
-        Record(cell, None, "ValueError: no", 0.0) for cell in EXPERIMENTS[name].cells("small")
-    ]
-    assert EXPERIMENTS[name].judge(broken).verdict == "not decided"
+    broken = [Record(cell, None, "ValueError: no", 0.0) for cell in CLAIMS[name].cells("small")]
+    assert CLAIMS[name].judge(broken).verdict == "not decided"
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_experiments_of_which_cells_failed_are_not_decided(name: str) -> None:
-    experiment = EXPERIMENTS[name]
+    experiment = CLAIMS[name]
     found = records(experiment.cells("small"), SYNTHETIC[name])
     assert experiment.judge(found).verdict in ("holds", "does not hold")
     more = len(found) // 20 + 1
@@ -461,7 +452,7 @@ def test_experiments_of_which_cells_failed_are_not_decided(name: str) -> None:
 
 
 def test_few_cells_may_fail() -> None:
-    experiment = EXPERIMENTS["sphere-thresholds"]
+    experiment = CLAIMS["sphere-thresholds"]
     found = records(experiment.cells("small"), at(1.2))
     failed = [Record(record.cell, None, "ValueError: no", 0.0) for record in found[:5]]
     assert experiment.judge([*failed, *found[5:]]).verdict == "holds"
@@ -470,7 +461,7 @@ def test_few_cells_may_fail() -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("scale", ["small", "full"])
 def test_cells_are_sound(name: str, scale: Any) -> None:
-    cells = EXPERIMENTS[name].cells(scale)
+    cells = CLAIMS[name].cells(scale)
     assert cells and len(set(cells)) == len(cells)
     for cell in cells:
         check = getattr(cell, "check", None)
@@ -528,7 +519,7 @@ def damage(found: list[Record], seed: int) -> list[Record]:
 @given(seed=st.integers(0, 2**32))
 @settings(max_examples=25, deadline=None)
 def test_judges_survive_what_was_not_measured(name: str, seed: int) -> None:
-    experiment = EXPERIMENTS[name]
+    experiment = CLAIMS[name]
     found = damage(records(experiment.cells("small"), SYNTHETIC[name]), seed)
     for judge in (experiment.judge, experiment.rule):
         finding = judge(found)
@@ -540,11 +531,9 @@ def test_judges_survive_what_was_not_measured(name: str, seed: int) -> None:
 @given(seed=st.integers(0, 2**32))
 @settings(max_examples=3, deadline=None)
 def test_figures_survive_what_was_not_measured(name: str, seed: int) -> None:
-    from exhume.experiments import figures
-
-    experiment = EXPERIMENTS[name]
+    experiment = CLAIMS[name]
     figure = experiment.draw(damage(records(experiment.cells("small"), SYNTHETIC[name]), seed))
-    assert figure is None or "<svg" in figures.svg(figure)
+    assert figure is None or "<svg" in plots.svg(figure)
 
 
 @pytest.mark.parametrize("name", ["tiny-imagenet", "cifar10-thresholds"])
@@ -552,22 +541,20 @@ def test_figures_do_without_pictures(name: str) -> None:
     def values(cell: Cell) -> Outcome:
         return {**at(1.2)(cell), "picture": None}
 
-    experiment = EXPERIMENTS[name]
+    experiment = CLAIMS[name]
     figure = experiment.draw(records(experiment.cells("small"), values))
     assert (None if figure is None else len(figure.axes)) == (1 if "cifar" in name else None)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_figures_are_drawn_and_are_small(name: str) -> None:
-    from exhume.experiments import figures
-
-    experiment = EXPERIMENTS[name]
+    experiment = CLAIMS[name]
     found = records(experiment.cells("small"), SYNTHETIC[name])
     first, second = experiment.draw(found), experiment.draw(found)
     assert first is not None and second is not None
     assert all(has_data(axes) for axes in first.axes)
-    text = figures.svg(first)
-    assert text == figures.svg(second)
+    text = plots.svg(first)
+    assert text == plots.svg(second)
     assert "<svg" in text and len(text.encode()) < 200_000
 
 
@@ -595,7 +582,7 @@ def test_onset_moves_with_the_unit(share: list[float], unit: float) -> None:
 
 def test_means_leave_out_what_was_not_attacked() -> None:
     rows = [{"ratio": 1, "error": None}, {"ratio": 1, "error": 0.5}, {"ratio": 2, "error": None}]
-    assert means(rows, "error") == {1: 0.5}
+    assert Table(rows).curve("error") == {1: 0.5}
     assert Threshold.of({}) is None
 
 
@@ -612,21 +599,18 @@ class Half:
         return {"half": self.seed / 2, "picture": "long"}
 
 
-def tiny(name: str = "sphere-thresholds", seeds: Iterable[int] = (1, 2)) -> Experiment:
-    from exhume.reproduce.curves import rows
-    from exhume.reproduce.drawing import lines, sheet
-    from exhume.reproduce.experiment import Finding
-
+def tiny(name: str = "sphere-thresholds", seeds: Iterable[int] = (1, 2)) -> Claim:
     def judge(found: Any) -> Finding:
-        total = sum(row["half"] for row in rows(found, Half))
+        total = sum(row["half"] for row in Table.of(found, Half))
         return Finding(f"{total:g} in all", "holds" if total > 1 else "does not hold", "A | note.")
 
     def draw(found: Any) -> Any:
-        figure, (axes,) = sheet("Halves")
-        lines(axes, {"half": means(rows(found, Half), "half", "seed")}, "seed", "half")
+        figure, (axes,) = plots.sheet("Halves")
+        halves = Table.of(found, Half).curve("half", "seed")
+        plots.lines(axes, {"half": halves}, "seed", "half")
         return figure
 
-    return Experiment(
+    return Claim(
         name, "A source", "A claim.", lambda scale: [Half(seed) for seed in seeds], judge, draw,
         (1, 1),
     )  # fmt: skip
@@ -636,7 +620,7 @@ def tiny(name: str = "sphere-thresholds", seeds: Iterable[int] = (1, 2)) -> Expe
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cells are run in this process: workers could not import those of a test."""
 
-    def run(cells: Any, *_: Any, show: Any = None) -> list[Record]:
+    def run(cells: Any, **_: Any) -> list[Record]:
         found = []
         for cell in cells:
             try:
@@ -645,7 +629,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
                 found.append(Record(cell, None, f"ValueError: {error}", 0.5))
         return found
 
-    monkeypatch.setattr(running.sweep, "run", run)
+    monkeypatch.setattr(runner.sweep, "run", run)
 
 
 @pytest.mark.usefixtures("here")
@@ -730,22 +714,20 @@ def test_a_large_figure_stays_out_of_the_docs(tmp_path: Path) -> None:
 
 def test_missing_data_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EXHUME_DATA", str(tmp_path))
-    assert missing(EXPERIMENTS["two-layer"], "small") is None
-    reason = missing(EXPERIMENTS["cifar10-thresholds"], "small")
+    assert missing(CLAIMS["two-layer"], "small") is None
+    reason = missing(CLAIMS["cifar10-thresholds"], "small")
     assert reason is not None and "cifar10" in reason
-    assert EXPERIMENTS["two-layer"].data("full") == ["cifar10"]
+    assert CLAIMS["two-layer"].data("full") == ["cifar10"]
 
 
 @pytest.mark.usefixtures("here")
 def test_all_leaves_out_what_it_cannot_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import exhume.reproduce
-
     monkeypatch.setenv("EXHUME_DATA", str(tmp_path / "nothing"))
     images = replace(tiny("signs"), cells=lambda scale: [Half(1, "cifar10")])
     known = {"sphere-thresholds": tiny(), "signs": images}
-    monkeypatch.setattr(exhume.reproduce, "EXPERIMENTS", known)
+    monkeypatch.setattr("exhume.experiments.claims.CLAIMS", known)
     reproduce("all", out=tmp_path / "out", device="cpu")
     said = capsys.readouterr().out
     assert "signs left out" in said and "verdict: holds" in said
@@ -779,8 +761,8 @@ def test_bad_requests(arguments: dict[str, Any], word: str, tmp_path: Path) -> N
 
 def test_an_experiment_through_the_engine(tmp_path: Path) -> None:
     experiment = replace(
-        EXPERIMENTS["identifiability"],
-        cells=lambda scale: [Rank(3, 3), Rank(3, 4), Terms(3, 2, 2), Terms(3, 2, 3)],
+        CLAIMS["identifiability"],
+        cells=lambda scale: [Rank(3, 3), Rank(3, 4), TensorTerms(3, 2, 2), TensorTerms(3, 2, 3)],
     )
     first = perform(experiment, "small", tmp_path / "out", workers=1)
     assert first["failed"] == 0 and first["verdict"] == "not decided"
@@ -797,7 +779,7 @@ def test_the_page_follows_from_the_stored_results() -> None:
     assert (DOCS / "reproduction.md").read_text() == document(results, NAMES)
     for result in results:
         assert result["verdict"] in VERDICTS
-        assert result["claim"] == EXPERIMENTS[result["name"]].claim
+        assert result["claim"] == CLAIMS[result["name"]].sentence
         name = f"{result['name']}-{result['scale']}"
         assert (DOCS / "reproduction" / f"{name}.svg").exists() == result["drawn"]
 

@@ -12,7 +12,7 @@ from scipy import optimize
 from torch import Tensor
 
 from exhume.errors import InputError
-from exhume.experiments.failure import Failure
+from exhume.experiments.cells.failure import Failure
 from exhume.features.activations import activation as named
 from exhume.theory import hermite
 from exhume.theory.width import (

@@ -4,6 +4,7 @@ import inspect
 import math
 import re
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +12,11 @@ from exhume.cli.console import console as _console
 from exhume.errors import InputError
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from rich.table import Table
 
     from exhume.experiments.law import Law, Summary
+    from exhume.sweep import Record
 
 STEPS = 12
 """Ratios of a:b."""
@@ -83,30 +86,27 @@ def law(
 
     from exhume import sweep
     from exhume.device import usable_device
-    from exhume.experiments import figures, page
-    from exhume.experiments.attack import without_picture
+    from exhume.experiments import page, phases
     from exhume.experiments.law import sentences, summarise
+    from exhume.experiments.runner import measured
     from exhume.files import write_private
 
+    def draw(records: "Sequence[Record]") -> "Figure":
+        summary = summarise(records)
+        if not summary.attacks:
+            raise InputError(
+                f"all {len(cells)} cells failed, the first one with {summary.failed[0].error}"
+            )
+        return phases.draw(summary)
+
+    options = {"engine": engine, "address": address, "workers": workers, "retry": retry}
     device = usable_device(device) if engine == "loky" else device
     console = _console()
     with sweep.progress(console, len(cells)) as show:
-        records = sweep.run(cells, engine, out, address, workers, device, retry, show)
+        records, figure = measured(cells, out, draw, "law", **options, device=device, show=show)
     summary = summarise(records)
-    if not summary.attacks:
-        raise InputError(
-            f"all {len(cells)} cells failed, the first one with {summary.failed[0].error}"
-        )
-    figure = figures.draw(summary)
-    where = sweep.made(records, "hardware")
-    text = page.render(summary, records, figure, _command(given), where, redact)
-    for name, content in (
-        ("law.png", figures.png(figure)),
-        ("law.svg", figures.svg(figure).encode()),
-        ("law.html", text.encode()),
-    ):
-        write_private(out / name, content)
-    sweep.write_csv(out / "table.csv", map(without_picture, records))
+    text = page.render(summary, records, figure, _command(given), redact)
+    write_private(out / "law.html", text.encode())
     console.print(_starts(summary))
     console.print(" ".join(sentences(summary)), markup=False)
     if summary.failed:
@@ -124,7 +124,7 @@ def planned(given: dict[str, Any]) -> "Law":
     Raises:
         InputError: an option that cannot be read.
     """
-    from exhume.experiments.attack import SUBSPACE
+    from exhume.experiments.cells.attack import SUBSPACE
     from exhume.experiments.law import MOMENTUM, OURS, Law
 
     methods, dim, ranks = given["methods"], given["dim"], given["ranks"]
@@ -241,7 +241,7 @@ def _starts(summary: "Summary") -> "Table":
     """Where recovery starts, a line for each curve."""
     from rich.table import Table
 
-    from exhume.experiments.figures import model
+    from exhume.experiments.phases import model
     from exhume.wording import number
 
     kinds = len({setting.kind for setting in summary.settings}) > 1
@@ -253,7 +253,6 @@ def _starts(summary: "Summary") -> "Table":
     table = Table(*headings, f"{equations}/(dn)", *((f"{equations}/(rn)",) if ranks else ()))
     for curve in summary.attacks:
         setting, start, width = curve.setting, curve.start, curve.starting_width
-        inside = start and setting.rank and start * setting.dim / setting.rank
         most = "≤ " if curve.at_or_below else ""
         table.add_row(
             *((model(setting),) if kinds else ()),
@@ -264,6 +263,6 @@ def _starts(summary: "Summary") -> "Table":
             f"{curve.counted:,}",
             most + number(width and round(width), "never"),
             most + number(start, "–"),
-            *((most + number(inside) if inside else "–",) if ranks else ()),
+            *((most + number(curve.inside) if curve.inside else "–",) if ranks else ()),
         )
     return table

@@ -29,12 +29,13 @@ def main(arguments: list[str] | None = None) -> None:
     """Entry point of the command `exhume`."""
     from jsonargparse import auto_cli, set_parsing_settings
 
-    from exhume import __version__, bench
+    from exhume import __version__
+    from exhume.experiments import benchmarks
 
     set_parsing_settings(instantiate_subclass_spec_in_any=False)
     commands: dict[str, Any] = {
         **{command.__name__: command for command in COMMANDS},
-        "bench": {"_help": "Measurements, each printed with the hardware.", **bench.COMMANDS},
+        "bench": {"_help": "Measurements, each printed with the hardware.", **benchmarks.COMMANDS},
     }
     words = plain(sys.argv[1:] if arguments is None else arguments)
     try:

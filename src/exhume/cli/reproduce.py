@@ -10,7 +10,7 @@ from exhume.errors import InputError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from exhume.reproduce import Experiment
+    from exhume.experiments.claims.claim import Claim
 
 EVERY = "all"
 """The name that stands for all experiments."""
@@ -44,29 +44,32 @@ def reproduce(
     """
     from exhume import sweep
     from exhume.device import usable_device
-    from exhume.reproduce import EXPERIMENTS, missing, perform, publish
+    from exhume.experiments.claims import CLAIMS
+    from exhume.experiments.document import publish
+    from exhume.experiments.runner import missing, perform
 
     console = _console()
     if list:
-        console.print(_table(EXPERIMENTS))
+        console.print(_table(CLAIMS))
         return
     if document is not None:
-        for copied, why in publish(out, document, EXPERIMENTS):
+        for copied, why in publish(out, document, CLAIMS):
             console.print(copied if why is None else f"{copied}, without its figure: {why}")
         console.print(f"written: {document / 'reproduction.md'}", markup=False)
         return
-    chosen = _named(name, scale, EXPERIMENTS)
+    chosen = _named(name, scale, CLAIMS)
+    options = {"engine": engine, "address": address, "workers": workers}
     device = usable_device(device)
-    for experiment in chosen:
-        if reason := missing(experiment, scale):
+    for claim in chosen:
+        if reason := missing(claim, scale):
             if name != EVERY:
-                raise InputError(f"{experiment.name}: {reason}")
-            console.print(f"[bold]{experiment.name}[/] left out: {reason}")
+                raise InputError(f"{claim.name}: {reason}")
+            console.print(f"[bold]{claim.name}[/] left out: {reason}")
             continue
-        folder = out / f"{experiment.name}-{scale}"
-        with sweep.progress(console, len(experiment.cells(scale))) as show:
-            result = perform(experiment, scale, folder, engine, address, workers, device, show)
-        console.print(f"[bold]{experiment.name}[/] ({result['seconds']:.0f} s)")
+        folder = out / f"{claim.name}-{scale}"
+        with sweep.progress(console, len(claim.cells(scale))) as show:
+            result = perform(claim, scale, folder, **options, device=device, show=show)
+        console.print(f"[bold]{claim.name}[/] ({result['seconds']:.0f} s)")
         for word in ("claim", "figure", "verdict", "note"):
             if result[word]:
                 console.print(f"  {word}: {result[word]}", markup=False)
@@ -75,35 +78,33 @@ def reproduce(
         console.print(f"  results: {folder}", markup=False)
 
 
-def _named(
-    name: str | None, scale: str, experiments: "Mapping[str, Experiment]"
-) -> "tuple[Experiment, ...]":
-    """The experiments that a name stands for."""
+def _named(name: str | None, scale: str, claims: "Mapping[str, Claim]") -> "tuple[Claim, ...]":
+    """The claims that a name stands for."""
     if name is None:
         raise InputError("name: say which experiment, or all; exhume reproduce --list shows them.")
     if name == EVERY:
         if scale != "small":
             raise InputError("all: is for --scale small; run full experiments one by one.")
-        return tuple(experiments.values())
-    if name not in experiments:
-        known = ", ".join(experiments)
+        return tuple(claims.values())
+    if name not in claims:
+        known = ", ".join(claims)
         raise InputError(f"unknown experiment {name!r}; there are {known}, and {EVERY}.")
-    return (experiments[name],)
+    return (claims[name],)
 
 
-def _table(experiments: "Mapping[str, Experiment]") -> "Table":
+def _table(claims: "Mapping[str, Claim]") -> "Table":
     from rich.table import Column, Table
 
     table = Table(Column("name", no_wrap=True), "claim", "source", "needs", "minutes", "full")
     table.show_lines = True
-    for experiment in experiments.values():
-        small, full = experiment.minutes
+    for claim in claims.values():
+        small, full = claim.minutes
         table.add_row(
-            experiment.name,
-            experiment.claim,
-            experiment.source.partition(",")[0],
-            ", ".join(experiment.data("small")) or "nothing",
+            claim.name,
+            claim.sentence,
+            claim.source.partition(",")[0],
+            ", ".join(claim.data("small")) or "nothing",
             f"{small:g}",
-            ", ".join((f"{full:g}", "GPU", *experiment.data("full"))),
+            ", ".join((f"{full:g}", "GPU", *claim.data("full"))),
         )
     return table

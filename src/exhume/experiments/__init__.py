@@ -1,10 +1,11 @@
-"""Experiments: grids of cells, each one victim and what is measured on it.
+"""Experiments: cells, tables of what they measured, claims that the tables are held against.
 
-They see the truth, as the evaluation does; the attack inside each cell does not.
+Cells see the truth, as the evaluation does; the attack inside each cell does not. `law`, `claims`
+and `benchmarks` are what `exhume law`, `exhume reproduce` and `exhume bench` show.
 """
 
-from exhume.experiments.attack import UNDETERMINED, Attack
-from exhume.experiments.fitting import Fit
-from exhume.experiments.law import Law, summarise
+from exhume.experiments.cells.attack import UNDETERMINED, Attack
+from exhume.experiments.cells.failure import Failure
+from exhume.experiments.cells.fitting import LabelFit
 
-__all__ = ["UNDETERMINED", "Attack", "Fit", "Law", "summarise"]
+__all__ = ["UNDETERMINED", "Attack", "Failure", "LabelFit"]

@@ -4,7 +4,7 @@ Two thresholds, both counted: from p = n on the labels fit, from p = dn on the w
 the data (p = rn where they lie in a known subspace of r dimensions). A sweep measures where fitting
 and recovery really start.
 
-Inside: `Law` (what to sweep), `summarise` (records to curves), `start` (where a curve crosses).
+Inside: `Law` (what to sweep), `summarise` (records to curves), `sentences` (curves to words).
 """
 
 import math
@@ -14,23 +14,24 @@ from typing import Any, cast
 
 import numpy as np
 
+from exhume.checks import whole_number
 from exhume.errors import InputError
-from exhume.experiments.attack import SUBSPACE, Attack, subspace_is
-from exhume.experiments.fitting import Fit
-from exhume.experiments.samples import check_whole
+from exhume.experiments.cells.attack import SUBSPACE, Attack, subspace_is
+from exhume.experiments.cells.fitting import LabelFit
+from exhume.experiments.table import start
 from exhume.sweep import MOST, Grid, Record
 from exhume.theory import counting
-
-HALF = 0.5
-"""Mean share of the samples recovered from which recovery counts as started."""
 
 FITTED = 1e-6
 """Relative error under which labels count as fitted; it falls from 1e-2 to rounding at p = n."""
 
+FITTED_MODEL = ("random_features", "squared")
+"""The model whose labels are fitted: the loss is the one that counting is about."""
+
 OURS, MOMENTUM = "exhume", "iurada2025"
 
 PAIRS = 8
-"""Pictures that are kept at each ratio, of the first seed and the first method."""
+"""Pictures that are kept at each ratio, of the first seed and the first method: one row."""
 
 AXES = (
     "architectures", "activations", "losses", "dims", "samples", "ranks", "methods", "ratios",
@@ -74,52 +75,13 @@ class Law:
     classes: str | None = None
     pictures: bool = False
 
-    def _common(self) -> dict[str, Any]:
-        return {
-            "data": self.data,
-            "size": self.size,
-            "classes": self.classes,
-            "activation": self.activations,
-            "dim": self.dims,
-            "samples": self.samples,
-            "rank": self.ranks,
-            "seed": range(self.seeds),
-        }
-
-    def attacks(self) -> Grid:
-        """Attacks on victims at each ratio."""
-        return Grid(
-            Attack,
-            self._common()
-            | {
-                "architecture": self.architectures,
-                "loss": self.losses,
-                "method": self.methods,
-                "products": self.products,
-                "ratio": self.ratios,
-            },
-        )
-
-    def fits(self) -> list[Fit]:
-        """Label fitting by random features, at widths from n/4 to that of the largest ratio."""
-        if "random_features" not in self.architectures or "squared" not in self.losses:
-            return []
-        cells = [cast(Fit, cell) for cell in Grid(Fit, self._common())]
-        known = cells[0].known()  # images are all of one size
-        every = []
-        for cell in cells:
-            unknowns = (cell.dim or known.dim) * cell.samples
-            largest = max(self.ratios) * unknowns / known.outputs
-            every += [replace(cell, width=width) for width in widths(cell.samples, largest)]
-        return every
-
-    def cells(self) -> list[Attack | Fit]:
-        """All cells, checked.
+    def cells(self) -> list[Attack | LabelFit]:
+        """Return all cells, checked.
 
         Raises:
             InputError: a value that could not be run, data that is not there, or too many cells.
         """
-        check_whole("seeds", self.seeds, 1)
+        whole_number("seeds", self.seeds)
         for field in AXES:
             values = getattr(self, field)
             if not values:
@@ -132,22 +94,59 @@ class Law:
                 f"this grid has {count:,} attacks; expected at most {MOST:,}: take fewer ratios or "
                 "seeds."
             )
-        attacks = [self._with_pictures(cast(Attack, cell)) for cell in self.attacks()]
+        attacks = self._attacks()
         for cell in attacks:
             cell.check()
         for cell in attacks:
             largest = cell.ratio == max(self.ratios)
             if largest and (cell.seed, cell.method) == (0, self.methods[0]):
                 cell.width(cell.known())
-        return [*self.fits(), *attacks]
+        return [*self._fits(), *attacks]
 
-    def _with_pictures(self, cell: Attack) -> Attack:
-        first = cell.seed == 0 and cell.method == self.methods[0]
-        return replace(cell, keep=PAIRS) if self.pictures and first else cell
+    def _common(self) -> dict[str, Any]:
+        return {
+            "data": self.data,
+            "size": self.size,
+            "classes": self.classes,
+            "activation": self.activations,
+            "dim": self.dims,
+            "samples": self.samples,
+            "rank": self.ranks,
+            "seed": range(self.seeds),
+        }
+
+    def _attacks(self) -> list[Attack]:
+        """Attacks on victims at each ratio; the first seed and method keep pictures if any may."""
+        axes = self._common() | {
+            "architecture": self.architectures,
+            "loss": self.losses,
+            "method": self.methods,
+            "products": self.products,
+            "ratio": self.ratios,
+        }
+        cells = [cast(Attack, cell) for cell in Grid(Attack, axes)]
+        first = (0, self.methods[0])
+        return [
+            replace(c, keep=PAIRS) if self.pictures and (c.seed, c.method) == first else c
+            for c in cells
+        ]
+
+    def _fits(self) -> list[LabelFit]:
+        """Label fitting by random features, at widths from n/4 to that of the largest ratio."""
+        if "random_features" not in self.architectures or "squared" not in self.losses:
+            return []
+        cells = [cast(LabelFit, cell) for cell in Grid(LabelFit, self._common())]
+        known = cells[0].known()  # images are all of one size
+        every = []
+        for cell in cells:
+            unknowns = (cell.dim or known.dim) * cell.samples
+            largest = max(self.ratios) * unknowns / known.outputs
+            every += [replace(cell, width=width) for width in widths(cell.samples, largest)]
+        return every
 
 
 def widths(samples: int, largest: float) -> list[int]:
-    """Widths from n/4 to the largest, close together where labels begin to fit.
+    """Return widths from n/4 to the largest, close together where labels begin to fit.
 
     Example:
         >>> widths(12, 720)
@@ -160,7 +159,7 @@ def widths(samples: int, largest: float) -> list[int]:
 
 @dataclass(frozen=True)
 class Setting:
-    """What the points of a curve have in common, beside the method."""
+    """What the places of a curve have in common, beside the method."""
 
     architecture: str
     activation: str
@@ -187,7 +186,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Point:
+class Place:
     """One ratio (or width) over all seeds.
 
     Attributes:
@@ -216,28 +215,41 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Curve:
+class LawCurve:
     """A method in a setting, against the ratio; or label fitting, where there is no method."""
 
     setting: Setting
     method: str | None
-    points: tuple[Point, ...]
+    places: tuple[Place, ...]
 
     @property
     def start(self) -> float | None:
         """The ratio from which on recovery has started; the width from which on labels fit."""
         if self.method is None:
-            fitted = [point.error is not None and point.error < FITTED for point in self.points]
-            return start([point.width for point in self.points], fitted, between=False)
-        shares = [point.recovered or 0.0 for point in self.points]
-        return start([point.ratio for point in self.points], shares)
+            fitted = [place.error is not None and place.error < FITTED for place in self.places]
+            return start([place.width for place in self.places], fitted, between=False)
+        shares = [place.recovered or 0.0 for place in self.places]
+        return start([place.ratio for place in self.places], shares)
+
+    @property
+    def starting_width(self) -> float | None:
+        """The start as a width, p."""
+        if self.start is None or self.method is None:
+            return self.start
+        return self.start * self.setting.dim * self.setting.samples / self.setting.outputs
+
+    @property
+    def inside(self) -> float | None:
+        """The start in units of rn, where the samples have a rank r."""
+        rank = self.setting.rank
+        return None if self.start is None or rank is None else self.start * self.setting.dim / rank
 
     @property
     def at_or_below(self) -> bool:
         """Whether the start is the smallest place that was tried, so that it may lie below."""
         if self.start is None:
             return False
-        first = self.points[0]
+        first = self.places[0]
         return first.ratio == self.start if self.method else 1 < first.width == self.start
 
     @property
@@ -245,7 +257,9 @@ class Curve:
         """The method as it is shown everywhere: with how it came by a subspace, if it did."""
         method = self.method or ""
         subspace = subspace_is(method, self.setting.architecture, self.setting.rank)
-        return f"{method}, subspace {subspace}" if subspace else NAMES.get(method, method)
+        if subspace:
+            return f"{method}, subspace {subspace}"
+        return "published momentum" if method == MOMENTUM else method
 
     @property
     def counted(self) -> int:
@@ -254,20 +268,13 @@ class Curve:
         rank = own.rank if self.method == SUBSPACE else None
         return counting.reconstruction(own.dim, own.samples, own.outputs, rank)
 
-    @property
-    def starting_width(self) -> float | None:
-        """The same as a width, p."""
-        if self.start is None or self.method is None:
-            return self.start
-        return self.start * self.setting.dim * self.setting.samples / self.setting.outputs
-
 
 @dataclass(frozen=True)
 class Summary:
     """All curves of a sweep, and the cells that failed."""
 
-    fits: tuple[Curve, ...]
-    attacks: tuple[Curve, ...]
+    fits: tuple[LawCurve, ...]
+    attacks: tuple[LawCurve, ...]
     failed: tuple[Record, ...] = ()
 
     @property
@@ -276,63 +283,42 @@ class Summary:
         return tuple(dict.fromkeys(curve.setting for curve in self.attacks))
 
 
-def start(places: Sequence[float], shares: Sequence[float], between: bool = True) -> float | None:
-    """The first place from which on every share is at least one half.
-
-    Args:
-        places: in increasing order, positive.
-        shares: one for each.
-        between: interpolate to where the share is one half, on a logarithmic axis.
-
-    Returns:
-        The place; None if the last share is below one half, the first place if none is.
-
-    Example:
-        >>> start([1.0, 4.0, 8.0], [0.0, 1.0, 1.0])
-        2.0
-        >>> start([1.0, 2.0], [1.0, 0.0])
-    """
-    below = [index for index, share in enumerate(shares) if share < HALF]
-    first = below[-1] + 1 if below else 0
-    if first == len(places):
-        return None
-    if first == 0 or not between:
-        return places[first]
-    (left, right), (low, high) = places[first - 1 : first + 1], shares[first - 1 : first + 1]
-    return float(left * (right / left) ** ((HALF - low) / (high - low)))
-
-
 def summarise(records: Iterable[Record]) -> Summary:
-    """Curves of a sweep's records; cells that failed are listed and left out of the curves."""
-    fits: dict[Setting, dict[float, list[Record]]] = {}
-    attacks: dict[tuple[Setting, str], dict[float, list[Record]]] = {}
+    """Return the curves of a sweep; cells that failed are listed and left out of the curves."""
+    groups: dict[tuple[Setting, str | None], dict[float, list[Record]]] = {}
     failed = []
     for record in records:
         cell, values = record.cell, record.values
         if values is None:
             failed.append(record)
-        elif isinstance(cell, Fit):
-            fits.setdefault(setting_of(record), {}).setdefault(cell.width, []).append(record)
+            continue
+        if isinstance(cell, LabelFit):
+            group = groups.setdefault((setting_of(record), None), {})
+            group.setdefault(cell.width, []).append(record)
         elif isinstance(cell, Attack):
-            by_ratio = attacks.setdefault((setting_of(record), cell.method), {})
-            by_ratio.setdefault(values["actual_ratio"], []).append(record)
+            group = groups.setdefault((setting_of(record), cell.method), {})
+            group.setdefault(values["actual_ratio"], []).append(record)
+    curves = [
+        LawCurve(own, method, tuple(_place(group[at]) for at in sorted(group)))
+        for (own, method), group in groups.items()
+    ]
     return Summary(
-        tuple(Curve(own, None, _points(group)) for own, group in fits.items()),
-        tuple(Curve(own, method, _points(group)) for (own, method), group in attacks.items()),
+        tuple(curve for curve in curves if curve.method is None),
+        tuple(curve for curve in curves if curve.method is not None),
         tuple(failed),
     )
 
 
 def setting_of(record: Record) -> Setting:
-    """What a finished cell shares with the others of its curve."""
+    """Return what a finished cell shares with the others of its curve."""
     cell, values = record.cell, record.values or {}
-    if not isinstance(cell, Attack | Fit):
+    if not isinstance(cell, Attack | LabelFit):
         raise TypeError(f"{cell!r} is not part of the law")
-    architecture, loss = (cell.architecture, cell.loss) if isinstance(cell, Attack) else FIT
+    model = (cell.architecture, cell.loss) if isinstance(cell, Attack) else FITTED_MODEL
     return Setting(
-        architecture=architecture,
+        architecture=model[0],
         activation=cell.activation,
-        loss=loss,
+        loss=model[1],
         dim=values["inputs"],
         samples=cell.samples,
         rank=cell.rank,
@@ -340,15 +326,7 @@ def setting_of(record: Record) -> Setting:
     )
 
 
-FIT = ("random_features", "squared")
-"""What label fitting is measured on."""
-
-
-def _points(groups: dict[float, list[Record]]) -> tuple[Point, ...]:
-    return tuple(_point(groups[place]) for place in sorted(groups))
-
-
-def _point(records: list[Record]) -> Point:
+def _place(records: list[Record]) -> Place:
     """The records of one curve at one place, over the seeds."""
     rows = [record.values or {} for record in records]
     cell, first = records[0].cell, rows[0]
@@ -359,17 +337,16 @@ def _point(records: list[Record]) -> Point:
     def mean(name: str) -> float | None:
         return float(np.mean(found)) if (found := numbers(name)) else None
 
-    fit = isinstance(cell, Fit)
-    errors = numbers("label_error" if fit else "error")
-    low, median, high = np.quantile(errors, (0.25, 0.5, 0.75)) if errors else (None,) * 3
-    labels = numbers("label_error")
-    width = cell.width if isinstance(cell, Fit) else first["parameters"] / first["outputs"]
-    return Point(
+    fit = isinstance(cell, LabelFit)
+    errors, labels = numbers("label_error" if fit else "error"), numbers("label_error")
+    low, median, high = np.quantile(errors, (0.25, 0.5, 0.75)).tolist() if errors else (None,) * 3
+    width = cell.width if isinstance(cell, LabelFit) else first["parameters"] / first["outputs"]
+    return Place(
         width=width,
         ratio=width * first["outputs"] / (first["inputs"] * getattr(cell, "samples", 1)),
-        error=None if median is None else float(median),
-        low=None if low is None else float(low),
-        high=None if high is None else float(high),
+        error=median,
+        low=low,
+        high=high,
         recovered=None if fit else mean("recovered") or 0.0,
         exact=None if fit else mean("exact") or 0.0,
         label_error=float(np.median(labels)) if labels else None,
@@ -378,13 +355,9 @@ def _point(records: list[Record]) -> Point:
     )
 
 
-NAMES = {MOMENTUM: "published momentum"}
-"""What methods are called that are not shown by their own name, see `Curve.name`."""
-
-
 def sentences(summary: Summary) -> list[str]:
-    """What a sweep shows: labels and the best attack in the first sentence, then the others."""
-    by_name: dict[str, list[Curve]] = {}
+    """Say what a sweep shows: labels and the best attack first, then the others."""
+    by_name: dict[str, list[LawCurve]] = {}
     for curve in sorted(summary.attacks, key=lambda curve: curve.method != SUBSPACE):
         by_name.setdefault(curve.name, []).append(curve)
     said = []
@@ -396,33 +369,42 @@ def sentences(summary: Summary) -> list[str]:
     return [sentence[0].upper() + sentence[1:] for sentence in said]
 
 
-def _on_data(curves: Sequence[Curve]) -> str:
+def _on_data(curves: Sequence[LawCurve]) -> str:
     """Where data come back: a width, or several in units of dn; of rn for who knows the rank."""
     found = [curve for curve in curves if curve.start is not None]
     if not found:
         return "do not come back"
     starts = [curve.start or 0.0 for curve in found]
     if len(curves) == 1:
-        width = round_to(found[0].starting_width or 0.0)
+        width = float(f"{found[0].starting_width or 0.0:.3g}")
         equals = " =" if found[0].setting.outputs == 1 else ", p·m ="
-        return f"come back {_from(found, f'≈ {width:,}{equals} {_short(starts[0])} dn')}"
+        return f"come back {_from(found, f'≈ {width:,.0f}{equals} {_short(starts[0])} dn')}"
     place = f"{_span(starts)} dn"
     if found[0].method == SUBSPACE and all(curve.setting.rank for curve in found):
-        units = [curve.setting.dim / (curve.setting.rank or 1) for curve in found]
-        inside = [start * unit for start, unit in zip(starts, units, strict=True)]
-        place = f"{_span(inside)} rn ({place})"
+        place = f"{_span([curve.inside or 0.0 for curve in found])} rn ({place})"
     missing = len(curves) - len(found)
     never = f", and not at all in {missing} of {len(curves)} settings" if missing else ""
     return f"come back {_from(found, f'≈ {place}')}{never}"
 
 
-def _from(curves: Sequence[Curve], place: str) -> str:
+def _from(curves: Sequence[LawCurve], place: str) -> str:
     """From a place on; at or below it where that is the smallest that was tried."""
     below = sum(curve.at_or_below for curve in curves)
     if below == len(curves):
         return f"at or below p {place}, the smallest tried"
     some = f", in {below} of {len(curves)} settings at or below the smallest tried" if below else ""
     return f"from p {place}{some}"
+
+
+def _on_labels(fits: Sequence[LawCurve]) -> str:
+    """Where labels fit: a width, or several in units of n."""
+    fitted = [curve for curve in fits if curve.start is not None]
+    if not fitted:
+        return "do not fit at any width"
+    exactly = _span([(curve.start or 0.0) / curve.setting.samples for curve in fitted])
+    unit = "n" if exactly == "1.0" else f"{exactly} n"
+    width = f"{fits[0].start:,.0f} = " if len(fits) == 1 else ""
+    return f"fit {_from(fitted, f'= {width}{unit}')}"
 
 
 def _span(values: Sequence[float]) -> str:
@@ -444,28 +426,3 @@ def _short(value: float) -> str:
         ('1.0', '0.15', '13', '131')
     """
     return f"{value:.0f}" if value >= 99.5 else f"{value:#.2g}".rstrip(".")
-
-
-def _on_labels(fits: Sequence[Curve]) -> str:
-    """Where labels fit: a width, or several in units of n."""
-    starts = [(curve.start, curve.setting.samples) for curve in fits]
-    found = [place / samples for place, samples in starts if place is not None]
-    if not found:
-        return "do not fit at any width"
-    exactly = _span(found)
-    unit = "n" if exactly == "1.0" else f"{exactly} n"
-    width = f"{starts[0][0]:,.0f} = " if len(fits) == 1 else ""
-    fitted = [curve for curve in fits if curve.start is not None]
-    return f"fit {_from(fitted, f'= {width}{unit}')}"
-
-
-def round_to(value: float, digits: int = 3) -> int:
-    """A whole number with so many digits that mean something.
-
-    Example:
-        >>> round_to(1078.4), round_to(12.4)
-        (1080, 12)
-    """
-    if value <= 0:
-        return 0
-    return int(round(value, digits - 1 - math.floor(math.log10(value))))

@@ -2,60 +2,58 @@
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from exhume import data, victims
-from exhume.equation.objective import fitted
-from exhume.experiments import Attack, Fit
-from exhume.reproduce.curves import (
+from exhume.experiments.cells.attack import Attack
+from exhume.experiments.cells.fitting import LabelFit
+from exhume.experiments.cells.flips import Flips
+from exhume.experiments.claims.claim import Claim, Finding, Scale, judged, seeds, undecided
+from exhume.experiments.law import FITTED, MOMENTUM, OURS
+from exhume.experiments.phases import phases
+from exhume.experiments.table import (
     ABOVE,
     NEAR,
     Curve,
-    Row,
+    Table,
     Threshold,
-    chosen,
     fallen,
-    means,
     near,
     onset,
     percent,
-    present,
-    rows,
-    values,
-    whole,
+    place,
 )
-from exhume.reproduce.drawing import bars, lines, phases, pictures, sheet
-from exhume.reproduce.experiment import Experiment, Finding, Scale, judged, seeds, undecided
+from exhume.report.plots import bars, lines, pictures, sheet
 from exhume.sweep import Cell, Grid, Record
-from exhume.theory import hermite
 
 LAW = "Iurada et al., A Law of Data Reconstruction for Random Features (and Beyond), ICLR 2026"
 
-FITTED, UNFITTED = 1e-6, 1e-2
-"""Relative training error of labels that fit, and of labels that do not."""
+UNFITTED = 1e-2
+"""Relative training error of labels that do not fit."""
 
 SMALL = 0.05
 """Error, in the published measure, that counts as about 0."""
 
 RATIOS = (0.3, 0.6, 1.0, 1.4, 2.0, 3.0, 5.0, 10.0)
 WIDTHS = (0.5, 0.75, 1.0, 1.5, 3.0)
-"""Of label fitting, in units of n."""
+"""Widths at which labels are fitted, in units of n."""
 
 
-def labels(fits: Sequence[Row]) -> tuple[bool, str] | None:
-    """Whether labels fit from p = n on and not at p = n/2, and that in words; None if unmeasured.
+def _fits(samples: int, **axes: Any) -> Grid:
+    widths = [max(1, int(share * samples)) for share in WIDTHS]
+    return Grid(LabelFit, {**axes, "samples": samples, "width": widths})
+
+
+def labels(fits: Table) -> tuple[bool, str] | None:
+    """Say whether labels fit from p = n on and not at p = n/2, also in words; None if unmeasured.
 
     The middle one over sizes and seeds counts: at p = n, few features of ReLU may be dependent.
     """
-    groups: dict[float, list[float]] = {}
-    for row in whole(fits, "label_error"):
-        groups.setdefault(row["width"] / row["samples"], []).append(row["label_error"])
-    middle = {share: statistics.median(errors) for share, errors in groups.items()}
+    shares = Table({**row, "share": row["width"] / row["samples"]} for row in fits)
+    middle = shares.curve("label_error", "share", statistics.median)
     wide = [error for share, error in middle.items() if share >= 1]
     narrow = [error for share, error in middle.items() if share <= 0.5]
     if not wide or not narrow:
@@ -76,26 +74,25 @@ def _sphere_cells(scale: Scale) -> list[Cell]:
     }[scale]
     cells: list[Cell] = []
     for dim, samples in sizes:
-        common = {"dim": dim, "samples": samples, "seed": seeds(3)}
-        widths = [max(1, int(share * samples)) for share in WIDTHS]
-        cells += Grid(Fit, {**common, "width": widths})
+        common: dict[str, Any] = {"dim": dim, "samples": samples, "seed": seeds(3)}
+        cells += _fits(**common)
         cells += Grid(Attack, {**common, "ratio": RATIOS, "products": 10_000})
     return cells
 
 
 def _sphere_judge(records: Sequence[Record]) -> Finding:
-    attacks, fits = rows(records, Attack), rows(records, Fit)
+    attacks = Table.of(records, Attack)
     found: dict[tuple[int, int], Threshold] = {}
-    for dim in values(attacks, "dim"):
-        for samples in values(chosen(attacks, dim=dim), "samples"):
-            curve = means(chosen(attacks, dim=dim, samples=samples), "recovered")
+    for dim in attacks.values("dim"):
+        for samples in attacks.where(dim=dim).values("samples"):
+            curve = attacks.where(dim=dim, samples=samples).curve("recovered")
             threshold = Threshold.of(curve)
             if threshold is None:
                 return undecided(f"d = {dim}, n = {samples}")
             found[dim, samples] = threshold
     if len(found) < 2:
         return undecided("fewer than two sizes")
-    fitted = labels(fits)
+    fitted = labels(Table.of(records, LabelFit))
     if fitted is None:
         return undecided("label fitting")
     fit, words = fitted
@@ -103,10 +100,7 @@ def _sphere_judge(records: Sequence[Record]) -> Finding:
     checks = zip(*(threshold.checks for threshold in found.values()), strict=True)
     reached, *rest = (all(check) for check in checks)
     collapse = bool(starts) and max(starts) <= 2 * min(starts)
-    where = ", ".join(
-        f"{'nowhere' if t.start is None else f'{t.start:.2g} dn'} (d = {d}, n = {n})"
-        for (d, n), t in found.items()
-    )
+    where = ", ".join(f"{place(t.start, ' dn')} (d = {d}, n = {n})" for (d, n), t in found.items())
     return Finding(
         f"{words}; half of the samples come back from {where}",
         judged(reached, fit, collapse, *rest),
@@ -119,20 +113,20 @@ def _sphere_judge(records: Sequence[Record]) -> Finding:
 
 def _cifar_cells(scale: Scale) -> list[Cell]:
     small = scale == "small"
-    images = {"data": "cifar10", "size": 8 if small else None, "samples": 10 if small else 100}
     drawn = seeds(2) if small else range(1)  # 0: the first images of each class, as published
-    ratios = (0.03, 0.1, 0.3, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0)
-    widths = [max(1, int(share * images["samples"])) for share in WIDTHS]  # type: ignore[operator]
-    cells: list[Cell] = [*Grid(Fit, {**images, "width": widths, "seed": drawn})]
-    for ratio in ratios:
-        axes = {**images, "ratio": ratio, "products": 10_000 if small else 4_000}
-        cells += Grid(Attack, {**axes, "seed": drawn, "keep": 6})
-    return cells
+    samples = 10 if small else 100
+    images: dict[str, Any] = {"data": "cifar10", "size": 8 if small else None, "samples": samples}
+    axes = {"ratio": (0.03, 0.1, 0.3, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0), "seed": drawn, "keep": 6}
+    products = 10_000 if small else 4_000
+    return [
+        *_fits(**images, seed=drawn),
+        *Grid(Attack, {**images, **axes, "products": products}),
+    ]
 
 
 def _cifar_judge(records: Sequence[Record]) -> Finding:
-    attacks = rows(records, Attack)
-    errors, fitted = means(attacks, "published_error"), labels(rows(records, Fit))
+    attacks = Table.of(records, Attack)
+    errors, fitted = attacks.curve("published_error"), labels(Table.of(records, LabelFit))
     if fitted is None:
         return undecided("label fitting")
     if not errors or min(errors) > 0.1 or max(errors) <= NEAR[1]:
@@ -142,19 +136,12 @@ def _cifar_judge(records: Sequence[Record]) -> Finding:
     gone = fallen(errors, first)
     half = onset(gone)
     dn = min(errors, key=lambda ratio: abs(ratio - 1))
-    recovered = means(attacks, "recovered").get(max(errors))
+    recovered = attacks.curve("recovered").get(max(errors))
+    core, *rest = half is not None, fit, first >= 0.5, near(half), last <= SMALL
     return Finding(
         f"{words}; published error {first:.2f} at {min(errors):g} dn, {errors[dn]:.2f} at "
-        f"{dn:g} dn, {last:.1g} at {max(errors):g} dn, half of the first from "
-        + ("nowhere" if half is None else f"{half:.2g} dn"),
-        judged(
-            half is not None,
-            fit,
-            first >= 0.5,
-            near(half),
-            last <= SMALL,
-            0.25 <= gone[dn] <= 0.75,
-        ),
+        f"{dn:g} dn, {last:.1g} at {max(errors):g} dn, half of the first from {place(half, ' dn')}",
+        judged(core, *rest, 0.25 <= gone[dn] <= 0.75),
         "The published error compares absolute values of pixels, so that random images have about "
         f"0.75; of its first value {percent(1 - gone[dn])} are left at {dn:g} dn, where the source "
         "has half."
@@ -164,10 +151,11 @@ def _cifar_judge(records: Sequence[Record]) -> Finding:
 
 def _shown(records: Sequence[Record]) -> dict[str, str]:
     """Pictures of the first seed that has one, at a few ratios, by title."""
-    drawn = [row for row in whole(rows(records, Attack), "recovered") if row.get("picture")]
+    attacks = Table.of(records, Attack).whole("recovered")
+    drawn = Table(row for row in attacks if row.get("picture"))
     if not drawn:
         return {}
-    first = [row for row in drawn if row["seed"] == drawn[0]["seed"]]
+    first = drawn.where(seed=drawn[0]["seed"])
     wanted = {min(first, key=lambda row: abs(row["ratio"] - at))["ratio"] for at in (0.3, 1.5, 10)}
     shown = sorted((row for row in first if row["ratio"] in wanted), key=lambda row: row["ratio"])
     return {
@@ -177,13 +165,13 @@ def _shown(records: Sequence[Record]) -> dict[str, str]:
 
 
 def _cifar_draw(records: Sequence[Record]) -> Figure | None:
-    attacks, fits = rows(records, Attack), rows(records, Fit)
-    unknowns = [row["inputs"] * row["samples"] for row in whole(attacks, "inputs")]
+    attacks, fits = Table.of(records, Attack), Table.of(records, LabelFit)
+    unknowns = [row["inputs"] * row["samples"] for row in attacks.whole("inputs")]
 
     def errors(axes: Axes) -> None:
         curves = {
-            "published error": means(attacks, "published_error", "width"),
-            "label error": means(fits, "label_error", "width"),
+            "published error": attacks.curve("published_error", "width"),
+            "label error": fits.curve("label_error", "width"),
         }
         lines(axes, curves, "p (dashed: dn)", "error", mark=max(unknowns, default=None))
 
@@ -194,46 +182,38 @@ def _cifar_draw(records: Sequence[Record]) -> Figure | None:
 
 
 def _span_cells(scale: Scale) -> list[Cell]:
-    sizes: dict[str, Any] = (
-        {"dim": 40, "samples": 8} if scale == "small" else {"dim": 100, "samples": 20}
-    )
-    return [*Grid(Attack, {**sizes, "ratio": RATIOS, "products": 10_000, "seed": seeds(5)})]
+    dim, samples = (40, 8) if scale == "small" else (100, 20)
+    axes = {"dim": dim, "samples": samples, "ratio": RATIOS, "products": 10_000, "seed": seeds(5)}
+    return [*Grid(Attack, axes)]
 
 
 def _span_judge(records: Sequence[Record]) -> Finding:
-    attacks = rows(records, Attack)
-    spans, fits = means(attacks, "span_residual"), means(attacks, "residual")
+    attacks = Table.of(records, Attack)
+    spans, residuals = attacks.curve("span_residual"), attacks.curve("residual")
     low = {ratio: span for ratio, span in spans.items() if ratio <= NEAR[0]}
     if not low or max(spans) <= NEAR[1]:
         return undecided("ratios on both sides of 1 are needed")
     level, last = max(low.values()), spans[max(spans)]
     half = onset(fallen(spans, level))
-    where = "nowhere" if half is None else f"{half:.2g} dn"
+    below = {ratio: residuals[ratio] for ratio in low if ratio in residuals}
+    least = min(below, key=lambda ratio: below[ratio], default=0.0)
     return Finding(
-        f"span residual {level:.2f} below {NEAR[0]:g} dn, half of it from {where}, {last:.0e} at "
-        f"{max(spans):g} dn",
+        f"span residual {level:.2f} below {NEAR[0]:g} dn, half of it from {place(half, ' dn')}, "
+        f"{last:.0e} at {max(spans):g} dn",
         judged(half is not None, near(half), last <= 0.01 * level),
-        _explained({ratio: fits[ratio] for ratio in low if ratio in fits}),
-    )
-
-
-def _explained(residuals: Curve) -> str:
-    """How well wrong data explain the weights, in a sentence; residuals are those below dn."""
-    if not residuals:
-        return ""
-    least = min(residuals, key=lambda ratio: residuals[ratio])
-    return (
-        f"The attack's own residual is {residuals[least]:.0e} at {least:g} dn, with wrong data: "
-        "that is no certificate."
+        f"The attack's own residual is {below[least]:.0e} at {least:g} dn, with wrong data: that "
+        "is no certificate."
+        if below
+        else "",
     )
 
 
 def _span_draw(records: Sequence[Record]) -> Figure:
-    attacks = rows(records, Attack)
+    attacks = Table.of(records, Attack)
     figure, (axes,) = sheet("Span residual, and the residual that the attack sees")
     curves = {
-        "features of the samples outside the span": means(attacks, "span_residual"),
-        "weights outside the span": means(attacks, "residual"),
+        "features of the samples outside the span": attacks.curve("span_residual"),
+        "weights outside the span": attacks.curve("residual"),
     }
     lines(axes, curves, "p / (dn)", "relative residual", "xy", mark=1.0)
     return figure
@@ -241,69 +221,20 @@ def _span_draw(records: Sequence[Record]) -> Figure:
 
 # Signs.
 
-
-@dataclass(frozen=True)
-class Flips:
-    """What is left of the weights when samples are replaced by their negatives.
-
-    With σ(−z) = σ(z) − z the weights change by −V Σ a_i x_i over the flipped, which two candidates
-    ±u, u along that sum, make up for.
-
-    Attributes:
-        activation: σ.
-        dim: d.
-        samples: n; half of them are flipped.
-        ratio: p/(d·n).
-        seed: of data and model.
-    """
-
-    activation: str = "relu"
-    dim: int = 30
-    samples: int = 8
-    ratio: float = 6.0
-    seed: int = 0
-
-    def run(self, device: str) -> dict[str, Any]:
-        """Evaluate.
-
-        Returns:
-            `alone`, the residual with half of the samples flipped; `paired`, the same with ±u
-            added; `odd`, the largest Hermite coefficient of σ of an odd order from 3 to 15.
-        """
-        known = data.sphere(self.dim, self.samples, self.seed)
-        width = round(self.ratio * self.dim * self.samples)
-        victim = victims.random_features(known, width, self.activation, self.seed)
-        problem = victim.problem.to(device, torch.float64)
-        coefficients = fitted(problem, known.inputs).coefficients.cpu()
-        flipped = known.inputs.clone()
-        chosen = slice(0, self.samples // 2)
-        flipped[chosen] *= -1
-        u = (coefficients[chosen] * known.inputs[chosen]).sum(0, keepdim=True)
-        u *= self.dim**0.5 / u.norm()
-        odd = hermite.coefficients(self.activation, 15).values[3::2]
-        return {
-            "alone": fitted(problem, flipped).value,
-            "paired": fitted(problem, torch.cat([flipped, u, -u])).value,
-            "odd": float(odd.abs().max()),
-        }
-
-
 RELU, TANH = "relu", "relu+tanh"
 
 
 def _sign_cells(scale: Scale) -> list[Cell]:
-    small = scale == "small"
-    sizes: dict[str, Any] = {"dim": 30, "samples": 8} if small else {"dim": 100, "samples": 20}
-    axes = {**sizes, "activation": (RELU, TANH), "ratio": 6.0}
-    told = (sizes["samples"], sizes["samples"] + 2)
-    drawn = seeds(6 if small else 10)
+    dim, samples, count = (30, 8, 6) if scale == "small" else (100, 20, 10)
+    axes: dict[str, Any] = {
+        **{"dim": dim, "samples": samples, "activation": (RELU, TANH), "ratio": 6.0},
+        "seed": seeds(count),
+    }
+    told = {"told": (samples, samples + 2)}
     return [
-        *Grid(Flips, {**axes, "seed": drawn}),
-        *Grid(Attack, {**axes, "told": told, "products": 5000, "seed": drawn}),
-        *Grid(
-            Attack,
-            {**axes, "told": told, "method": "iurada2025", "products": 1500, "seed": drawn},
-        ),
+        *Grid(Flips, axes),
+        *Grid(Attack, {**axes, **told, "products": 5000}),
+        *Grid(Attack, {**axes, **told, "method": MOMENTUM, "products": 1500}),
     ]
 
 
@@ -313,18 +244,17 @@ def _sign_judge(records: Sequence[Record]) -> Finding:
     That is the core. The rest: with ReLU it is observed, and the identity behind it (what the two
     functions' Hermite coefficients say) holds for ReLU and not for ReLU+tanh.
     """
-    flips = whole(rows(records, Flips), "alone", "paired", "odd")
-    attacks = whole(rows(records, Attack), "recovered", "recovered_flips")
+    flips = Table.of(records, Flips).whole("alone", "paired", "odd")
+    attacks = Table.of(records, Attack).whole("recovered", "recovered_flips")
     count: dict[str, tuple[int, int]] = {}
     for name in (RELU, TANH):
-        own = chosen(attacks, activation=name)
+        own = attacks.where(activation=name)
         found = round(sum(row["recovered"] * row["samples"] for row in own))
         count[name] = (sum(row["recovered_flips"] for row in own), found)
-        if not found or not chosen(flips, activation=name):
+        if not found or not flips.where(activation=name):
             return undecided(name)
-    relu, tanh = chosen(flips, activation=RELU), chosen(flips, activation=TANH)
-    free = max(row["paired"] for row in relu)
-    held = min(row["paired"] for row in tanh)
+    relu, tanh = flips.where(activation=RELU), flips.where(activation=TANH)
+    free, held = max(relu.present("paired")), min(tanh.present("paired"))
     observed, constructed = count[RELU][0] > 0, free <= 1e-8
     return Finding(
         f"among recovered samples {count[RELU][0]} of {count[RELU][1]} flipped with ReLU, "
@@ -339,24 +269,22 @@ def _sign_judge(records: Sequence[Record]) -> Finding:
         ),
         f"Largest odd Hermite coefficient of order 3 to 15: {relu[0]['odd']:.0e} and "
         f"{tanh[0]['odd']:.2g}. With exactly n candidates a flip alone costs "
-        f"{min(row['alone'] for row in relu):.0e} of the weights and more with ReLU too.",
+        f"{min(relu.present('alone')):.0e} of the weights and more with ReLU too.",
     )
 
 
 def _sign_draw(records: Sequence[Record]) -> Figure:
     figure, (left, right) = sheet("Half of the samples flipped, ±u added", "Flips among recovered")
-    flips, attacks = rows(records, Flips), rows(records, Attack)
-    paired = {
-        name: max(left_over)
-        for name in (RELU, TANH)
-        if (left_over := present(chosen(flips, activation=name), "paired"))
-    }
+    flips, attacks = Table.of(records, Flips), Table.of(records, Attack)
+    paired = {str(name): y for name, y in flips.curve("paired", "activation", max).items()}
     bars(left, paired, "share of the weights unexplained", least=1e-16)
-    heights: dict[str, float] = {}
-    for name in (RELU, TANH):
-        for method in values(attacks, "method"):
-            own = chosen(attacks, activation=name, method=method)
-            heights[f"{name}\n{method}"] = sum(present(own, "recovered_flips"))
+    heights = {
+        f"{name}\n{method}": sum(
+            attacks.where(activation=name, method=method).present("recovered_flips")
+        )
+        for name in (RELU, TANH)
+        for method in attacks.values("method")
+    }
     bars(right, heights, "samples")
     return figure
 
@@ -365,14 +293,14 @@ def _sign_draw(records: Sequence[Record]) -> Figure:
 
 
 def _tiny_cells(scale: Scale) -> list[Cell]:
-    size, keep = (8, 10) if scale == "small" else (None, 5)
+    size, keep, drawn = (8, 10, seeds(2)) if scale == "small" else (None, 5, range(1))
     axes = {"data": "tiny_imagenet", "size": size, "samples": 20, "ratio": 10.0, "keep": keep}
-    return [*Grid(Attack, {**axes, "seed": seeds(2) if scale == "small" else range(1)})]
+    return [*Grid(Attack, {**axes, "seed": drawn})]
 
 
 def _tiny_judge(records: Sequence[Record]) -> Finding:
-    attacks = whole(rows(records, Attack), "inputs")
-    share, error = (means(attacks, name).get(10.0) for name in ("recovered", "published_error"))
+    attacks = Table.of(records, Attack).whole("inputs")
+    share, error = (attacks.curve(name).get(10.0) for name in ("recovered", "published_error"))
     if share is None or error is None:
         return undecided("no attack ended")
     return Finding(
@@ -386,27 +314,31 @@ def _tiny_judge(records: Sequence[Record]) -> Finding:
 
 
 def _count_cells(scale: Scale) -> list[Cell]:
-    sizes, told = (
-        ({"dim": 20, "samples": 6}, (3, 4, 5, 6, 7, 8, 10))
+    dim, samples, told = (
+        (20, 6, (3, 4, 5, 6, 7, 8, 10))
         if scale == "small"
-        else ({"dim": 100, "samples": 20}, (10, 15, 18, 19, 20, 21, 22, 25, 30))
+        else (100, 20, (10, 15, 18, 19, 20, 21, 22, 25, 30))
     )
-    axes = {**sizes, "ratio": 10.0, "told": told}
+    axes = {"dim": dim, "samples": samples, "ratio": 10.0, "told": told, "products": 5000}
     return [
-        *Grid(Attack, {**axes, "products": 5000, "seed": seeds(5)}),
-        *Grid(Attack, {**axes, "products": 5000, "seed": seeds(3), "method": "iurada2025"}),
+        *Grid(Attack, {**axes, "seed": seeds(5)}),
+        *Grid(Attack, {**axes, "seed": seeds(3), "method": MOMENTUM}),
     ]
 
 
+_residuals = partial(Table.curve, value="residual", by="told", of=statistics.median_high)
+"""The middle one over seeds, by the number told; the upper of two in the middle."""
+
+
 def _count_judge(records: Sequence[Record]) -> Finding:
-    ours = chosen(rows(records, Attack), method="exhume")
-    published = chosen(rows(records, Attack), method="iurada2025")
+    attacks = Table.of(records, Attack)
+    ours, published = attacks.where(method=OURS), attacks.where(method=MOMENTUM)
     if not ours or not published:
         return undecided("both methods are needed")
     n = ours[0]["samples"]
-    left = _median(ours, "residual")
-    recall, precision = means(ours, "recall", "told"), means(ours, "precision", "told")
-    other = means(published, "precision", "told")
+    left: Curve = _residuals(ours)
+    recall, precision = ours.curve("recall", "told"), ours.curve("precision", "told")
+    other = published.curve("precision", "told")
     over = [told for told in left if told >= n and told in recall]
     most = max(over, default=n)
     below_and_above = n - 1 in left and n - 1 in recall and n in over and most > n
@@ -415,49 +347,39 @@ def _count_judge(records: Sequence[Record]) -> Finding:
     under, extra, theirs = left[n - 1], precision[most], other[most]
     elbow = under >= 100 * max(left[told] for told in over)
     merged = recall[n - 1] < 1 and min(left[told] for told in left if told < n) > 1e-7
-    kept = min(recall[told] for told in over) >= ABOVE
+    kept = min(recall[told] for told in over)
     return Finding(
         f"residual {under:.0e} with n − 1 candidates, {left[n]:.0e} with n, "
-        f"{left[most]:.0e} with {most} for n = {n}; samples kept with too many: "
-        f"{percent(min(recall[told] for told in over))}; candidates that are samples then: "
-        f"{percent(extra)} ours, {percent(theirs)} published recipe",
-        judged(elbow, merged, kept, max(extra, theirs) >= ABOVE),
+        f"{left[most]:.0e} with {most} for n = {n}; samples kept with too many: {percent(kept)}; "
+        f"candidates that are samples then: {percent(extra)} ours, {percent(theirs)} published "
+        "recipe",
+        judged(elbow, merged, kept >= ABOVE, max(extra, theirs) >= ABOVE),
         f"All {most} candidates would be samples if those too many were duplicates; "
         f"{percent(n / most)} if they were none.",
     )
 
 
-def _median(rows: Sequence[Row], value: str) -> Curve:
-    """The middle one over seeds, by the number told; the upper of two in the middle."""
-    return {
-        told: statistics.median_high(found)
-        for told in values(rows, "told")
-        if (found := present(chosen(rows, told=told), value))
-    }
-
-
 def _count_draw(records: Sequence[Record]) -> Figure | None:
-    attacks = rows(records, Attack)
+    attacks = Table.of(records, Attack)
     if not attacks:
         return None
     figure, (left, right) = sheet("The elbow", "What comes back")
-    names = {"exhume": "exhume", "iurada2025": "published momentum"}
-    n = attacks[0]["samples"]
+    ours, n = attacks.where(method=OURS), attacks[0]["samples"]
     residuals = {
-        word: _median(chosen(attacks, method=name), "residual") for name, word in names.items()
+        "exhume": _residuals(ours),
+        "published momentum": _residuals(attacks.where(method=MOMENTUM)),
     }
     lines(left, residuals, "candidates told", "relative residual", "y", mark=n)
-    ours = chosen(attacks, method="exhume")
     shares = {
-        "samples that have a candidate": means(ours, "recall", "told"),
-        "candidates that are a sample": means(ours, "precision", "told"),
+        "samples that have a candidate": ours.curve("recall", "told"),
+        "candidates that are a sample": ours.curve("precision", "told"),
     }
     lines(right, shares, "candidates told", "share", "", mark=n)
     return figure
 
 
-LAW_EXPERIMENTS = (
-    Experiment(
+LAW_CLAIMS = (
+    Claim(
         "sphere-thresholds",
         f"{LAW}, synthetic data",
         "Labels fit from p = n on, and the samples come back from about p = dn on, whatever d and "
@@ -467,7 +389,7 @@ LAW_EXPERIMENTS = (
         phases,
         (1, 3),
     ),
-    Experiment(
+    Claim(
         "cifar10-thresholds",
         f"{LAW}, CIFAR-10, random features, n = 100",
         "The training loss is about 0 from p = n on; the reconstruction error is about 1.0 at "
@@ -477,7 +399,7 @@ LAW_EXPERIMENTS = (
         _cifar_draw,
         (1, 5),
     ),
-    Experiment(
+    Claim(
         "span-residual",
         f"{LAW}, span residual and Theorem 1",
         "The features of the samples come to lie in the span of the recovered ones as p passes dn.",
@@ -486,7 +408,7 @@ LAW_EXPERIMENTS = (
         _span_draw,
         (1, 2),
     ),
-    Experiment(
+    Claim(
         "signs",
         f"{LAW}, remark on signs",
         "With ReLU, whose odd Hermite coefficients from order 3 on are zero, recovered samples may "
@@ -496,7 +418,7 @@ LAW_EXPERIMENTS = (
         _sign_draw,
         (1, 4),
     ),
-    Experiment(
+    Claim(
         "tiny-imagenet",
         f"{LAW}, Tiny-ImageNet",
         "From p = 10dn random features 20 images of Tiny-ImageNet come back.",
@@ -505,7 +427,7 @@ LAW_EXPERIMENTS = (
         lambda records: pictures(_shown(records)),
         (1, 10),
     ),
-    Experiment(
+    Claim(
         "sample-count",
         f"{LAW}, n unknown",
         "With fewer candidates than samples, samples are merged and a residual is left; with more, "

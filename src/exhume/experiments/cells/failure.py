@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from exhume.checks import number, whole_number
 from exhume.equation.problem import Problem
 from exhume.errors import InputError
 from exhume.evaluate import score
-from exhume.experiments.samples import check_number, check_whole
 from exhume.features.activations import activation as named_activation
 from exhume.features.weights import Seeded, materialise
 from exhume.methods.progress import stream
@@ -58,10 +58,10 @@ class Failure:
     def check(self) -> None:
         """Refuse what could not be run, before any work."""
         for field in ("samples", "dim", "width", "starts", "steps"):
-            check_whole(field, getattr(self, field), 1)
-        check_whole("seed", self.seed, 0)
+            whole_number(field, getattr(self, field))
+        whole_number("seed", self.seed, 0)
         for field in ("tolerance", "separation", "floor", "ceiling"):
-            check_number(field, getattr(self, field))
+            number(field, getattr(self, field), above=0)
         if self.floor > self.ceiling:
             raise InputError(f"floor: expected at most the ceiling, {self.ceiling:g}.")
         named_activation(self.activation)

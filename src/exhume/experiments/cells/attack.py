@@ -3,8 +3,8 @@
 import base64
 import io
 import math
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,26 +12,18 @@ import torch
 from torch import Tensor
 
 from exhume import data, victims
+from exhume.checks import number, one_of, whole_number
 from exhume.data import Data
 from exhume.equation.problem import Problem
 from exhume.errors import InputError
 from exhume.evaluate import RECOVERED, Score, chance, residual_at_truth, score, span_residual
-from exhume.experiments.samples import (
-    Samples,
-    check_absent,
-    check_number,
-    check_size,
-    check_whole,
-    check_word,
-)
+from exhume.experiments.cells.samples import Samples, check_size
 from exhume.features.activations import activation as named_activation
-from exhume.features.weights import Seeded, materialise
-from exhume.methods import METHODS, Reconstruction, reconstruct
+from exhume.features.weights import Seeded, Weights, materialise
+from exhume.methods import METHODS, Observer, Reconstruction, reconstruct
 from exhume.methods.progress import Method
 from exhume.methods.tansley2026 import Tansley2026
 from exhume.models import architectures
-from exhume.report.gallery import displayed
-from exhume.sweep import Record
 from exhume.victims import Victim
 from exhume.victims.losses import LOSSES
 
@@ -39,10 +31,13 @@ UNDETERMINED = "undetermined"
 """The outcome where nothing was attacked, as any candidates would explain the weights."""
 
 UNTIL = {"squared": 1e-8, "logistic": 1e-2, "cross_entropy": 1e-2}
-"""Training loss at which a network is done, unless it is given."""
+"""Training loss at which a network is done, unless it is given.
+
+The squared loss can reach zero; the others fall ever more slowly, as weights grow.
+"""
 
 RIDGE = 1e-3
-"""Of logistic regression on random features, which has no minimum without one."""
+"""Ridge of logistic regression on random features, which has no minimum without one."""
 
 SIZED = {"random_features": "width", "two_layer": "width", "resnet": "width", "vit": "dim"}
 """Architectures, and what of each is made as large as the ratio asks for."""
@@ -51,7 +46,7 @@ STEPS = {"vit": 4}
 """What that number must be a multiple of: the four heads of a transformer."""
 
 LARGEST = 10_000
-"""The largest ratio that is not taken for a slip."""
+"""The largest ratio; a larger one is taken for a slip."""
 
 SUBSPACE = "tansley2026"
 """The method that confines candidates to a subspace."""
@@ -75,7 +70,8 @@ class Attack(Samples):
         lazy: α of α(f − f₀), see `victims.Training`.
         dtype: precision of the training of a network.
         method: of `exhume.methods`; tansley2026 may be told the subspace, see `subspace_is`.
-        told: the number of samples that the attack is given; n unless given.
+        told: the number of samples that the attack is given; n unless given, and 0 for an attack
+            that has to find it.
         products: budget of the attack, in passes over the features. There is no clock, so that
             results repeat; None for no limit.
         keep: of images: how many pairs to keep as a picture, originals above reconstructions.
@@ -97,24 +93,22 @@ class Attack(Samples):
     def check(self) -> None:
         """Refuse what could not be run, before any work."""
         super().check()
-        check_word("architecture", self.architecture, SIZED)
-        check_word("method", self.method, METHODS)
-        check_word("loss", self.loss, LOSSES)
-        check_word("block", self.block, ("last", "all"))
-        check_word("dtype", self.dtype, ("float32", "float64"))
+        one_of("architecture", self.architecture, SIZED)
+        one_of("method", self.method, METHODS)
+        one_of("loss", self.loss, LOSSES)
+        one_of("block", self.block, ("last", "all"))
+        one_of("dtype", self.dtype, ("float32", "float64"))
         named_activation(self.activation)
-        check_number("ratio", self.ratio)
-        if self.ratio > LARGEST:
+        if number("ratio", self.ratio, above=0) > LARGEST:
             raise InputError(f"ratio: expected at most {LARGEST:,}, got {self.ratio:g}.")
-        check_whole("keep", self.keep, 0)
-        if self.keep and self.data == "sphere":
+        if whole_number("keep", self.keep, 0) and self.data == "sphere":
             raise InputError("keep: sphere data has no pictures to keep; expected 0.")
         for field in ("until", "lazy"):
             if getattr(self, field) is not None:
-                check_number(field, getattr(self, field))
-        for field in ("told", "products"):
+                number(field, getattr(self, field), above=0)
+        for field, least in (("told", 0), ("products", 1)):
             if getattr(self, field) is not None:
-                check_whole(field, getattr(self, field), 1)
+                whole_number(field, getattr(self, field), least)
         if self.dim is not None:
             self._equations(self.dim)
         self._check_model()
@@ -131,8 +125,7 @@ class Attack(Samples):
                 raise InputError(
                     "loss: random features are fitted with squared or logistic, got cross_entropy."
                 )
-            for field in ("until", "lazy"):
-                check_absent(field, getattr(self, field), "random_features, which are solved for")
+            self.check_absent("random_features, which are solved for", "until", "lazy")
             if self.block != "last":
                 raise InputError("block: of random features only the last layer is trained.")
         elif self.architecture != "two_layer":
@@ -155,21 +148,29 @@ class Attack(Samples):
             device: where to compute.
 
         Returns:
-            `inputs` (d), `width`, `outputs` (m), `parameters` (p·m), `actual_ratio` (as the width
-            has it), `subspace` (told, estimated, or None), `fit` (training loss), `label_error`
-            (the same, over that of a model that answers zero), what `Score.summary` has, `flips`,
-            `recovered_flips` (those among the recovered), `candidates`, `outcome`, `steps`,
-            `products_used`, `residual`, `floor` (the residual at the truth), `span_residual`,
-            `chance` (error of random candidates), `neighbour` (error of the nearest other sample),
-            `confined` (rank that candidates were held to), and `picture` (PNG, base64) where one
-            is kept.
+            What `sizes` and `scored` have.
         """
         self.check()
         known = self.known()
         width = self.width(known)
-        count = self.told or self.samples
-        features, equations = self._sizes(known, width)
-        sizes: dict[str, Any] = {
+        sizes = self.sizes(known, width)
+        entries = known.outputs if self.block == "all" else 1
+        most = entries * max(self.told or 0, known.samples)
+        if self._parameters(known, width)[0] <= most:
+            return {**sizes, **dict.fromkeys(RESULTS), "outcome": UNDETERMINED}
+        victim = self.victim(known, width, device)
+        problem = victim.posed(self.block).to(device)
+        return sizes | self.scored(victim, problem, self.attack(problem))
+
+    def sizes(self, known: Data, width: int) -> dict[str, Any]:
+        """Return what was asked for in numbers.
+
+        Returns:
+            `inputs` (d), `width`, `outputs` (m), `parameters` (p·m), `actual_ratio` (as the width
+            has it), `subspace` (told, estimated, or None).
+        """
+        equations = self._parameters(known, width)[1]
+        return {
             "inputs": known.dim,
             "width": width,
             "outputs": known.outputs,
@@ -177,25 +178,9 @@ class Attack(Samples):
             "actual_ratio": equations / (known.dim * known.samples),
             "subspace": subspace_is(self.method, self.architecture, self.rank),
         }
-        rows = known.outputs if self.block == "all" else 1
-        if features <= rows * max(count, known.samples):
-            return {**sizes, **dict.fromkeys(RESULTS), "outcome": UNDETERMINED}
-        victim = self.victim(known, width, device)
-        problem = victim.posed(self.block).to(device)
-        found = self.attack(problem)
-        training = victim.training
-        fit = training["fit"] if "fit" in training else training["loss"]
-        fitted = {"fit": fit, "label_error": fit / self._loss_of_nothing(known)}
-        return {**sizes, **fitted, **self._scored(problem, known, found)}
-
-    def _loss_of_nothing(self, known: Data) -> float:
-        """The training loss of a model that answers zero."""
-        if self.loss == "squared":
-            return float(known.targets.square().mean())
-        return math.log(known.outputs if self.loss == "cross_entropy" and known.outputs > 1 else 2)
 
     def width(self, known: Data) -> int:
-        """The width whose equations come nearest to ratio · d · n.
+        """Return the width whose equations come nearest to ratio · d · n.
 
         Example:
             >>> cell = Attack(dim=10, samples=3, ratio=2.0)
@@ -206,7 +191,7 @@ class Attack(Samples):
         step = STEPS.get(self.architecture, 1)
 
         def equations(steps: int) -> int:
-            return self._sizes(known, steps * step)[1]
+            return self._parameters(known, steps * step)[1]
 
         high = 1
         while equations(high) < wanted:
@@ -218,7 +203,7 @@ class Attack(Samples):
         nearer = low >= 1 and wanted - equations(low) < equations(high) - wanted
         return step * (low if nearer else high)
 
-    def _sizes(self, known: Data, width: int) -> tuple[int, int]:
+    def _parameters(self, known: Data, width: int) -> tuple[int, int]:
         """Rows of the target and its entries, p and p·m, of a model of that width."""
         if self.architecture in ("random_features", "two_layer") and self.block == "last":
             return width, width * known.outputs
@@ -233,13 +218,31 @@ class Attack(Samples):
         *_, last = (part for part in network.modules() if isinstance(part, torch.nn.Linear))
         return last.in_features, last.in_features * last.out_features
 
-    def victim(self, known: Data, width: int, device: str) -> Victim:
-        """The trained model."""
+    def drawn(self, known: Data, width: int, device: str) -> Weights:
+        """Return V of random features, in the memory of a device."""
+        seeded = Seeded(width, known.dim, self.seed)
+        return materialise(seeded.to(torch.device(device), torch.float32))
+
+    def victim(
+        self,
+        known: Data,
+        width: int,
+        device: str,
+        weights: Weights | None = None,
+        show: Callable[[int, float], None] | None = None,
+    ) -> Victim:
+        """Train the model.
+
+        Args:
+            known: the training data.
+            width: as `width` has it.
+            device: where to compute.
+            weights: V, if it was drawn already.
+            show: is called with the steps of a network and their loss.
+        """
         if self.architecture == "random_features":
-            weights = None
-            if torch.device(device).type == "cuda":
-                seeded = Seeded(width, known.dim, self.seed)
-                weights = materialise(seeded.to(torch.device(device), torch.float32))
+            if weights is None and torch.device(device).type == "cuda":
+                weights = self.drawn(known, width, device)
             return victims.random_features(
                 known,
                 width,
@@ -250,42 +253,58 @@ class Attack(Samples):
                 weights,
                 device,
             )
-        make = getattr(victims, self.architecture)
-        if self.architecture == "two_layer":
-            make = partial(make, activation=self.activation)
-        trained: Victim = make(
+        own = {"activation": self.activation} if self.architecture == "two_layer" else {}
+        trained: Victim = getattr(victims, self.architecture)(
             known,
             **{SIZED[self.architecture]: width},
+            **own,
             loss=self.loss,
             seed=self.seed,
             device=device,
             dtype=getattr(torch, self.dtype),
             until=UNTIL[self.loss] if self.until is None else self.until,
             lazy=self.lazy,
+            show=show,
         )
         return trained
 
-    def attack(self, problem: Problem) -> Reconstruction:
-        """The reconstruction, from what an attacker may see alone."""
+    def attack(
+        self, problem: Problem, limit: float | None = None, observe: Observer | None = None
+    ) -> Reconstruction:
+        """Reconstruct from what an attacker may see alone, in `limit` seconds if it is given."""
+        told = self.samples if self.told is None else self.told or None
+        method: str | Method = self.method
+        if subspace_is(self.method, self.architecture, self.rank) == TOLD and self.dim:
+            method = Tansley2026(basis=data.subspace(self.dim, self.rank or 0, self.seed))
         return reconstruct(
             problem,
-            self.told or self.samples,
+            told,
             self.seed,
-            self._method(),
+            method,
+            time_limit=limit,
+            observe=observe,
             product_limit=self.products,
         )
 
-    def _method(self) -> str | Method:
-        told = subspace_is(self.method, self.architecture, self.rank) == TOLD
-        if told and self.dim and self.rank:
-            return Tansley2026(basis=data.subspace(self.dim, self.rank, self.seed))
-        return self.method
+    def scored(self, victim: Victim, problem: Problem, found: Reconstruction) -> dict[str, Any]:
+        """Compare a reconstruction with the truth.
 
-    def _scored(self, problem: Problem, known: Data, found: Reconstruction) -> dict[str, Any]:
+        Returns:
+            `fit` (training loss), `label_error` (the same, over that of a model that answers
+            zero), what `Score.summary` has, `flips`, `recovered_flips` (those among the
+            recovered), `candidates`, `outcome`, `steps`, `products_used`, `residual`, `floor` (the
+            residual at the truth), `span_residual`, `chance` (error of random candidates),
+            `neighbour` (error of the nearest other sample), `confined` (rank that candidates were
+            held to), and `picture` (PNG, base64) where one is kept.
+        """
+        known, training = victim.truth, victim.training
+        fit = training["fit"] if "fit" in training else training["loss"]
         candidates = found.samples.nan_to_num(0.0, 0.0, 0.0)
         result = score(candidates, known)
         level = chance(known.inputs, len(candidates), self.seed)
         values: dict[str, Any] = {
+            "fit": fit,
+            "label_error": fit / self._loss_of_nothing(known),
             **result.summary(),
             "flips": result.flips,
             "recovered_flips": int((result.flipped & (result.errors < RECOVERED)).sum()),
@@ -304,6 +323,12 @@ class Attack(Samples):
             values["picture"] = picture(known, candidates, result, self.keep)
         return values
 
+    def _loss_of_nothing(self, known: Data) -> float:
+        """The training loss of a model that answers zero."""
+        if self.loss == "squared":
+            return float(known.targets.square().mean())
+        return math.log(known.outputs if self.loss == "cross_entropy" and known.outputs > 1 else 2)
+
 
 RESULTS = (
     "fit", "label_error", "recovered", "exact", "error", "recall", "precision", "signed_error",
@@ -315,7 +340,7 @@ RESULTS = (
 
 
 def subspace_is(method: str, architecture: str, rank: int | None) -> str | None:
-    """How an attack comes by the subspace of the samples; None if it does not look for one.
+    """Say how an attack comes by the subspace of the samples; None if it does not look for one.
 
     The first layer of random features does not move and shows no subspace: where the samples have
     a rank, tansley2026 is handed the true basis there. Elsewhere it estimates one.
@@ -332,15 +357,8 @@ def subspace_is(method: str, architecture: str, rank: int | None) -> str | None:
     return TOLD if architecture == "random_features" and rank is not None else ESTIMATED
 
 
-def without_picture(record: Record) -> Record:
-    """The same record for a table, which has no place for a picture."""
-    if record.values is None:
-        return record
-    return replace(record, values={k: v for k, v in record.values.items() if k != "picture"})
-
-
 def picture(known: Data, candidates: Tensor, result: Score, count: int) -> str:
-    """The first samples above their reconstructions, as a PNG in base64.
+    """Draw the first samples above their reconstructions, as a PNG in base64.
 
     Candidates have their sign set right and the norm of their sample, as in the score; a sample
     without one is grey.
@@ -355,7 +373,9 @@ def picture(known: Data, candidates: Tensor, result: Score, count: int) -> str:
     )
     found[matched < 0] = 0.5
     rows = [torch.cat(list(images), -1) for images in (known.images()[:count], found)]
-    pixels = np.rint(255 * displayed(torch.cat(rows, -2).numpy())).astype(np.uint8)
+    image = torch.cat(rows, -2).clamp(0, 1).numpy()
+    if image.ndim == 3:  # channels last, and only if there are three
+        image = image[0] if len(image) == 1 else np.moveaxis(image, 0, -1)
     buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "PNG", optimize=True)
+    Image.fromarray(np.rint(255 * image).astype(np.uint8)).save(buffer, "PNG", optimize=True)
     return base64.b64encode(buffer.getvalue()).decode("ascii")

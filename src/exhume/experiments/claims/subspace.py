@@ -7,28 +7,16 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from exhume.experiments import Attack
-from exhume.experiments.failure import Failure
-from exhume.reproduce.curves import (
-    Curve,
-    Row,
-    Threshold,
-    chosen,
-    means,
-    near,
-    onset,
-    percent,
-    rows,
-    values,
-    whole,
-)
-from exhume.reproduce.drawing import lines, sheet
-from exhume.reproduce.experiment import Experiment, Finding, Scale, judged, seeds, undecided
+from exhume.experiments.cells.attack import SUBSPACE, Attack
+from exhume.experiments.cells.failure import Failure
+from exhume.experiments.claims.claim import Claim, Finding, Scale, judged, seeds, undecided
+from exhume.experiments.law import OURS
+from exhume.experiments.table import Curve, Table, Threshold, near, onset, percent, place
+from exhume.report.plots import lines, sheet
 from exhume.sweep import Cell, Grid, Record
 from exhume.theory.width import WidthBound, width_bound
 
 PAPER = "Tansley et al., Efficient Techniques for Data Reconstruction, with Finite-Width Guarantees"
-OURS, INSIDE = "exhume", "tansley2026"
 EQUATIONS = (0.6, 1.0, 1.5, 2.0, 3.0, 5.0)
 """For each unknown: p/(rn) in the subspace, p/(dn) in the full space."""
 
@@ -45,54 +33,58 @@ def _rank_cells(scale: Scale) -> list[Cell]:
     cells: list[Cell] = []
     for rank in ranks:
         inside = [round(share * rank / dim, 6) for share in EQUATIONS]
-        cells += Grid(Attack, {**common, "rank": rank, "method": INSIDE, "ratio": inside})
+        cells += Grid(Attack, {**common, "rank": rank, "method": SUBSPACE, "ratio": inside})
         cells += Grid(Attack, {**common, "rank": rank, "method": OURS, "ratio": EQUATIONS})
     for rank in [rank for rank in ranks if rank <= samples]:
         inside = [round(share * rank / dim, 6) for share in EQUATIONS]
         network = {**common, "rank": rank, "architecture": NETWORK, "lazy": 30.0}
-        cells += Grid(Attack, {**network, "method": INSIDE, "ratio": inside})
+        cells += Grid(Attack, {**network, "method": SUBSPACE, "ratio": inside})
     return cells
 
 
-def _starts(attacks: Sequence[Row], unit: str) -> dict[int, float | None]:
-    """By rank, where recovery starts, in units of n·`unit`; no rank without both sides of it."""
-    found: dict[int, float | None] = {}
-    for rank in values(attacks, "rank"):
-        own = chosen(attacks, rank=rank)
-        curve = means(own, "recovered")
+def _by_rank(attacks: Table, unit: str) -> dict[int, Curve]:
+    """By rank, the share recovered against equations for each unknown, in units of n·`unit`."""
+    curves = {}
+    for rank in attacks.values("rank"):
+        own = attacks.where(rank=rank)
         factor = own[0]["dim"] / own[0][unit]
-        threshold = Threshold.of({ratio * factor: share for ratio, share in curve.items()})
-        if threshold is not None:
-            found[rank] = threshold.start
-    return found
+        curves[rank] = {ratio * factor: y for ratio, y in own.curve("recovered").items()}
+    return curves
 
 
-def _words(starts: dict[int, float | None]) -> str:
-    return ", ".join(
-        f"{'nowhere' if start is None else f'{start:.2g}'} (r = {rank})"
-        for rank, start in starts.items()
-    )
+Starts = dict[int, float | None]
+"""By rank, where recovery starts."""
 
 
-def _steady(starts: dict[int, float | None]) -> bool:
+def _words(starts: Starts) -> str:
+    return ", ".join(f"{place(start)} (r = {rank})" for rank, start in starts.items())
+
+
+def _steady(starts: Starts) -> bool:
     """Whether recovery starts at about the same number of equations for each unknown."""
     found = [start for start in starts.values() if start is not None]
     return len(found) == len(starts) and max(found) <= 2 * min(found)
 
 
+ARMS = (
+    ("Subspace told", SUBSPACE, FEATURES, "rank", "p / (rn)"),
+    ("Full space", OURS, FEATURES, "dim", "p / (dn)"),
+    ("Subspace estimated, two layers", SUBSPACE, NETWORK, "rank", "p / (rn)"),
+)
+"""Title, method, architecture, and what unknowns are counted in, of what is compared."""
+
+
 def _rank_judge(records: Sequence[Record]) -> Finding:
-    attacks = rows(records, Attack)
-    told = chosen(attacks, method=INSIDE, architecture=FEATURES)
-    full = chosen(attacks, method=OURS, architecture=FEATURES)
-    estimated = chosen(attacks, method=INSIDE, architecture=NETWORK)
-    inside, outside, network = (
-        _starts(told, "rank"),
-        _starts(full, "dim"),
-        _starts(estimated, "rank"),
-    )
-    ranks = [len(values(own, "rank")) for own in (told, full, estimated)]
-    measured = ranks == [len(inside), len(outside), len(network)]
-    if not measured or len(inside) < 2 or not outside or not network:
+    attacks = Table.of(records, Attack)
+    arms: list[Starts] = []
+    measured = True
+    for _, method, architecture, unit, _ in ARMS:
+        curves = _by_rank(attacks.where(method=method, architecture=architecture), unit)
+        found = {rank: Threshold.of(curve) for rank, curve in curves.items()}
+        measured = measured and bool(found) and all(found.values())
+        arms.append({rank: t.start for rank, t in found.items() if t is not None})
+    inside, outside, network = arms
+    if not measured or len(inside) < 2:
         return undecided("several ranks, in the subspace, the full space and a network, are needed")
     return Finding(
         f"half recovered from p/(rn) = {_words(inside)} in a subspace that is told, "
@@ -110,22 +102,12 @@ def _rank_judge(records: Sequence[Record]) -> Finding:
 
 
 def _rank_draw(records: Sequence[Record]) -> Figure:
-    attacks = rows(records, Attack)
-    panels = (
-        ("Subspace told", INSIDE, FEATURES, "rank", "p / (rn)"),
-        ("Full space", OURS, FEATURES, "dim", "p / (dn)"),
-        ("Subspace estimated, two layers", INSIDE, NETWORK, "rank", "p / (rn)"),
-    )
-    figure, grid = sheet(*(panel[0] for panel in panels))
-    for axes, (_, method, architecture, unit, across) in zip(grid, panels, strict=True):
-        curves: dict[str, Curve] = {}
-        for rank in values(attacks, "rank"):
-            own = chosen(attacks, method=method, architecture=architecture, rank=rank)
-            if own:
-                factor = own[0]["dim"] / own[0][unit]
-                shares = means(own, "recovered")
-                curves[f"r = {rank}"] = {ratio * factor: y for ratio, y in shares.items()}
-        lines(axes, curves, across, "share recovered", mark=1.0)
+    attacks = Table.of(records, Attack)
+    figure, grid = sheet(*(arm[0] for arm in ARMS))
+    for axes, (_, method, architecture, unit, across) in zip(grid, ARMS, strict=True):
+        curves = _by_rank(attacks.where(method=method, architecture=architecture), unit)
+        named = {f"r = {rank}": curve for rank, curve in curves.items()}
+        lines(axes, named, across, "share recovered", mark=1.0)
     return figure
 
 
@@ -140,7 +122,7 @@ def _cifar_cells(scale: Scale) -> list[Cell]:
         "samples": 8 if small else 50,
         "architecture": NETWORK,
         "lazy": 30.0,
-        "method": (INSIDE, OURS),
+        "method": (SUBSPACE, OURS),
         "ratio": (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0) if small else (0.03, 0.1, 0.3, 1.0, 3.0),
         "products": 3000,
         "dtype": "float64" if small else "float32",
@@ -151,9 +133,8 @@ def _cifar_cells(scale: Scale) -> list[Cell]:
 
 
 def _cifar_judge(records: Sequence[Record]) -> Finding:
-    attacks = whole(rows(records, Attack), "recovered", "inputs")
-    inside = means(chosen(attacks, method=INSIDE), "recovered")
-    outside = means(chosen(attacks, method=OURS), "recovered")
+    attacks = Table.of(records, Attack).whole("recovered", "inputs")
+    inside, outside = (attacks.where(method=m).curve("recovered") for m in (SUBSPACE, OURS))
     shared = [ratio for ratio in inside if ratio in outside]
     if len(shared) < 3:
         return undecided("both attacks at the same widths are needed")
@@ -161,10 +142,10 @@ def _cifar_judge(records: Sequence[Record]) -> Finding:
     behind = sum(inside[ratio] < outside[ratio] for ratio in shared)
     first, second = onset(inside), onset(outside)
     earlier = first is not None and (second is None or first < second)
-    words = ["nowhere" if at is None else f"{at:.2g} dn" for at in (first, second)]
     return Finding(
-        f"half recovered from {words[0]} in the subspace, from {words[1]} in the full space; more "
-        f"recovered in the subspace at {ahead} of {len(shared)} widths, less at {behind}",
+        f"half recovered from {place(first, ' dn')} in the subspace, from {place(second, ' dn')} "
+        f"in the full space; more recovered in the subspace at {ahead} of {len(shared)} widths, "
+        f"less at {behind}",
         judged(earlier, behind == 0),
         f"The subspace has at most n = {attacks[0]['samples']} of {attacks[0]['inputs']:,} "
         "dimensions: it is that of the first layer's change.",
@@ -172,11 +153,11 @@ def _cifar_judge(records: Sequence[Record]) -> Finding:
 
 
 def _cifar_draw(records: Sequence[Record]) -> Figure:
-    attacks = rows(records, Attack)
+    attacks = Table.of(records, Attack)
     figure, (axes,) = sheet("Two-layer networks on CIFAR-10")
     curves = {
-        "in the subspace": means(chosen(attacks, method=INSIDE), "recovered"),
-        "in the full space": means(chosen(attacks, method=OURS), "recovered"),
+        "in the subspace": attacks.where(method=SUBSPACE).curve("recovered"),
+        "in the full space": attacks.where(method=OURS).curve("recovered"),
     }
     lines(axes, curves, "p / (dn)", "share recovered", mark=1.0)
     return figure
@@ -228,9 +209,11 @@ def _bound_of(cell: Failure) -> WidthBound:
     )
 
 
-def _ladder(records: Sequence[Record]) -> list[Row]:
-    """The rows of widths that are not certified."""
-    return [row for row in rows(records, Failure) if row["starts"] == LADDER.starts]
+def _parted(records: Sequence[Record]) -> tuple[Table, Table]:
+    """The rows of widths that are not certified, and of those that are."""
+    found = Table.of(records, Failure)
+    sure = Table(row for row in found if row["starts"] != LADDER.starts)
+    return found.where(starts=LADDER.starts), sure
 
 
 def _failure_judge(records: Sequence[Record]) -> Finding:
@@ -238,9 +221,9 @@ def _failure_judge(records: Sequence[Record]) -> Finding:
 
     The width with a constant found by a search is no certificate, and decides nothing.
     """
-    wrong = means(_ladder(records), "wrong", "width")
-    sure = [row for row in rows(records, Failure) if row["starts"] != LADDER.starts]
-    solved = [row for row in whole(sure, "exact", "failed") if row["exact"]]
+    ladder, sure = _parted(records)
+    wrong = ladder.curve("wrong", "width")
+    solved = [row for row in sure.whole("exact", "failed") if row["exact"]]
     counted = LADDER.samples * LADDER.dim
     below = [share for width, share in wrong.items() if width < counted]
     if not below or len(solved) < 0.9 * len(GUARANTEED) * 50:
@@ -248,43 +231,35 @@ def _failure_judge(records: Sequence[Record]) -> Finding:
     bound = _bound(LADDER)
     failed = sum(row["failed"] for row in solved)
     last = max((width for width in wrong if wrong[width] > 0), default=None)
+    loose = (
+        "The certified bound is far from tight, and so hard to violate: the last failure is at "
+        f"p = {last:g}, the certified width is {bound.certified:,.0f}. "
+        if last is not None and not failed
+        else ""
+    )
+    widths = ", ".join(
+        f"{_bound(f).certified:,.0f} ({f.activation}, n = {f.samples}, d = {f.dim}, tolerance "
+        f"{f.tolerance:g})"
+        for f in GUARANTEED
+    )
     return Finding(
         f"above the certified width {failed} of {len(solved)} problems with an exact solution miss "
         f"a sample, where {percent(bound.failure)} may; below the counting threshold p = {counted} "
         f"a residual of zero goes with wrong data in {percent(min(below))} of runs at every width"
         + ("" if last is None else f", and the last one is at p = {last:g}"),
         judged(failed <= bound.failure * len(solved), min(below) >= 0.5),
-        ("" if failed or last is None else _loose(last, bound))
-        + "Certified widths: "
-        + ", ".join(
-            f"{_bound(f).certified:,.0f} ({f.activation}, n = {f.samples}, d = {f.dim}, tolerance "
-            f"{f.tolerance:g})"
-            for f in GUARANTEED
-        )
-        + f". With a constant that is found by a search, {bound.numerical:g} would do for the last "
-        "of them; that is no certificate, and not part of the verdict. The bound is our "
-        "derivation, not the paper's theorem, whose constants are not public. "
-        f"{len(sure) - len(solved)} of {len(sure)} problems had no "
-        "start that ended at an exact solution.",
-    )
-
-
-def _loose(last: float, bound: WidthBound) -> str:
-    """How far the certified width is from where failures end, in a sentence."""
-    return (
-        "The certified bound is far from tight, and so hard to violate: the last failure is at "
-        f"p = {last:g}, the certified width is {bound.certified:,.0f}. "
+        f"{loose}Certified widths: {widths}. With a constant that is found by a search, "
+        f"{bound.numerical:g} would do for the last of them; that is no certificate, and not part "
+        "of the verdict. The bound is our derivation, not the paper's theorem, whose constants are "
+        f"not public. {len(sure) - len(solved)} of {len(sure)} problems had no start that ended at "
+        "an exact solution.",
     )
 
 
 def _failure_draw(records: Sequence[Record]) -> Figure:
-    bound, shares = _bound(LADDER), means(_ladder(records), "wrong", "width")
-    sure = [
-        row
-        for row in rows(records, Failure)
-        if row["starts"] != LADDER.starts and row["width"] == int(bound.certified)
-    ]
-    shares |= means(sure, "wrong", "width")
+    ladder, sure = _parted(records)
+    bound, shares = _bound(LADDER), ladder.curve("wrong", "width")
+    shares |= sure.where(width=int(bound.certified)).curve("wrong", "width")
     figure, (axes,) = sheet("Two samples in the plane: failure against width")
     curves = {
         "runs with a wrong exact solution": shares,
@@ -297,8 +272,8 @@ def _failure_draw(records: Sequence[Record]) -> Figure:
     return figure
 
 
-SUBSPACE_EXPERIMENTS = (
-    Experiment(
+SUBSPACE_CLAIMS = (
+    Claim(
         "subspace-synthetic",
         f"{PAPER}, synthetic data in a subspace",
         "For data in an r-dimensional subspace that the attack knows or estimates, the width that "
@@ -308,7 +283,7 @@ SUBSPACE_EXPERIMENTS = (
         _rank_draw,
         (3, 10),
     ),
-    Experiment(
+    Claim(
         "subspace-cifar10",
         f"{PAPER}, CIFAR-10",
         "Held to the subspace of the first layer's change, the attack on two-layer networks beats "
@@ -318,7 +293,7 @@ SUBSPACE_EXPERIMENTS = (
         _cifar_draw,
         (1, 15),
     ),
-    Experiment(
+    Claim(
         "failure-probability",
         f"{PAPER}, finite-width theorem",
         "Above a width that depends on the allowed probability, exact minimisers miss the training "

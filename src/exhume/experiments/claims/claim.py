@@ -1,4 +1,4 @@
-"""What an experiment is: a claim, the cells that put it to the test, the rules that judge it."""
+"""What a claim is: a sentence, the cells that put it to the test, the rule that judges it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ BUNDLED = ("sphere", "digits", "faces", "photos")
 """Sets that need no folder."""
 
 FIRST = 20
-"""The first seed of the runs that are judged; sizes and rules were set on others."""
+"""The first seed of the runs that are judged; sizes and rules were set on smaller ones."""
 
 FAILED = 0.05
 """Share of the cells that may fail; where more do, nothing is decided."""
@@ -29,7 +29,7 @@ class Finding:
 
     Attributes:
         figure: the measured result, in one line.
-        verdict: of the claim, by the rules of the experiment.
+        verdict: of the claim, by its rule.
         note: what a reader should know beside it.
     """
 
@@ -39,13 +39,13 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Experiment:
+class Claim:
     """One result of a source, to be reproduced.
 
     Attributes:
         name: by which it is called.
         source: the paper, and where in it.
-        claim: of the source, in our words, in one sentence.
+        sentence: what the source claims, in our words.
         cells: what to run at a scale.
         rule: the finding, from the results alone; cells that failed are few, and left out.
         draw: a figure of the results; None if there is nothing to draw.
@@ -54,14 +54,14 @@ class Experiment:
 
     name: str
     source: str
-    claim: str
+    sentence: str
     cells: Callable[[Scale], list[Cell]]
     rule: Callable[[Sequence[Record]], Finding]
     draw: Callable[[Sequence[Record]], Figure | None]
     minutes: tuple[float, float]
 
     def judge(self, records: Sequence[Record]) -> Finding:
-        """The finding by the rule, unless too many cells failed."""
+        """Return the finding by the rule, unless too many cells failed."""
         errors = [record.error for record in records if record.error is not None]
         if len(errors) > FAILED * len(records):
             first = " ".join(errors[0].split()).rstrip(".")
@@ -69,13 +69,13 @@ class Experiment:
         return self.rule(records)
 
     def data(self, scale: Scale) -> list[str]:
-        """Sets that have to be in the folder EXHUME_DATA."""
+        """Return the sets that have to be in the folder EXHUME_DATA."""
         named = dict.fromkeys(getattr(cell, "data", "sphere") for cell in self.cells(scale))
         return [name for name in named if name not in BUNDLED]
 
 
 def seeds(count: int) -> range:
-    """So many seeds on which no size or rule was set.
+    """Return so many seeds on which no size or rule was set.
 
     Example:
         >>> seeds(3)
@@ -85,7 +85,7 @@ def seeds(count: int) -> range:
 
 
 def judged(core: bool, *rest: bool) -> Verdict:
-    """The verdict on a claim whose core must hold; where more of it fails, it holds in part.
+    """Return the verdict on a claim whose core must hold; where more of it fails, it holds in part.
 
     Example:
         >>> judged(True, True), judged(True, False), judged(False, True)
@@ -97,5 +97,5 @@ def judged(core: bool, *rest: bool) -> Verdict:
 
 
 def undecided(what: str) -> Finding:
-    """The finding where results are missing."""
+    """Return the finding where results are missing."""
     return Finding("no result", "not decided", f"Too few cells ended: {what}.")

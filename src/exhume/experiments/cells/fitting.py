@@ -6,14 +6,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from exhume.experiments.samples import Samples, check_whole
+from exhume.checks import whole_number
+from exhume.experiments.cells.samples import Samples
 from exhume.features.activations import activation as named_activation
 from exhume.features.weights import Seeded, blocks
 from exhume.victims.random_features import ROWS
 
 
 @dataclass(frozen=True)
-class Fit(Samples):
+class LabelFit(Samples):
     """Least squares on random features of any width, also where labels do not fit.
 
     V is that of an `Attack` with the same seed.
@@ -29,11 +30,11 @@ class Fit(Samples):
     def check(self) -> None:
         """Refuse what could not be run, before any work."""
         super().check()
-        check_whole("width", self.width, 1)
+        whole_number("width", self.width)
         named_activation(self.activation)
 
     def run(self, device: str) -> dict[str, Any]:
-        """Fit.
+        """Fit the labels.
 
         Returns:
             `inputs` (d), `outputs` (m), and `label_error`: ‖Φθ − y‖²/‖y‖² of the least-squares θ.
@@ -56,7 +57,7 @@ class Fit(Samples):
 
 
 def unexplained(features: Tensor, targets: Tensor) -> float:
-    """min_θ ‖Φθ − y‖²/‖y‖², Φ (n, p) with p ≤ n, y (n, m), both float64.
+    """Return min_θ ‖Φθ − y‖²/‖y‖², with Φ (n, p), p ≤ n, and y (n, m) in float64.
 
     Example:
         >>> along, across = torch.eye(2, dtype=torch.float64).split(1, 1)

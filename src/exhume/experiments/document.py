@@ -1,7 +1,4 @@
-"""docs/reproduction.md, from the results that are stored beside it.
-
-Inside: `publish` (results of runs → docs), `stored` (what is there), `document` (→ Markdown).
-"""
+"""docs/reproduction.md, from the results that are stored beside it."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -9,30 +6,28 @@ from pathlib import Path
 from typing import Any
 
 from exhume.errors import InputError
+from exhume.experiments.claims.claim import FAILED, Claim
+from exhume.experiments.table import NEAR, percent
 from exhume.files import finite, read_json
-from exhume.reproduce.curves import NEAR, percent
-from exhume.reproduce.experiment import FAILED, Experiment
 
 LARGEST = 200_000
-"""Bytes of a figure in the docs."""
+"""Bytes of a figure in the docs at most: a repository keeps every version of it."""
 
 HEAD = f"""# Reproduction
 
 Results of the sources as named experiments: what is claimed (in our words), what we measured, and
 whether the one bears out the other. Verdicts follow from the results by rules in
-`src/exhume/reproduce/`. This page is written by `exhume reproduce --document docs` from what is in
-`docs/reproduction/`; `exhume reproduce --list` shows what there is. *Small* takes minutes on two
-cores, *full* is for a GPU. A sample is *recovered* if its relative error, up to its sign, is under
-0.1. d is the number of entries of a sample, n the number of samples, p the number of features (p_L
-of parameters of the last layer). Samples come back *from about dn on* if the place from which on
-half of them are recovered has {NEAR[0]:g} to {NEAR[1]:g} equations for each unknown. Where more
-than {percent(FAILED)} of the cells failed, nothing is decided.
+`src/exhume/experiments/claims/`. This page is written by `exhume reproduce --document docs` from
+what is in `docs/reproduction/`; `exhume reproduce --list` shows what there is. *Small* takes
+minutes on two cores, *full* is for a GPU. A sample is *recovered* if its relative error, up to its
+sign, is under 0.1. d is the number of entries of a sample, n the number of samples, p the number of
+features (p_L of parameters of the last layer). Samples come back *from about dn on* if the place
+from which on half of them are recovered has {NEAR[0]:g} to {NEAR[1]:g} equations for each unknown.
+Where more than {percent(FAILED)} of the cells failed, nothing is decided.
 """
 
 
-def publish(
-    out: Path, docs: Path, experiments: Mapping[str, Experiment]
-) -> list[tuple[str, str | None]]:
+def publish(out: Path, docs: Path, claims: Mapping[str, Claim]) -> list[tuple[str, str | None]]:
     """Copy results and figures into docs/reproduction, then write docs/reproduction.md.
 
     A result that is in the docs and not among the new ones stays.
@@ -43,7 +38,7 @@ def publish(
     Raises:
         InputError: there is no result, neither new nor in the docs, or no folder can be made there.
     """
-    found = _found(out, experiments)
+    found = _found(out, claims)
     if not found and not stored(docs):
         raise InputError(
             f"{out}: no results in this folder; exhume reproduce NAME --out {out} makes one."
@@ -56,44 +51,44 @@ def publish(
     copied: list[tuple[str, str | None]] = []
     for file, result in found.items():
         name = file.parent.name
-        drawn, why = None, None
+        why = None
         if result["drawn"]:
             drawn = file.with_name("figure.svg").read_bytes()
             if len(drawn) > LARGEST:
                 why = f"{len(drawn):,} bytes, more than {LARGEST:,}"
-        result["drawn"] = drawn is not None and why is None
-        if drawn is not None and why is None:
-            (target / f"{name}.svg").write_bytes(drawn)
+                result["drawn"] = False
+            else:
+                (target / f"{name}.svg").write_bytes(drawn)
         text = json.dumps(finite(result), indent=2, ensure_ascii=False)
         (target / f"{name}.json").write_text(text + "\n", encoding="utf-8")
         copied.append((name, why))
-    page = document(stored(docs), list(experiments))
+    page = document(stored(docs), list(claims))
     (docs / "reproduction.md").write_text(page, encoding="utf-8")
     return copied
 
 
-def _found(out: Path, experiments: Mapping[str, Experiment]) -> dict[Path, dict[str, Any]]:
+def _found(out: Path, claims: Mapping[str, Claim]) -> dict[Path, dict[str, Any]]:
     """Results of runs, by file; other files of that name are left out."""
     results = {file: read_json(file) for file in sorted(out.glob("*/result.json"))}
     return {
         file: result
         for file, result in results.items()
-        if result.get("name") in experiments
+        if result.get("name") in claims
         and file.parent.name == f"{result['name']}-{result['scale']}"
     }
 
 
 def stored(docs: Path) -> list[dict[str, Any]]:
-    """The results in docs/reproduction."""
+    """Return the results in docs/reproduction."""
     return [read_json(file) for file in sorted((docs / "reproduction").glob("*.json"))]
 
 
 def document(results: Sequence[Mapping[str, Any]], order: Sequence[str]) -> str:
-    """The page: a table of all results, then a section for each claim.
+    """Write the page: a table of all results, then a section for each claim.
 
     Args:
         results: what result.json holds.
-        order: names of experiments in the order of the page.
+        order: names of claims in the order of the page.
     """
     scales = ("small", "full")
     known = sorted(
@@ -115,7 +110,7 @@ def document(results: Sequence[Mapping[str, Any]], order: Sequence[str]) -> str:
 
 
 def _section(result: Mapping[str, Any]) -> str:
-    """One scale of one experiment."""
+    """One scale of one claim."""
     name = f"{result['name']}-{result['scale']}"
     lines = ["", f"    {result['command']}", ""]
     lines.append(f"**{result['verdict'].capitalize()}** ({result['scale']}): {result['figure']}.")

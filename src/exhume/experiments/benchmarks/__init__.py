@@ -1,0 +1,28 @@
+"""Benchmarks are experiments without a claim: `exhume bench NAME` prints what they measured.
+
+Speed is shown as ratios taken in one run.
+"""
+
+from exhume.experiments.benchmarks.kkt import kkt
+from exhume.experiments.benchmarks.networks import networks
+from exhume.experiments.benchmarks.polynomials import identifiability
+from exhume.experiments.benchmarks.random_features import (
+    count,
+    images,
+    solvers,
+    streaming,
+    threshold,
+)
+from exhume.experiments.benchmarks.splitting import splitting
+
+COMMANDS = {
+    "solvers": solvers,
+    "threshold": threshold,
+    "count": count,
+    "streaming": streaming,
+    "images": images,
+    "networks": networks,
+    "identifiability": identifiability,
+    "kkt": kkt,
+    "splitting": splitting,
+}

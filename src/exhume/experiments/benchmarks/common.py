@@ -1,0 +1,206 @@
+"""What benchmarks share: heading and table, an attack as a row, a run watched with a stop-watch."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from exhume.checks import whole_number
+from exhume.device import device_name
+from exhume.errors import InputError
+from exhume.evaluate import score
+from exhume.experiments.cells.attack import Attack
+from exhume.methods import seen_by, threads_for
+from exhume.methods.iurada2025 import Iurada2025
+from exhume.methods.progress import Progress
+from exhume.victims import Victim
+
+console = Console(highlight=False)
+if not console.is_terminal:
+    console = Console(highlight=False, width=160)
+
+Row = Mapping[str, Any]
+
+
+def heading(title: str, device: str = "cpu") -> None:
+    """Print what is measured, on what, and when."""
+    import exhume
+
+    today = datetime.now(UTC).date().isoformat()
+    console.print(f"[bold]{title}[/]")
+    console.print(
+        f"{device_name(device)}; torch {torch.__version__}; exhume {exhume.__version__}; {today}"
+    )
+
+
+def say(text: str) -> None:
+    """Print a line."""
+    console.print(text, markup=False)
+
+
+def show(columns: Mapping[str, str], rows: Iterable[Row], title: str | None = None) -> None:
+    """Print a table.
+
+    Args:
+        columns: by heading, how a row is written, such as `{recovered:.0%}`.
+        rows: their values by name; what was not measured is None.
+        title: stands above it.
+    """
+    table = Table(*columns, title=title)
+    for row in rows:
+        table.add_row(*(_written(form, row) for form in columns.values()))
+    console.print(table)
+
+
+def _written(form: str, row: Row) -> str:
+    """One entry.
+
+    Example:
+        >>> _written("{share:.0%}", {"share": 0.5}), _written("{share:.0%}", {"share": None})
+        ('50%', '–')
+    """
+    try:
+        return form.format_map(row)
+    except TypeError:  # None has no digits
+        return "–"
+
+
+def seeded(cell: Attack, seeds: int, first: int) -> Sequence[Attack]:
+    """Return the cell with so many seeds, checked."""
+    whole_number("seeds", seeds)
+    cell.check()
+    return [replace(cell, seed=seed) for seed in range(first, first + seeds)]
+
+
+def each(cells: Sequence[Any], what: str = "seeds") -> Iterator[Any]:
+    """Go through cells under a bar."""
+    yield from track(cells, what, console=console, transient=True)
+
+
+def expect_known(word: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Refuse a word that names nothing."""
+    unknown = [one for one in given if one not in known]
+    if unknown:
+        raise InputError(f"{word} {unknown[0]!r}: expected some of {', '.join(known)}.")
+
+
+def trained(cell: Attack, device: str = "cpu") -> Victim:
+    """Train the victim of a cell, and say every five seconds where that is."""
+    known = cell.known()
+    return cell.victim(known, cell.width(known), device, show=training_shown())
+
+
+def attacked(
+    cell: Attack,
+    victim: Victim,
+    device: str = "cpu",
+    limit: float | None = None,
+    watch: "Watch | None" = None,
+) -> dict[str, Any]:
+    """Attack a victim, and return the row of a table.
+
+    Args:
+        cell: the attack.
+        victim: what it attacks.
+        device: where to run.
+        limit: most seconds.
+        watch: looks on; its own time is not counted.
+
+    Returns:
+        The fields of the cell, what its `run` gives, `seconds`, `training` (how the victim was
+        trained) and `equations` for each unknown, in the subspace if there is one.
+    """
+    problem = victim.posed(cell.block).to(device)
+    found = cell.attack(problem, limit, watch)
+    sizes = cell.sizes(victim.truth, cell.width(victim.truth))
+    unknowns = (found.rank or problem.dim) * victim.truth.samples
+    return {
+        **asdict(cell),
+        **sizes,
+        **cell.scored(victim, problem, found),
+        "seconds": found.seconds - (watch.spent if watch else 0.0),
+        "reached": watch and watch.reached,
+        "training": victim.training,
+        "equations": problem.target.numel() / unknowns,
+    }
+
+
+def training_shown() -> Callable[[int, float], None]:
+    """Return what says every five seconds where a training is."""
+    last = time.perf_counter()
+
+    def show(step: int, loss: float) -> None:
+        nonlocal last
+        if time.perf_counter() - last > 5:
+            last = time.perf_counter()
+            say(f"  training: step {step}, loss {loss:.1e}")
+
+    return show
+
+
+def momentum_until(
+    victim: Victim, share: float, limit: float, seed: int, every: int = 50
+) -> tuple[float, float]:
+    """Run the published recipe until so large a share is recovered, or for `limit` seconds.
+
+    The recipe itself does not see the truth; this stop-watch does, and its own time is not counted.
+
+    Returns:
+        Seconds used, and the share recovered at the end.
+    """
+    method, samples = Iurada2025(), victim.truth.samples
+    start = time.perf_counter()
+    problem = seen_by(method, victim.problem)
+
+    def recovered(progress: Progress) -> float:
+        return score(progress.candidates, victim.truth.inputs).recovered
+
+    with threads_for(problem, samples):
+        progress, used = method.init(problem, samples, seed), 0.0
+        while progress.outcome is None and used < limit:
+            progress = method.advance(problem, progress)
+            used = time.perf_counter() - start
+            if progress.total_steps % every == 0:
+                found = recovered(progress)
+                if found >= share:
+                    return used, found
+                start = time.perf_counter() - used
+        return used, recovered(progress)
+
+
+class Watch:
+    """Says where a run is, and notes when 99 % of the samples are found; the run does not know."""
+
+    def __init__(self, truth: torch.Tensor | None, name: str = "", every: float = 2.0) -> None:
+        """Begin with nothing found; without the truth it only says where the run is."""
+        self.truth, self.name, self.every = truth, name, every
+        self.reached: float | None = None
+        self.spent = self.last = 0.0
+
+    def __call__(self, progress: Progress, seconds: float) -> None:
+        """Take a look; the time that takes is noted, to be left out."""
+        clock = time.perf_counter()
+        seconds -= self.spent
+        share = self._share(progress.candidates)
+        if self.reached is None and share is not None and share >= 0.99:
+            self.reached = seconds
+        if seconds - self.last > self.every:
+            self.last = seconds
+            say(
+                f"  {self.name}{seconds:6.1f} s  {progress.phase:8} round {progress.rounds:3} step "
+                f"{progress.total_steps:4}  {len(progress.candidates)} candidates  residual "
+                f"{progress.residual:.1e}" + ("" if share is None else f"  found {share:.0%}")
+            )
+        self.spent += time.perf_counter() - clock
+
+    def _share(self, candidates: torch.Tensor) -> float | None:
+        """None where candidates are coordinates in a subspace."""
+        if self.truth is None or candidates.shape[1] != self.truth.shape[1]:
+            return None
+        return score(candidates, self.truth).recall

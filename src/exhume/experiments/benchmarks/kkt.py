@@ -1,0 +1,264 @@
+"""Networks trained to the margin: what the published recipes and ours find, in the same time."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from exhume import data, victims
+from exhume.checks import whole_number
+from exhume.data import Data
+from exhume.device import usable_device
+from exhume.equation.domain import Box
+from exhume.equation.problem import Problem
+from exhume.evaluate import chance_level, other_data, published_score, score, wrong_prior
+from exhume.experiments.benchmarks.common import (
+    Watch,
+    expect_known,
+    heading,
+    say,
+    show,
+    training_shown,
+)
+from exhume.methods import Reconstruction, reconstruct
+from exhume.methods.buzaglo2023 import Buzaglo2023
+from exhume.methods.exhume import Exhume
+from exhume.methods.haim2022 import Haim2022
+from exhume.methods.progress import Method
+from exhume.methods.shen2026 import Shen2026
+from exhume.search.tuning import FACTOR, rungs
+from exhume.victims import Victim
+
+COLUMNS = {
+    "seed": "{seed}",
+    "box": "{box}",
+    "attack": "{attack}",
+    "found in (s)": "{seconds:.0f}",
+    "candidates": "{candidates}",
+    "steps": "{steps:d}",
+    "residual": "{residual:.1e}",
+    "recovered": "{recovered:.1%}",
+    "cos > 0.9": "{close}",
+    "cos > 0.97": "{closer}",
+    "SSIM > 0.4": "{good}",
+    "top-10 SSIM": "{ssim:.3f}",
+    "top-10 L2": "{l2:.2f}",
+    "against held-out": "AUC {auc:.2f}, p {p:.0e}",
+}
+
+CLOSE, CLOSER = 0.9, 0.97
+"""Cosines with a training sample that are counted."""
+
+PROBE = 3.0
+"""Most seconds for finding out how many steps of a recipe there is time for."""
+
+SHIFT = 2.0
+"""How far the box of the wrong prior is moved: no sample lies in it then."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A network and its data.
+
+    Attributes:
+        data: the training set for a seed.
+        widths: of the hidden layers.
+        recipe: the published one for it.
+        steps: of the training.
+    """
+
+    data: Callable[[int], Data]
+    widths: tuple[int, ...]
+    recipe: str
+    steps: int = 6000
+
+
+def _images(name: str, samples: int, classes: Literal["all", "parity"]) -> Callable[[int], Data]:
+    return partial(data.load, name, samples, classes=classes, centre="pixels")
+
+
+CASES = {
+    "digits": Case(_images("digits", 20, "parity"), (200, 200), "haim2022"),
+    "mnist": Case(_images("mnist", 100, "parity"), (500, 500), "haim2022"),
+    "mnist_full": Case(_images("mnist", 500, "parity"), (1000, 1000), "haim2022", 15_000),
+    "cifar10": Case(_images("cifar10", 500, "all"), (1000, 1000), "buzaglo2023", 30_000),
+}
+
+
+def kkt(
+    cases: tuple[str, ...] = ("digits",),
+    seeds: int = 1,
+    first_seed: int = 0,
+    limit: float = 60.0,
+    boxes: tuple[str, ...] = ("wide", "pixels"),
+    controls: bool = True,
+    device: str = "auto",
+) -> None:
+    """Reconstruction from the weights of networks trained to the margin.
+
+    Every attack has the same time and begins with the same number of candidates, two for each
+    sample; shen2026, which splits some, with fewer. Recipes spend a third of it on tuning.
+
+    Args:
+        cases: digits (odd/even, n = 20), mnist (odd/even, 784-500-500-1, n = 100), mnist_full
+            (784-1000-1000-1, n = 500), cifar10 (10 classes, 3072-1000-1000-10, n = 500).
+        seeds: how many.
+        first_seed: of data, model and attack.
+        limit: seconds an attack.
+        boxes: what the attacker is told of the inputs: wide, the box [−1, 1], or pixels, the range
+            of every pixel after the mean image was taken off.
+        controls: attack with a wrong prior too, and a network trained on other data.
+        device: where to run.
+    """
+    whole_number("seeds", seeds)
+    expect_known("case", cases, CASES)
+    expect_known("box", boxes, ("wide", "pixels"))
+    device = usable_device(device)
+    heading("kkt", device)
+    for name in cases:
+        rows = []
+        for seed in range(first_seed, first_seed + seeds):
+            case = CASES[name]
+            victim = _trained(case.data(seed), case, seed, device)
+            board = Board(victim.truth, data.held_out(victim.truth), seed, limit)
+            _baselines(board, victim)
+            for box in boxes:
+                domain = victim.problem.domain if box == "wide" else _pixel_box(victim.truth)
+                problem = replace(victim.problem, domain=domain).to(device)
+                for method in _methods(case.recipe, problem, victim.truth.samples, seed, limit):
+                    board.attack(box, method, problem)
+            if controls:
+                _controls(board, victim, case, device)
+            rows += board.rows
+        show(COLUMNS, rows, title=name)
+
+
+def _baselines(board: "Board", victim: Victim) -> None:
+    """What counts as found without an attack: held-out images, rows of W₁, next to nothing."""
+    known = victim.truth
+    chance = chance_level(known, data.held_out(known, 2 * known.samples))
+    say(
+        f"  twice as many held-out images in place of candidates: SSIM > 0.4 {chance.good} of "
+        f"{known.samples}, top-10 SSIM {chance.top10_ssim:.3f}, top-10 L2 {chance.top10_l2:.2f}"
+    )
+    board.add("—", "rows of W₁", victim.trained["1.weight"].double())
+    generator = torch.Generator().manual_seed(board.seed)
+    blank = torch.randn(2 * known.samples, known.dim, generator=generator)
+    board.add("—", "blank, noise of 0.001", 1e-3 * blank.double())
+
+
+def _controls(board: "Board", victim: Victim, case: Case, device: str) -> None:
+    """A box in which no sample lies, and a network that was trained on other data."""
+    prior = wrong_prior(victim.problem, SHIFT).to(device)
+    board.attack(f"[−1, 1] + {SHIFT:g}", Exhume(), prior)
+    stranger = _trained(board.held_out, case, board.seed, device)
+    other = replace(stranger.problem, domain=_pixel_box(board.held_out)).to(device)
+    board.attack("pixels", Exhume(), other, "trained on the held-out, exhume")
+
+
+def _methods(
+    name: str, problem: Problem, samples: int, seed: int, limit: float
+) -> tuple[Method, ...]:
+    """Ours, the recipe and the recipe with splits, the last two with the steps there is time for.
+
+    A third of them goes into tuning, and splits come at quarters of the rest.
+    """
+    recipe = {"haim2022": Haim2022, "buzaglo2023": Buzaglo2023}[name]
+    tried = reconstruct(problem, samples, seed, recipe(), time_limit=min(PROBE, limit / 10))
+    steps = max(1, round(tried.steps * limit / tried.seconds))
+    tuning = sum(FACTOR**rung * size for rung, size in enumerate(rungs(recipe().trials)))
+    base = recipe(steps=10**9, probe=max(10, steps // (3 * tuning)))
+    return Exhume(), base, Shen2026(base, max(10, steps // 6))
+
+
+def _pixel_box(known: Data) -> Box:
+    """Where pixels from 0 to 1 lie after the mean image was taken off."""
+    mean = known.transform.mean
+    assert mean is not None
+    return Box(-mean, 1 - mean)
+
+
+def _trained(known: Data, case: Case, seed: int, device: str) -> Victim:
+    victim = victims.kkt_mlp(
+        known, case.widths, seed, steps=case.steps, device=device, show=training_shown()
+    )
+    record = victim.training
+    say(
+        f"  seed {seed}: trained in {record['seconds']:.0f} s; KKT violation "
+        f"{record['violation']:.1e}, {record['stationarity']:.1e} with slopes at kinks; margins "
+        f"{record['margins'][0]:.1f} to {record['margins'][1]:.1f}; {record['active']} of "
+        f"{known.samples} samples active"
+    )
+    return victim
+
+
+@dataclass(eq=False)
+class Board:
+    """Rows of candidates against one training set.
+
+    Attributes:
+        known: the training set.
+        held_out: samples of the same kind that were not trained on.
+        seed: of the attacks.
+        limit: seconds an attack.
+        rows: what was measured, see `COLUMNS`.
+    """
+
+    known: Data
+    held_out: Data
+    seed: int
+    limit: float
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+    def attack(self, box: str, method: Method, problem: Problem, note: str = "") -> None:
+        """Attack and add a row; what splits candidates begins with fewer."""
+        samples = self.known.samples
+        if isinstance(method, Shen2026):
+            samples = max(1, 3 * samples // 4)
+        watch = Watch(None, f"{method.name} ", 10.0)
+        found = reconstruct(
+            problem, samples, self.seed, method, time_limit=self.limit, observe=watch
+        )
+        self.add(box, note or method.name, found.samples, found)
+
+    def add(
+        self, box: str, attack: str, candidates: Tensor, found: Reconstruction | None = None
+    ) -> None:
+        """Score candidates and add a row."""
+        best = _cosines(self.known.inputs, candidates)
+        published = published_score(candidates, self.known)
+        contrast = other_data(candidates, self.known, self.held_out).cosines
+        close, closer = (int((best > level).sum()) for level in (CLOSE, CLOSER))
+        self.rows.append(
+            {
+                "seed": self.seed,
+                "box": box,
+                "attack": attack,
+                "seconds": found and found.seconds,
+                "candidates": len(candidates),
+                "steps": found and found.steps,
+                "residual": found and found.residual,
+                "recovered": score(candidates, self.known.inputs).recall,
+                "close": close,
+                "closer": closer,
+                "good": published.good,
+                "ssim": published.top10_ssim,
+                "l2": published.top10_l2,
+                "auc": contrast.advantage,
+                "p": contrast.p_value,
+            }
+        )
+        say(
+            f"  {attack} ({box}): {close} samples with a cosine over {CLOSE}, median "
+            f"{float(best.median()):.2f}"
+        )
+
+
+def _cosines(truth: Tensor, candidates: Tensor) -> Tensor:
+    """The largest cosine of each sample with any candidate, (n,)."""
+    rows = torch.nn.functional.normalize(truth.double(), dim=1)
+    columns = torch.nn.functional.normalize(candidates.double(), dim=1)
+    return (rows @ columns.T).amax(1)

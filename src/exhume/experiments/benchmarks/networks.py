@@ -1,0 +1,130 @@
+"""Trained networks: what their last layers, or all their parameters, give back."""
+
+from dataclasses import replace
+from functools import partial
+
+from exhume.checks import whole_number
+from exhume.device import usable_device
+from exhume.experiments.benchmarks.common import (
+    Watch,
+    attacked,
+    expect_known,
+    heading,
+    say,
+    show,
+    trained,
+)
+from exhume.experiments.cells.attack import SUBSPACE, Attack
+
+COLUMNS = {
+    "case": "{case}",
+    "seed": "{seed}",
+    "n": "{samples}",
+    "ratio": "{equations:.2f}",
+    "training": "{training[loss]:.0e}, {training[steps]} steps, {training[seconds]:.0f} s",
+    "|ΔW₁|/|W₁|": "{training[laziness][first]:.1e}",
+    "attack": "{attack}",
+    "attack (s)": "{seconds:.1f}",
+    "outcome": "{outcome}",
+    "recovered": "{recovered:.0%}",
+    "exact": "{exact:.0%}",
+    "error": "{error:.1e}",
+    "residual": "{residual:.1e}",
+    "floor": "{floor:.1e}",
+}
+
+BOTH = ("exhume", SUBSPACE)
+_two_layer = partial(Attack, architecture="two_layer", products=None)
+_digits = partial(_two_layer, data="digits", samples=20)
+_cifar10 = partial(Attack, data="cifar10", dtype="float32", products=None)
+_ten = partial(_cifar10, samples=10)
+_narrow = partial(_two_layer, dim=20, samples=5, activation="gelu", lazy=100.0, until=1e-8)
+
+CASES: dict[str, list[tuple[str, str, Attack]]] = {
+    "digits": [
+        (f"width {ratio:g}dn", name, _digits(classes="parity", ratio=ratio, method=name))
+        for ratio in (4.0, 1.0, 0.5)
+        for name in BOTH
+    ],
+    "losses": [
+        (f"{loss}, p_L = {ratio:g}dn", name, _digits(loss=loss, ratio=ratio, method=name))
+        for loss in ("logistic", "cross_entropy")
+        for ratio in (2.0, 5.0, 20.0)
+        for name in BOTH
+    ],
+    "blocks": [
+        ("width 60, gelu", f"{block} parameters", _narrow(block=block, ratio=ratio))
+        for block, ratio in (("last", 0.6), ("all", 12.6))
+    ],
+    "cifar10": [
+        (
+            "two-layer, p_L = 4dn",
+            name,
+            _cifar10(
+                architecture="two_layer",
+                samples=100,
+                classes="all",
+                ratio=4.0,
+                until=1e-7,
+                method=name,
+            ),
+        )
+        for name in BOTH
+    ],
+    "resnet": [
+        (
+            "residual, 6270 channels",
+            "exhume",
+            _ten(architecture="resnet", ratio=10.001, until=1e-7),
+        )
+    ],
+    "vit": [
+        (
+            "vision transformer",
+            block,
+            _ten(architecture="vit", block=block, ratio=ratio, until=1e-6),
+        )
+        for block, ratio in (("last", 256 / 30_720), ("all", 52.38))
+    ],
+}
+"""What a case is called, what its attack is called, and the cell; ratios say how wide it is."""
+
+
+def networks(
+    cases: tuple[str, ...] = ("digits",),
+    seeds: int = 5,
+    first_seed: int = 0,
+    limit: float = 60.0,
+    device: str = "auto",
+) -> None:
+    """Recovery from trained networks.
+
+    Args:
+        cases: digits (two layers, widths 4dn, dn and dn/2, full space and subspace), losses
+            (logistic and cross-entropy at several ratios), blocks (all parameters against the
+            last layer), cifar10 (two layers, 10 classes, n = 100), resnet, vit (n = 10).
+        seeds: how many, for the cases that are small.
+        first_seed: of model and attack.
+        limit: most seconds an attack.
+        device: where to run.
+    """
+    whole_number("seeds", seeds)
+    expect_known("case", cases, CASES)
+    device = usable_device(device)
+    heading("networks", device)
+    for name in cases:
+        rows, last = [], None
+        small = name in ("digits", "losses", "blocks")
+        for seed in range(first_seed, first_seed + (seeds if small else 1)):
+            for case, attack, unseeded in CASES[name]:
+                cell = replace(unseeded, seed=seed)
+                if replace(cell, method="exhume") != last:  # else the same victim, attacked again
+                    victim, last = trained(cell, device), replace(cell, method="exhume")
+                watch = None if device == "cpu" else Watch(victim.truth.inputs)
+                row = attacked(cell, victim, device, limit, watch)
+                rows.append(row | {"case": case, "attack": attack})
+                say(
+                    f"  {case} seed {seed} {attack}: recovered {row['recovered']:.0%} in "
+                    f"{row['seconds']:.1f} s"
+                )
+        show(COLUMNS, rows)

@@ -1,0 +1,258 @@
+"""Random features: speed, thresholds, an unknown number of samples, images, and no memory for V."""
+
+import resource
+import statistics
+import sys
+import time
+from dataclasses import replace
+
+import torch
+
+from exhume.device import usable_device
+from exhume.equation.objective import fitted, gradient
+from exhume.errors import InputError
+from exhume.experiments.benchmarks import common
+from exhume.experiments.benchmarks.common import (
+    Watch,
+    attacked,
+    each,
+    heading,
+    momentum_until,
+    say,
+    seeded,
+    show,
+    trained,
+)
+from exhume.experiments.cells.attack import Attack
+from exhume.features.weights import Seeded
+from exhume.models.folder import random_features_problem
+
+
+def solvers(
+    dim: int = 100,
+    samples: int = 20,
+    ratio: float = 10.0,
+    seeds: int = 10,
+    factor: float = 100.0,
+    first_seed: int = 0,
+) -> None:
+    """Levenberg-Marquardt with search against momentum, to 95 % recovered, in one process.
+
+    Args:
+        dim: d of the sphere data.
+        samples: n.
+        ratio: p/(d·n).
+        seeds: how many seeds, each of data, model and attack alike.
+        factor: momentum is stopped at so many times our time if it does not get there.
+        first_seed: where the seeds begin.
+    """
+    cell = Attack(dim=dim, samples=samples, ratio=ratio, products=None)
+    cells = seeded(cell, seeds, first_seed)
+    last = first_seed + seeds - 1
+    heading(f"solvers: sphere d={dim} n={samples} p={ratio:g}dn, seeds {first_seed} to {last}")
+    rows = []
+    for cell in each(cells):
+        victim = trained(cell)
+        row = attacked(cell, victim)
+        limit = factor * row["seconds"]
+        slow, found = momentum_until(victim, 0.95, limit, cell.seed)
+        late = found < 0.95
+        row |= {"slow": slow, "times": slow / row["seconds"], "stopped": slow >= limit}
+        row |= {"ended": f", ended at {found:.0%}" if late else "", "more": "> " if late else ""}
+        rows.append(row)
+    columns = {
+        "seed": "{seed}",
+        "ours (s)": "{seconds:.2f}",
+        "exact": "{exact:.0%}",
+        "error": "{error:.1e}",
+        "momentum to 95 % (s)": "{slow:.1f}{ended}",
+        "ratio": "{more}{times:.0f}",
+    }
+    show(columns, rows)
+    times = sorted(row["times"] for row in rows)
+    say(
+        f"ours: {sum(row['exact'] == 1 for row in rows)} of {seeds} seeds wholly exact. Momentum "
+        f"takes {times[0]:.0f} times as long or more (median {times[seeds // 2]:.0f}); "
+        f"{sum(row['stopped'] for row in rows)} of {seeds} runs were stopped at {factor:g} times "
+        "our time without reaching 95 %."
+    )
+
+
+def threshold(
+    dim: int = 60,
+    samples: int = 12,
+    seeds: int = 10,
+    ratios: tuple[float, ...] = (1.2, 1.4, 1.6, 2.0, 3.0, 5.0, 10.0),
+    limit: float = 30.0,
+    momentum_limit: float = 10.0,
+    first_seed: int = 0,
+) -> None:
+    """Seeds wholly recovered against p/(d·n), for ours and for momentum.
+
+    Args:
+        dim: d of the sphere data.
+        samples: n.
+        seeds: how many seeds, each of data, model and attack alike.
+        ratios: p/(d·n); the counting limit is 1.
+        limit: most seconds a run for ours.
+        momentum_limit: most seconds a run for momentum; 0 leaves it out.
+        first_seed: where the seeds begin.
+    """
+    grid = {
+        ratio: seeded(
+            Attack(dim=dim, samples=samples, ratio=ratio, products=None), seeds, first_seed
+        )
+        for ratio in ratios
+    }
+    last = first_seed + seeds - 1
+    heading(f"threshold: sphere d={dim} n={samples}, seeds {first_seed} to {last}")
+    table = []
+    for ratio, cells in grid.items():
+        ours, slow = [], []
+        for cell in each(cells, f"ratio {ratio:g}"):
+            victim = trained(cell)
+            ours.append(attacked(cell, victim, limit=limit))
+            if momentum_limit > 0:
+                slow.append(momentum_until(victim, 1.0, momentum_limit, cell.seed)[1])
+        seconds = sorted(row["seconds"] for row in ours)
+        table.append(
+            {
+                "ratio": ratio,
+                "seeds": seeds,
+                "whole": sum(row["recovered"] == 1 for row in ours),
+                "exact": sum(row["exact"] == 1 for row in ours),
+                "recovered": statistics.fmean(row["recovered"] for row in ours),
+                "median": seconds[seeds // 2],
+                "most": seconds[-1],
+                "slow_whole": sum(share == 1 for share in slow) if slow else None,
+                "slow": statistics.fmean(slow) if slow else None,
+            }
+        )
+    columns = {
+        "ratio": "{ratio:g}",
+        f"ours (≤ {limit:g} s): whole": "{whole} of {seeds}",
+        "exact": "{exact} of {seeds}",
+        "mean recovered": "{recovered:.0%}",
+        "median s": "{median:.1f}",
+        "most s": "{most:.1f}",
+        f"momentum (≤ {momentum_limit:g} s): whole": "{slow_whole:d} of {seeds}",
+        "mean recovered ": "{slow:.0%}",
+    }
+    show(columns, table)
+
+
+def count(
+    dim: int = 100, samples: int = 20, ratio: float = 5.0, seeds: int = 10, first_seed: int = 0
+) -> None:
+    """How many candidates are left when the number of samples is not given.
+
+    Args:
+        dim: d of the sphere data.
+        samples: n, which the attack is not told.
+        ratio: p/(d·n).
+        seeds: how many seeds, each of data, model and attack alike.
+        first_seed: where the seeds begin.
+    """
+    cell = Attack(dim=dim, samples=samples, ratio=ratio, told=0, products=None)
+    cells = seeded(cell, seeds, first_seed)
+    heading(f"count: sphere d={dim} n={samples} p={ratio:g}dn, n not given")
+    rows = [attacked(cell, trained(cell)) for cell in each(cells)]
+    columns = {
+        "seed": "{seed}",
+        "found": "{candidates}",
+        "recovered": "{recovered:.0%}",
+        "exact": "{exact:.0%}",
+        "seconds": "{seconds:.1f}",
+    }
+    show(columns, rows)
+    within = sum(abs(row["candidates"] - samples) <= 1 for row in rows)
+    say(f"within 1 of {samples}: {within} of {seeds} seeds")
+
+
+def images(
+    cases: tuple[str, ...] = ("10x3.2552", "100x5", "100x10"),
+    seed: int = 0,
+    limit: float = 240.0,
+    device: str = "auto",
+    name: str = "cifar10",
+) -> None:
+    """Recovery of n images at a ratio p/(d·n), with the first layer in memory.
+
+    Args:
+        cases: n and ratio of each run, as in 100x5; 10x3.2552 is the published p = 100,000.
+        seed: of model and attack.
+        limit: most seconds a run.
+        device: where to run.
+        name: the data set.
+    """
+    device = usable_device(device)
+    heading(f"images: {name}", device)
+    rows = []
+    for case in cases:
+        samples, ratio = _case(case)
+        cell = Attack(data=name, samples=samples, ratio=ratio, seed=seed, products=None)
+        cell.check()
+        known = replace(cell, seed=0).known()  # the first images of each class, as published
+        width = cell.width(known)
+        start = time.perf_counter()
+        weights = cell.drawn(known, width, device)
+        drawn = time.perf_counter() - start
+        victim = cell.victim(known, width, device, weights)
+        row = attacked(cell, victim, device, limit, Watch(known.inputs))
+        rows.append(row | {"drawn": drawn})
+        del weights, victim
+        if device.startswith("cuda"):
+            torch.cuda.empty_cache()
+    columns = {
+        "n": "{samples}",
+        "p": "{width:,}",
+        "ratio": "{ratio:g}",
+        "V (s)": "{drawn:.1f}",
+        "attack (s)": "{seconds:.1f}",
+        "99 % seen (s)": "{reached:.1f}",
+        "recovered": "{recovered:.0%}",
+        "exact": "{exact:.0%}",
+        "error": "{error:.1e}",
+        "residual": "{residual:.1e}",
+        "steps": "{steps}",
+        "products": "{products_used}",
+    }
+    show(columns, rows)
+
+
+def _case(text: str) -> tuple[int, float]:
+    try:
+        count, ratio = text.split("x")
+        return int(count), float(ratio)
+    except ValueError:
+        raise InputError(f"case {text!r}: expected samples and ratio, for example 100x5.") from None
+
+
+def streaming(samples: int = 100, dim: int = 3072, width: int = 3_072_000, seed: int = 0) -> None:
+    """One objective and gradient with V regenerated block by block; time and peak memory.
+
+    Args:
+        samples: candidates.
+        dim: d.
+        width: p; V would take 4·p·d bytes.
+        seed: of V.
+    """
+    heading(f"streaming: n={samples} d={dim} p={width:,}; V would take {4e-9 * width * dim:.1f} GB")
+    generator = torch.Generator().manual_seed(seed)
+    target = torch.randn(width, 1, generator=generator)
+    problem = random_features_problem(Seeded(width, dim, seed), "relu", target, (dim,))
+    candidates = problem.domain.start(samples, dim, generator)
+    start = time.perf_counter()
+    with common.console.status("objective"):
+        point = fitted(problem, candidates)
+    middle = time.perf_counter()
+    with common.console.status("gradient"):
+        slope = gradient(problem, point)
+    end = time.perf_counter()
+    unit = 1 if sys.platform == "darwin" else 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    say(
+        f"objective {point.value:.6f} in {middle - start:.0f} s, gradient of norm "
+        f"{slope.norm():.3e} in {end - middle:.0f} s; peak memory of the process "
+        f"{peak / 2**30:.2f} GiB"
+    )

@@ -1,0 +1,87 @@
+"""Which training data a cell is about."""
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+from exhume import data
+from exhume.checks import one_of, whole_number
+from exhume.data import Data
+from exhume.data.selection import DEFAULT_CLASSES
+from exhume.errors import InputError
+
+MOST_NUMBERS = 10**8
+"""The most numbers in a set of samples, d·n, or in the parameters that are attacked, p·m.
+
+In float64 that is 800 MB; a larger number is more likely a slip than a wish.
+"""
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Training data by name and sizes.
+
+    Attributes:
+        data: `sphere`, or a set of `exhume.data.load`.
+        dim: d of sphere data; images have their own.
+        rank: of sphere data: the samples lie in a random subspace of this dimension.
+        size: of images: the side that they are shrunk to.
+        classes: of images: a word of `exhume.data.load`; each set has its default.
+        samples: n.
+        seed: of everything random in the cell, the draw of the samples among it.
+    """
+
+    data: str = "sphere"
+    dim: int | None = None
+    rank: int | None = None
+    size: int | None = None
+    classes: str | None = None
+    samples: int = 12
+    seed: int = 0
+
+    def check(self) -> None:
+        """Refuse what could not be run, before any work.
+
+        Raises:
+            InputError: with the field, what it is, and what is expected.
+        """
+        one_of("data", self.data, ("sphere", *DEFAULT_CLASSES))
+        whole_number("samples", self.samples)
+        whole_number("seed", self.seed, 0)
+        for field in ("dim", "rank", "size"):
+            if getattr(self, field) is not None:
+                whole_number(field, getattr(self, field))
+        if self.data != "sphere":
+            self.check_absent(f"{self.data}; it is for sphere", "dim", "rank")
+            return
+        self.check_absent("sphere; it is for images", "size", "classes")
+        dim = self._dim()
+        if self.rank is not None and self.rank > dim:
+            raise InputError(f"rank: expected at most the dimension, {dim}, got {self.rank}.")
+        check_size("dim · samples", dim * self.samples)
+        check_size("dim · rank", dim * (self.rank or 1))
+
+    def check_absent(self, what: str, *fields: str) -> None:
+        """Refuse fields that would be ignored."""
+        for field in fields:
+            if (value := getattr(self, field)) is not None:
+                raise InputError(f"{field}: got {value!r}, but it is not for {what}; leave it out.")
+
+    def _dim(self) -> int:
+        if self.dim is None:
+            raise InputError("dim: sphere data needs a dimension, for example 60.")
+        return self.dim
+
+    def known(self) -> Data:
+        """Return the training data."""
+        if self.data == "sphere":
+            return data.sphere(self._dim(), self.samples, self.seed, rank=self.rank)
+        words = cast(Any, self.classes)
+        return data.load(self.data, self.samples, self.seed, classes=words, size=self.size)
+
+
+def check_size(what: str, numbers: int) -> None:
+    """Refuse what no memory would hold, before any of it is made."""
+    if numbers > MOST_NUMBERS:
+        raise InputError(
+            f"{what}: expected at most {MOST_NUMBERS:,} numbers, got {numbers:,}; take fewer."
+        )

@@ -1,0 +1,95 @@
+"""Run cells and write down what they measured, for `exhume law` and `exhume reproduce` alike."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from matplotlib.figure import Figure
+
+from exhume import __version__, data, sweep
+from exhume.errors import InputError
+from exhume.experiments.claims.claim import Claim, Scale
+from exhume.files import write_json, write_private
+from exhume.report import plots
+from exhume.sweep import Cell, Record
+
+Drawn = TypeVar("Drawn", bound=Figure | None)
+
+
+def measured(
+    cells: Sequence[Cell],
+    folder: Path,
+    draw: Callable[[Sequence[Record]], Drawn],
+    name: str,
+    **options: Any,
+) -> tuple[list[Record], Drawn]:
+    """Run the cells that are not in the folder yet, and write table and figure.
+
+    Args:
+        cells: what to run.
+        folder: for cells/, table.csv and the figure as PNG and SVG.
+        draw: makes the figure, if there is anything to draw.
+        name: of its files.
+        options: of `exhume.sweep.run`.
+    """
+    records = sweep.run(cells, folder=folder, **options)
+    figure = draw(records)
+    sweep.write_csv(folder / "table.csv", map(without_picture, records))
+    if figure is not None:
+        write_private(folder / f"{name}.png", plots.png(figure))
+        write_private(folder / f"{name}.svg", plots.svg(figure).encode())
+    return records, figure
+
+
+def without_picture(record: Record) -> Record:
+    """Return the same record for a table, which has no place for a picture."""
+    if record.values is None:
+        return record
+    return replace(record, values={k: v for k, v in record.values.items() if k != "picture"})
+
+
+def missing(claim: Claim, scale: Scale) -> str | None:
+    """Say why the data of a claim cannot be read here; None if they can."""
+    for name in claim.data(scale):
+        try:
+            data.load(name, 2)
+        except InputError as error:
+            return str(error)
+    return None
+
+
+def perform(claim: Claim, scale: Scale, folder: Path, **options: Any) -> dict[str, Any]:
+    """Put a claim to the test, judge it, and write result.json beside table and figure.
+
+    Args:
+        claim: the claim.
+        scale: of its cells.
+        folder: where results are kept.
+        options: of `exhume.sweep.run`.
+
+    Returns:
+        What result.json holds: the finding, with what it takes to find it again.
+    """
+
+    def draw(records: Sequence[Record]) -> Figure | None:
+        return claim.draw(records) if any(r.values is not None for r in records) else None
+
+    records, figure = measured(claim.cells(scale), folder, draw, "figure", **options)
+    command = f"exhume reproduce {claim.name} --scale {scale}"
+    result = {
+        "name": claim.name,
+        "scale": scale,
+        "source": claim.source,
+        "claim": claim.sentence,
+        **asdict(claim.judge(records)),
+        "command": f"EXHUME_DATA=… {command}" if claim.data(scale) else command,
+        **{word: sweep.made(records, word) for word in ("hardware", "torch", "date")},
+        "exhume": __version__,
+        "seconds": round(sum(record.seconds for record in records), 1),
+        "cells": len(records),
+        "failed": sum(record.error is not None for record in records),
+        "drawn": figure is not None,
+    }
+    write_json(folder / "result.json", result)
+    return result

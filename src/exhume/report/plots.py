@@ -1,0 +1,242 @@
+"""Figures of experiments: lines, bars, pictures, and how they become files or part of a page.
+
+A figure is drawn once, in the colours of the light page. As a file it is SVG or PNG; on a page
+colours become CSS variables, so that it also serves the dark one. A panel for which nothing was
+measured says so.
+"""
+
+import base64
+import io
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import matplotlib
+from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from PIL import Image
+
+from exhume.wording import power_of_ten
+
+CARD, INK, MUTED, LINE, ACCENT, SECOND, LOW, HIGH = (
+    "#fffefb", "#211d18", "#7a7267", "#e6e0d5", "#b04a1e", "#2b7274", "#f3ede2", "#e4f0ee",
+)  # fmt: skip
+VARIABLES = {
+    INK: "var(--ink)",
+    MUTED: "var(--muted)",
+    LINE: "var(--line)",
+    ACCENT: "var(--accent)",
+    SECOND: "var(--second)",
+    LOW: "var(--wash)",
+    HIGH: "color-mix(in srgb, var(--high) 55%, var(--card))",
+    CARD: "var(--card)",
+}
+STYLE: Any = {
+    "svg.hashsalt": "exhume",
+    "svg.fonttype": "none",
+    "text.parse_math": False,
+    "font.size": 10.0,
+    "text.color": INK,
+    "axes.edgecolor": MUTED,
+    "axes.facecolor": "none",
+    "axes.labelcolor": MUTED,
+    "axes.labelsize": 10.0,
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 11.0,
+    "axes.titlepad": 31.0,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "legend.frameon": False,
+    "legend.fontsize": 9.0,
+    "legend.title_fontsize": 9.0,
+    "lines.solid_capstyle": "round",
+}
+DASHES = (0, (4, 2.2))
+
+styled = matplotlib.rc_context(STYLE)
+"""Decorates what draws in this style."""
+
+ENLARGED = 200
+"""Least pixels across a picture: viewers of SVG blur what they enlarge themselves."""
+
+
+@styled
+def svg(figure: Figure) -> str:
+    """Return a figure as a file of its own; the same figure gives the same bytes."""
+    buffer = io.StringIO()
+    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    figure.savefig(buffer, format="svg", facecolor=CARD, metadata=nothing)
+    return buffer.getvalue()
+
+
+@styled
+def png(figure: Figure) -> bytes:
+    """Return a figure as pixels."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", facecolor=CARD, metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def inline(figure: Figure) -> Markup:
+    """Return a figure as an element of a page, in its colours."""
+    text = svg(figure)
+    text = re.sub(r'<g id="[^"]*"', "<g", text[text.index("<svg") :])
+    text = re.sub(r"<style.*?</style>", "", text, flags=re.DOTALL)
+    for colour, expression in VARIABLES.items():
+        text = text.replace(colour, expression)
+    return Markup(text)
+
+
+def shades(count: int) -> list[str]:
+    """Return colours from the accent to the second, one for each of so many.
+
+    Example:
+        >>> shades(1), shades(3)[1]
+        (['#b04a1e'], '#6e5e49')
+    """
+    ends = [[int(colour[i : i + 2], 16) for i in (1, 3, 5)] for colour in (ACCENT, SECOND)]
+    mixed = []
+    for index in range(count):
+        share = index / max(1, count - 1)
+        mixed.append("#" + "".join(f"{round(a + share * (b - a)):02x}" for a, b in zip(*ends)))  # noqa: B905
+    return mixed
+
+
+@styled
+def grid(rows: int, columns: int, size: tuple[float, float], **options: Any) -> tuple[Figure, Any]:
+    """Return an empty figure and its axes, (rows, columns)."""
+    figure = Figure(figsize=size, dpi=150, layout="constrained", facecolor=CARD)
+    return figure, figure.subplots(rows, columns, squeeze=False, **options)
+
+
+@styled
+def sheet(*panels: str, height: float = 3.6) -> tuple[Figure, list[Axes]]:
+    """Return an empty figure with panels of these titles side by side."""
+    width = 6.5 if len(panels) == 1 else 4.6 * len(panels)
+    figure, axes = grid(1, len(panels), (width, height))
+    for panel, title in zip(axes[0], panels, strict=True):
+        panel.set_title(title, color=INK, pad=8)
+    return figure, list(axes[0])
+
+
+def lines(
+    axes: Axes,
+    curves: Mapping[str, Mapping[float, float]],
+    across: str,
+    up: str,
+    scales: str = "x",
+    mark: float | None = None,
+) -> None:
+    """Draw curves with a legend.
+
+    Args:
+        axes: where to draw.
+        curves: by the name in the legend.
+        across: what is on the x axis.
+        up: what is on the y axis.
+        scales: which of `x` and `y` are logarithmic.
+        mark: where a vertical line is drawn.
+    """
+    drawn = {
+        name: {x: y for x, y in curve.items() if y > 0 or "y" not in scales}
+        for name, curve in curves.items()
+    }
+    axes.set(xlabel=across, ylabel=up)
+    if not any(drawn.values()):
+        _nothing(axes)
+        return
+    if mark is not None:
+        axes.axvline(mark, color=MUTED, linewidth=1, linestyle=DASHES)
+    for (name, shown), colour in zip(drawn.items(), shades(len(drawn)), strict=True):
+        axes.plot(list(shown), list(shown.values()), "o-", color=colour, label=name, markersize=4)
+    for which in scales:
+        _logarithmic(axes, which)
+    if len(curves) > 1:
+        axes.legend(frameon=False)
+
+
+def bars(axes: Axes, heights: Mapping[str, float], up: str, least: float | None = None) -> None:
+    """Draw one bar for each name, its value above it.
+
+    Args:
+        axes: where to draw.
+        heights: by name.
+        up: what is on the y axis.
+        least: where a logarithmic axis begins; a linear one if None.
+    """
+    axes.set(ylabel=up)
+    if not heights:
+        _nothing(axes)
+        return
+    shown = [height if least is None else max(height, least) for height in heights.values()]
+    drawn = axes.bar(list(heights), shown, color=ACCENT, width=0.6)
+    axes.bar_label(drawn, [f"{height:.2g}" for height in heights.values()], fontsize=8)
+    if least is None:
+        axes.set_ylim(0, 1.1 * (max(shown) or 1))
+    else:
+        _logarithmic(axes, "y")
+        axes.set_ylim(bottom=least / 10)
+
+
+@styled
+def pictures(
+    shown: Mapping[str, str], above: Callable[[Axes], None] | None = None
+) -> Figure | None:
+    """Draw pictures (PNG, base64), one below the other, each under its title.
+
+    Args:
+        shown: pictures by title.
+        above: draws a panel above them.
+
+    Returns:
+        The figure; None if there is nothing to draw.
+    """
+    if not shown and above is None:
+        return None
+    heights = [*([3.2] if above else []), *([2.1] * len(shown))]
+    figure, axes = grid(len(heights), 1, (7.0, sum(heights)), height_ratios=heights)
+    panels = list(axes[:, 0])
+    if above:
+        above(panels.pop(0))
+    for panel, (title, encoded) in zip(panels, shown.items(), strict=True):
+        panel.imshow(_enlarged(encoded), interpolation="none")
+        panel.set_title(title, color=INK, pad=4)
+        panel.set_axis_off()
+    return figure
+
+
+def ticks(axes: Axes, subs: tuple[float, ...], words: Callable[[float], str]) -> None:
+    """Mark these multiples of powers of ten on a logarithmic x axis, and write them in words."""
+    axes.xaxis.set_major_locator(LogLocator(10, subs=subs, numticks=20))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: words(value)))
+
+
+def _logarithmic(axes: Axes, which: str) -> None:
+    """A logarithmic axis: plain numbers across where there are few, else powers of ten."""
+    axes.set(**{f"{which}scale": "log"})
+    low, high = axes.xaxis.get_view_interval()
+    if which == "x" and high < 1000 * low:
+        ticks(axes, (1.0, 2.0, 5.0), "{:g}".format)
+        return
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: power_of_ten(round(math.log10(value)))))
+
+
+def _nothing(axes: Axes) -> None:
+    axes.text(0.5, 0.5, "no result", color=MUTED, ha="center", transform=axes.transAxes)
+    axes.set(xticks=[], yticks=[])
+
+
+def _enlarged(encoded: str) -> Any:
+    with Image.open(io.BytesIO(base64.b64decode(encoded))) as image:
+        factor = -(-ENLARGED // image.width)
+        size = (factor * image.width, factor * image.height)
+        return image.convert("RGB").resize(size, Image.Resampling.NEAREST)
