@@ -25,7 +25,7 @@ from exhume.methods.exhume import Exhume
 from exhume.methods.progress import Progress, stream
 from exhume.methods.sharpened import SPREAD, Sharpened, starts, traces
 from exhume.models import architectures
-from exhume.models.formulation import weights_problem
+from exhume.models.formulation import Told, weights_problem
 from exhume.solvers import Outcome
 from nets import Net, dense_rows, make
 from problems import THREAT, case, gaussian
@@ -94,7 +94,7 @@ def trained_net(outputs: int = 1, seed: int = 0, widths: tuple[int, ...] = (12,)
 
 
 def posed(net: Net, premise: Premise = Premise.MARGIN, domain: Domain | None = None) -> Problem:
-    return weights_problem(net.network, net.trained, premise, domain)
+    return weights_problem(net.network, net.trained, premise, Told(domain))
 
 
 def layered(layer: Tensor, domain: Domain, initial: Tensor | None = None) -> Problem:
@@ -219,7 +219,7 @@ def scaled(problem: Problem, factor: float) -> Problem:
     features = problem.features
     assert isinstance(features, DenseGradients)
     weights = {name: factor * w for name, w in features.points[0].items()}
-    return weights_problem(features.network, weights, problem.premise, problem.domain)
+    return weights_problem(features.network, weights, problem.premise, Told(problem.domain))
 
 
 @pytest.mark.parametrize("premise", [Premise.MARGIN, Premise.DECAY])

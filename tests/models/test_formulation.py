@@ -17,7 +17,7 @@ from exhume.errors import InputError
 from exhume.features.gradient import ParameterGradients
 from exhume.features.last_layer import LastLayer
 from exhume.features.random import RandomFeatures
-from exhume.models.formulation import DRIFT, POINTS, features_at, first_layer, network_problem
+from exhume.models.formulation import DRIFT, POINTS, Told, features_at, first_layer, network_problem
 from nets import SIZES, Net, make
 from problems import gaussian, on_sphere
 
@@ -165,7 +165,7 @@ def test_domain_display_and_knowledge_are_handed_on() -> None:
     assert plain.drift == DRIFT
     assert plain.display is None
     box, pixels = Box(-1, 1), Pixels(0.5, 2.0)
-    told = network_problem(*arguments, domain=box, display=pixels, knows=("the range",))
+    told = network_problem(*arguments, told=Told(box, pixels, ("the range",)))
     assert told.domain is box
     assert told.display == pixels
     assert set(told.threat_model.knows) > set(plain.threat_model.knows)

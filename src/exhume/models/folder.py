@@ -26,7 +26,7 @@ from exhume.features.random import RandomFeatures
 from exhume.features.weights import Mapped, Seeded, Stored, Weights, blocks
 from exhume.files import read_json, read_tensors, write_json, write_tensors
 from exhume.models import architectures
-from exhume.models.formulation import POINT, network_problem, weights_problem
+from exhume.models.formulation import POINT, Told, network_problem, weights_problem
 from exhume.models.premises import check_whole, premise_named
 from exhume.models.state import StateDict, check_pair, fit_state, read_state
 
@@ -131,15 +131,12 @@ class NetworkModel:
         self, parameters: str = "last", point: str = POINT, premise: Premise = Premise.CHANGE
     ) -> Problem:
         """Return the problem of a block's change, or of all weights with the other premises."""
-        network, display = self.network, self.display
-        knows = ("shift and scale of the pixels",) if display else ()
+        pixels = ("shift and scale of the pixels",) if self.display else ()
         if premise is not Premise.CHANGE:
-            return weights_problem(network, self.trained, premise, display=display, knows=knows)
-        return network_problem(
-            *(network, self.initial, self.trained, parameters, point),
-            display=display,
-            knows=("the norm of the inputs (√d)", *knows),
-        )
+            told = Told(display=self.display, knows=pixels)
+            return weights_problem(self.network, self.trained, premise, told)
+        told = Told(display=self.display, knows=("the norm of the inputs (√d)", *pixels))
+        return network_problem(self.network, self.initial, self.trained, parameters, point, told)
 
 
 # Writing

@@ -5,15 +5,17 @@ The change of a block of parameters in training is a combination of the samples'
 the last linear layer this is ΔW_L ≈ Φ(X)ᵀA with Φ its inputs (see `features.last_layer`).
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
+from exhume.checks import one_of
 from exhume.equation.domain import Box, Domain, Sphere
 from exhume.equation.pixels import Pixels
 from exhume.equation.problem import FirstLayer, Premise, Problem, ThreatModel
 from exhume.errors import InputError
 from exhume.features import Features
-from exhume.features.activations import Activation
 from exhume.features.dense import DenseGradients
 from exhume.features.gradient import ParameterGradients
 from exhume.features.last_layer import LastLayer
@@ -50,17 +52,33 @@ DRIFT = 1e-2
 """The most of the target that may be left at the truth for an attack to be worth its time."""
 
 
+@dataclass(frozen=True)
+class Told:
+    """What the auditor is told of the inputs.
+
+    Attributes:
+        domain: where they may lie; each premise has an assumption of its own where it is None.
+        display: how they become pixels.
+        knows: a phrase for each thing told, for the report.
+    """
+
+    domain: Domain | None = None
+    display: Pixels | None = None
+    knows: tuple[str, ...] = ()
+
+
+NOTHING = Told()
+
+
 def network_problem(
     network: Network,
     initial: Weights,
     trained: Weights,
     parameters: str = "last",
     point: str = POINT,
-    domain: Domain | None = None,
-    display: Pixels | None = None,
-    knows: tuple[str, ...] = (),
+    told: Told = NOTHING,
 ) -> Problem:
-    """The problem that a network poses, given its weights before and after training.
+    """Return the problem that a network poses, given its weights before and after training.
 
     Args:
         network: the module as a function.
@@ -69,82 +87,63 @@ def network_problem(
         parameters: `last` for the inputs of the last linear layer (its bias is left out), or a
             block of parameters whose gradients are taken (`all`, `first`, names, patterns).
         point: where on the way features are taken: initial, final, midpoint or both.
-        domain: where the samples may lie; the sphere of radius √d if None.
-        display: how inputs become pixels, where the auditor is told.
-        knows: what else the attacker is told, for the report.
+        told: of the inputs; they lie on the sphere of radius √d unless it has a domain.
     """
-    if point not in POINTS:
-        raise InputError(f"point: expected one of {', '.join(POINTS)}, got {point!r}.")
+    one_of("point", point, POINTS)
     target = _change(network, initial, trained, parameters)
     change = float(target.double().square().sum())
-    resolution = 0.0
-    if change > 0:
-        block = _trained_block(network, initial, trained, parameters)
-        size = sum(float(trained[name].double().square().sum()) for name in block)
-        eps = max(torch.finfo(trained[name].dtype).eps for name in block)
-        resolution = 0.1 * eps**2 * 2 * size / change
-    told = ThreatModel(
-        knows=(
-            "the initial weights",
-            "the trained weights",
-            "the architecture",
-            *knows,
-        ),
-        assumes=(LAZY,),
-    )
+    block = _trained_block(network, initial, trained, parameters)
+    size = sum(float(trained[name].double().square().sum()) for name in block)
+    knows = ("the initial weights", "the trained weights", "the architecture", *told.knows)
     return Problem(
         target,
         features_at(network, initial, trained, parameters, point),
-        told,
+        ThreatModel(knows, assumes=(LAZY,)),
         network.shape,
-        domain or Sphere(),
-        display,
-        resolution,
+        told.domain or Sphere(),
+        told.display,
+        0.1 * _coarsest(trained, block) ** 2 * 2 * size / change if change > 0 else 0.0,
         DRIFT,
         first_layer(network, initial, trained),
     )
 
 
 def weights_problem(
-    network: Network,
-    trained: Weights,
-    premise: Premise,
-    domain: Domain | None = None,
-    display: Pixels | None = None,
-    knows: tuple[str, ...] = (),
+    network: Network, trained: Weights, premise: Premise, told: Told = NOTHING
 ) -> Problem:
-    """The problem that the trained weights alone pose: θ = Σ_i Σ_c A_ic ∇θ f_c(x_i).
+    """Return the problem that trained weights alone pose: θ = Σ_i Σ_c A_ic ∇θ f_c(x_i).
 
     Args:
         network: the module as a function.
         trained: its parameters and buffers after training.
         premise: MARGIN or DECAY.
-        domain: where the samples may lie; the box [−1, 1] if None.
-        display: how inputs become pixels, where the auditor is told.
-        knows: what else the attacker is told, for the report.
+        told: of the inputs; they lie in the box [−1, 1] unless it has a domain.
     """
     if premise is Premise.CHANGE:
         raise InputError("premise change: needs the initial weights; see network_problem.")
     zero = {name: torch.zeros_like(w) for name, w in trained.items()}
-    block = _block(network, trained, "all")
-    eps = max(torch.finfo(trained[name].dtype).eps for name in block)
-    assumes = (ASSUMED[premise], *(() if domain else (BOUNDED,)))
+    assumes = (ASSUMED[premise], *(() if told.domain else (BOUNDED,)))
     return Problem(
         _change(network, zero, trained, "all"),
         features_at(network, zero, trained, "all", "final"),
-        ThreatModel(("the trained weights", "the architecture", *knows), assumes),
+        ThreatModel(("the trained weights", "the architecture", *told.knows), assumes),
         network.shape,
-        domain or Box(-1.0, 1.0),
-        display,
-        0.1 * eps**2,
+        told.domain or Box(-1.0, 1.0),
+        told.display,
+        0.1 * _coarsest(trained, _block(network, trained, "all")) ** 2,
         DRIFT,
         first_layer(network, zero, trained),
         premise,
     )
 
 
+def _coarsest(weights: Weights, block: tuple[str, ...]) -> float:
+    """Return the relative rounding error of the block's tensor with the fewest digits."""
+    return max(torch.finfo(weights[name].dtype).eps for name in block)
+
+
 def needed(network: Network, trained: Weights, parameters: str, point: str) -> tuple[str, ...]:
-    """The names of the initial weights without which there is no such problem.
+    """Return the names of the initial weights without which there is no such problem.
 
     The head's bias has no part in what the head is given.
     """
@@ -157,7 +156,7 @@ def needed(network: Network, trained: Weights, parameters: str, point: str) -> t
 def features_at(
     network: Network, initial: Weights, trained: Weights, parameters: str, point: str
 ) -> Features:
-    """The features of a block at a point; dense layers have a fast path."""
+    """Return the features of a block at a point; dense layers have a fast path."""
     before = {name: initial.get(name, w) for name, w in trained.items()}
     points: tuple[Weights, ...] = {
         "initial": (before,),
@@ -170,8 +169,15 @@ def features_at(
     chain = dense_chain(network)
     if parameters == "last":
         if chain is not None and chain.names[1:] == (network.head,) and len(points) == 1:
-            name, sigma = chain.names[0], chain.activations[0]
-            return _dense(points[0], name, sigma, f"last layer, features at {title}")
+            v, bias = (points[0].get(f"{chain.names[0]}.{word}") for word in ("weight", "bias"))
+            assert v is not None, "a dense layer has a weight"
+            return RandomFeatures(
+                Stored(v),
+                chain.activations[0],
+                bias=bias,
+                spread=float(v.double().square().mean().sqrt()),
+                title=f"last layer, features at {title}",
+            )
         return LastLayer(network, points, f"last layer, features at {title}")
     block = _trained_block(network, initial, trained, parameters)
     kind = ParameterGradients if chain is None else DenseGradients
@@ -179,7 +185,7 @@ def features_at(
 
 
 def _change(network: Network, initial: Weights, trained: Weights, parameters: str) -> Tensor:
-    """The target: ΔW_Lᵀ (h, c), or the change of a block as one column."""
+    """Return the target: ΔW_Lᵀ (h, c), or the change of a block as one column."""
     block = _trained_block(network, initial, trained, parameters)
     changes = {name: trained[name] - initial[name] for name in block}
     if not changes:
@@ -196,7 +202,7 @@ def _change(network: Network, initial: Weights, trained: Weights, parameters: st
 def _trained_block(
     network: Network, initial: Weights, trained: Weights, parameters: str
 ) -> tuple[str, ...]:
-    """The block without what was frozen: its change is zero, its gradients are not."""
+    """Return the block without what was frozen: its change is zero, its gradients are not."""
     block = _block(network, trained, parameters)
     return tuple(name for name in block if not torch.equal(initial[name], trained[name]))
 
@@ -209,7 +215,7 @@ def _block(network: Network, weights: Weights, parameters: str) -> tuple[str, ..
 
 
 def first_layer(network: Network, initial: Weights, trained: Weights) -> FirstLayer | None:
-    """The first layer, where it is dense, sees the input itself, and was trained.
+    """Return the first layer, where it is dense, sees the input itself, and was trained.
 
     Where the weights themselves are the target, it counts as having begun at zero.
     """
@@ -217,14 +223,3 @@ def first_layer(network: Network, initial: Weights, trained: Weights) -> FirstLa
     if name is None or name not in initial or torch.equal(initial[name], trained[name]):
         return None
     return FirstLayer(initial[name], trained[name])
-
-
-def _dense(weights: Weights, name: str, sigma: Activation, title: str) -> RandomFeatures:
-    v, bias = weights[f"{name}.weight"], weights.get(f"{name}.bias")
-    return RandomFeatures(
-        Stored(v),
-        sigma,
-        bias=bias,
-        spread=float(v.double().square().mean().sqrt()),
-        title=title,
-    )

@@ -9,12 +9,20 @@ import torch
 from torch import Tensor, nn
 
 from exhume.equation.problem import Premise, Problem, ThreatModel
-from exhume.errors import InputError
+from exhume.errors import InputError, listed
 from exhume.features.network import Network, Weights, moved
 from exhume.models.card import DataCard
 from exhume.models.factory import load_factory
 from exhume.models.folder import is_network, read_model, read_network
-from exhume.models.formulation import DRIFT, LAZY, POINT, needed, network_problem, weights_problem
+from exhume.models.formulation import (
+    DRIFT,
+    LAZY,
+    POINT,
+    Told,
+    needed,
+    network_problem,
+    weights_problem,
+)
 from exhume.models.premises import check_whole, doubts, premise_named
 from exhume.models.prepare import prepare
 from exhume.models.state import check_pair, fit_state, read_state
@@ -274,15 +282,9 @@ def _weights_alone(loaded: Loaded, card: DataCard, premise: Premise, initial: bo
     """The trained weights as the target; `initial` if initial ones were given all the same."""
     after = loaded.trained
     dtype = torch.float64 if torch.float64 in after.dtypes else torch.float32
-    told = card.range is not None or card.norm is not None
-    problem = weights_problem(
-        loaded.network,
-        moved(after.tensors, CPU, dtype),
-        premise,
-        card.domain() if told else None,
-        card.display,
-        card.knows,
-    )
+    domain = None if card.range is None and card.norm is None else card.domain()
+    told = Told(domain, card.display, card.knows)
+    problem = weights_problem(loaded.network, moved(after.tensors, CPU, dtype), premise, told)
     problem, warnings = _rounded(problem, dtype, after.coarsest)
     if initial:
         warnings.append(
@@ -311,20 +313,14 @@ def _change(
     wanted = needed(network, after.tensors, parameters, point)
     if absent := [name for name in wanted if name in missing]:
         raise InputError(
-            f"{before.source}: lacks {_listed(absent)}, which parameters {parameters!r} at the "
+            f"{before.source}: lacks {listed(absent)}, which parameters {parameters!r} at the "
             f"point {point!r} need. {_unlocks(network, after.tensors)}"
         )
     stored = replace(after, dtypes=before.dtypes | after.dtypes)
     dtype = torch.float64 if torch.float64 in stored.dtypes else torch.float32
-    problem = network_problem(
-        network,
-        moved(before.tensors, CPU, dtype),
-        moved(after.tensors, CPU, dtype),
-        parameters,
-        point,
-        card.domain(),
-        card.display,
-    )
+    initial, trained = (moved(weights.tensors, CPU, dtype) for weights in (before, after))
+    told = Told(card.domain(), card.display)
+    problem = network_problem(network, initial, trained, parameters, point, told)
     problem, warnings = _rounded(
         replace(
             problem,
@@ -336,7 +332,7 @@ def _change(
     )
     if lacking and point == "final":
         warnings.append(
-            f"Initial weights of {_listed(lacking)} are missing: features are taken at the trained "
+            f"Initial weights of {listed(lacking)} are missing: features are taken at the trained "
             "weights, from which they may have moved."
         )
     return loaded.opened(problem, parameters, point, warnings)
@@ -449,8 +445,3 @@ def _unlocks(network: Network, trained: Weights) -> str:
         "to the margin with a logistic or cross-entropy loss, and --premise decay, if it came to "
         "rest under weight decay."
     )
-
-
-def _listed(names: list[str], most: int = 4) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
