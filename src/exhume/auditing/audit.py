@@ -12,7 +12,8 @@ from exhume.equation.problem import Problem
 from exhume.errors import InputError
 from exhume.methods import Reconstruction
 from exhume.models.card import DataCard
-from exhume.models.opening import Source, State
+from exhume.models.opening import Source
+from exhume.models.saved import State
 
 
 @dataclass(frozen=True, eq=False)

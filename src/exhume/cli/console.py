@@ -1,13 +1,8 @@
 """Where commands write to."""
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from rich.console import Console
 
 
-def console() -> "Console":
-    """Plain text that is wrapped by the terminal, not by us."""
-    from rich.console import Console
-
+def console() -> Console:
+    """Return a console for plain text, which the terminal wraps, not we."""
     return Console(highlight=False, soft_wrap=True)

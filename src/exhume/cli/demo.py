@@ -1,12 +1,17 @@
 """`exhume demo`: a model, an audit and a score on faces that come with scikit-image."""
 
+import shutil
 from pathlib import Path
 
+from rich.markup import escape
+
+from exhume import report as reports
 from exhume.cli.audit import audit
 from exhume.cli.console import console as _console
 from exhume.cli.score import score
 from exhume.cli.victim import victim
 from exhume.errors import InputError
+from exhume.files import private_folder, read_json
 
 
 def demo(out: Path = Path("runs/demo"), seed: int = 0) -> None:
@@ -16,13 +21,6 @@ def demo(out: Path = Path("runs/demo"), seed: int = 0) -> None:
         out: folder for the model, the run and the picture; a demo that is there is replaced.
         seed: of faces, model and attack.
     """
-    import shutil
-
-    from rich.markup import escape
-
-    from exhume import report as reports
-    from exhume.files import private_folder, read_json
-
     console = _console()
     model, run, mark = out / "model", out / "run", out / ".demo"
     if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not mark.exists())):

@@ -6,16 +6,23 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+import torch
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn
+
+from exhume import data as datasets
+from exhume import victims
+from exhume.auditing.evidence import BROKEN
+from exhume.checks import number
 from exhume.cli.console import console as _console
+from exhume.data import Data
+from exhume.device import usable_device
 from exhume.errors import InputError
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from exhume.data import Data
-    from exhume.victims import Victim
+from exhume.files import check_new
+from exhume.victims import Victim
 
 TRAINING = ("optimizer", "rate", "momentum", "batch", "decay", "until", "steps", "lazy", "dtype")
 OPTIONS = {
@@ -28,8 +35,18 @@ OPTIONS = {
 }
 """Options of `exhume victim` that an architecture takes, beside those of all."""
 
+EVERY = tuple(dict.fromkeys(word for words in OPTIONS.values() for word in words))
+"""All of them, each once."""
+
+NEEDED = {"mlp": "widths", "resnet": "width"}
+"""The size that an architecture cannot do without."""
+
+RATIO = 5.0
+"""Random features and two_layer have so many equations for each unknown, where none are asked for:
+enough for an attack to succeed."""
+
 AT_REST = 1e-3
-"""Stationarity up to which a network is said to be where its premise has it."""
+"""Up to this stationarity a network is said to be where its premise has it."""
 
 
 def victim(
@@ -114,21 +131,8 @@ def victim(
         store: write the first layer of random features itself, where its seed would do.
         device: where to train.
     """
-    from rich.markup import escape
-
-    from exhume import data as datasets
-    from exhume.device import usable_device
-    from exhume.files import check_new
-
-    every: dict[str, Any] = {
-        **{"width": width, "widths": [widths] if isinstance(widths, int) else widths},
-        **{"ratio": ratio, "activation": activation, "bias": bias or None, "blocks": blocks},
-        **{"patch": patch, "heads": heads, "ridge": ridge, "store": store or None},
-        **{"optimizer": optimizer, "rate": rate, "momentum": momentum, "batch": batch},
-        **{"decay": decay, "until": until, "steps": steps, "lazy": lazy, "dtype": dtype},
-        **{"level": level},
-    }
-    given = {word: value for word, value in every.items() if value is not None}
+    asked = dict(locals())
+    given = {word: asked[word] for word in EVERY if not _left_out(asked[word])}
     for word in given:
         if word not in OPTIONS[architecture]:
             raise InputError(
@@ -141,17 +145,9 @@ def victim(
     else:
         centre = centre or ("pixels" if architecture == "kkt_mlp" else "all")
         chosen = datasets.load(data, samples, data_seed, normalise, classes, centre=centre)
-    if "ratio" in OPTIONS[architecture] and width is None:
-        given["width"] = _width(given.pop("ratio", 5.0), chosen)
-    given.pop("ratio", None)
+    given |= {"seed": seed, "device": usable_device(device)} | ({"loss": loss} if loss else {})
     console = _console()
-    where = usable_device(device)
-    if architecture == "kkt_mlp":
-        made = _at_rest(console, chosen, given, loss, seed, where, out)
-    elif architecture == "random_features":
-        made = _random_features(console, chosen, given, loss or "squared", seed, where, out)
-    else:
-        made = _network(console, chosen, architecture, given, loss or "squared", seed, where, out)
+    made = _train(console, architecture, chosen, _sized(architecture, given, chosen), out)
     console.print(
         f"[bold]{escape(str(out))}[/]: {made.problem.features.width:,} features, d = {chosen.dim}, "
         f"ratio {made.problem.ratio(samples):.2f}, {_trained(made.training)}"
@@ -160,64 +156,53 @@ def victim(
     console.print(f"next: {next_step}", markup=False)
 
 
-def _width(ratio: float, data: "Data") -> int:
-    if not ratio > 0:
-        raise InputError(f"ratio: expected a number above 0, got {ratio}.")
-    return round(ratio * data.dim * data.samples / data.outputs)
+def _left_out(value: object) -> bool:
+    return value is None or value is False  # a number may be 0
 
 
-def _random_features(
-    console: "Console",
-    data: "Data",
-    given: dict[str, Any],
-    loss: str,
-    seed: int,
-    device: str,
-    out: Path,
-) -> "Victim":
-    from exhume.victims import random_features
-
-    store = given.pop("store", False)
-    width = given["width"]
-    said = f"training {width:,} random features on {data.samples} samples of {data.name}"
-    with console.status(said):
-        made = random_features(data, loss=loss, seed=seed, device=device, **given)
-        made.save(out, store)
-    return made
-
-
-def _network(
-    console: "Console",
-    data: "Data",
-    architecture: str,
-    given: dict[str, Any],
-    loss: str,
-    seed: int,
-    device: str,
-    out: Path,
-) -> "Victim":
-    """Train a network; what there is at Ctrl-C stays in a file beside `out`."""
-    import torch
-
-    from exhume import victims
-
-    for word in ("width", "widths"):
-        if word in OPTIONS[architecture] and word not in given and architecture != "vit":
-            raise InputError(f"{word}: {architecture} needs it.")
+def _sized(architecture: str, given: dict[str, Any], data: Data) -> dict[str, Any]:
+    """The options as the functions of `victims` know them."""
+    given = dict(given)
+    ratio = number("ratio", given.pop("ratio", RATIO), above=0)
+    if "ratio" in OPTIONS[architecture]:
+        given.setdefault("width", round(ratio * data.dim * data.samples / data.outputs))
+    if (word := NEEDED.get(architecture)) is not None and word not in given:
+        raise InputError(f"{word}: {architecture} needs it.")
+    if isinstance(given.get("widths"), int):
+        given["widths"] = [given["widths"]]
+    if "dtype" in given:
+        given["dtype"] = getattr(torch, given["dtype"])
     if architecture == "vit":
         names = {"width": "dim", "blocks": "depth"}
         given = {names.get(word, word): value for word, value in given.items()}
-    if "dtype" in given:
-        given["dtype"] = getattr(torch, given["dtype"])
-    kept = out.parent / f".{out.name}.training"
-    if kept.exists():
-        console.print(f"going on from {kept}", markup=False)
+    return given
+
+
+def _train(
+    console: Console, architecture: str, data: Data, given: dict[str, Any], out: Path
+) -> Victim:
+    """Train and save; what there is of a network at Ctrl-C stays in a file beside `out`."""
     make = getattr(victims, architecture)
+    made: Victim
+    if architecture == "random_features":
+        store, width = given.pop("store", False), given["width"]
+        said = f"training {width:,} random features on {data.samples} samples of {data.name}"
+        with console.status(said):
+            made = make(data, **given)
+            made.save(out, store)
+        return made
+    until = given.get("until", victims.Training.until)
+    kept = out.parent / f".{out.name}.training"
+    if architecture == "kkt_mlp":
+        _check_boxed(data)
+        until = given.get("level", 0.0)
+    else:
+        given = {**given, "checkpoint": kept}
+        if kept.exists():
+            console.print(f"going on from {kept}", markup=False)
     try:
-        with _training(console, given.get("until", victims.Training.until)) as show:
-            made: Victim = make(
-                data, loss=loss, seed=seed, device=device, show=show, checkpoint=kept, **given
-            )
+        with _training(console, until) as show:
+            made = make(data, show=show, **given)
     except KeyboardInterrupt:
         there = f"; the same command goes on from {kept}" if kept.exists() else ""
         print(f"\ninterrupted{there}", file=sys.stderr)
@@ -226,32 +211,14 @@ def _network(
     return made
 
 
-def _at_rest(
-    console: "Console",
-    data: "Data",
-    given: dict[str, Any],
-    loss: str | None,
-    seed: int,
-    device: str,
-    out: Path,
-) -> "Victim":
-    """Train a network to a KKT point."""
-    import torch
-
-    from exhume.victims import kkt_mlp
-
+def _check_boxed(data: Data) -> None:
+    """Refuse inputs that lie outside the box where an audit of trained weights looks for them."""
     largest = float(data.inputs.abs().max())
     if largest > 1:
         raise InputError(
             f"kkt_mlp: inputs go up to {largest:.2g}, but an audit of trained weights alone takes "
             "them to lie in [−1, 1]; use a set of images, and leave out --normalise and --centre."
         )
-    if "dtype" in given:
-        given["dtype"] = getattr(torch, given["dtype"])
-    with _training(console, given.get("level", 0.0)) as show:
-        made = kkt_mlp(data, loss=loss, seed=seed, device=device, show=show, **given)
-    made.save(out)
-    return made
 
 
 def _trained(record: dict[str, Any]) -> str:
@@ -269,8 +236,6 @@ def _trained(record: dict[str, Any]) -> str:
 
 def _rested(record: dict[str, Any]) -> str:
     """Whether the premise of a network at rest holds, and what kinks leave of it."""
-    from exhume.auditing.evidence import BROKEN
-
     off, left = record["stationarity"], record["violation"]
     holds, why = "holds in direction", ", as ReLUs come to rest on their kinks"
     if off > AT_REST or left > BROKEN:
@@ -284,10 +249,8 @@ def _rested(record: dict[str, Any]) -> str:
 
 
 @contextmanager
-def _training(console: "Console", until: float) -> Iterator[Callable[[int, float], None]]:
+def _training(console: Console, until: float) -> Iterator[Callable[[int, float], None]]:
     """A bar that grows with the logarithm of the loss."""
-    from rich.progress import BarColumn, Progress, TextColumn
-
     columns = (TextColumn("training"), BarColumn(), TextColumn("{task.description}"))
     quiet = not console.is_terminal
     with Progress(*columns, console=console, transient=True, disable=quiet) as bar:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from exhume.equation.problem import Premise, Problem, ThreatModel
 from exhume.errors import InputError, listed
@@ -25,13 +25,8 @@ from exhume.models.formulation import (
 )
 from exhume.models.premises import check_whole, doubts, premise_named
 from exhume.models.prepare import prepare
-from exhume.models.state import check_pair, fit_state, read_state
-
-ZERO_HEAD = "zero-head"
-"""In the place of initial weights: the last layer began at zero, and nothing else was trained."""
-
-State = Mapping[str, Tensor] | Path | str
-"""A state dict, or the file that holds one."""
+from exhume.models.saved import ZERO_HEAD, Saved, State, eps, of_head
+from exhume.models.state import check_pair
 
 CPU = torch.device("cpu")
 
@@ -91,48 +86,6 @@ class Source:
 
 
 @dataclass(frozen=True, eq=False)
-class Stored:
-    """Weights and how they were stored.
-
-    Attributes:
-        tensors: parameters and buffers by name.
-        dtypes: precisions of the floating-point numbers in the file.
-        source: the file, or words for it.
-    """
-
-    tensors: dict[str, Tensor]
-    dtypes: frozenset[torch.dtype]
-    source: str
-
-    @property
-    def coarsest(self) -> torch.dtype:
-        """The precision with the fewest digits."""
-        return max(self.dtypes, key=_eps)
-
-    def fitted(self, module: nn.Module, partial: bool = False) -> "Stored":
-        """Return what fits a module: tied weights under one name, and its own unsaved buffers.
-
-        Args:
-            module: whose names count.
-            partial: some of the weights may be missing.
-        """
-        tensors = fit_state(self.tensors, module, self.source, partial)
-        saved = module.state_dict()
-        tensors |= {name: b.detach() for name, b in module.named_buffers() if name not in saved}
-        own = [name for name, _ in (*module.named_parameters(), *module.named_buffers())]
-        return replace(self, tensors={name: tensors[name] for name in own if name in tensors})
-
-    def with_zero(self, head: str) -> "Stored":
-        """Return the same weights with a last layer of zeros."""
-        zeros = {
-            name: torch.zeros_like(self.tensors[name])
-            for name in _of_head(head)
-            if name in self.tensors
-        }
-        return replace(self, tensors=self.tensors | zeros, source=ZERO_HEAD)
-
-
-@dataclass(frozen=True, eq=False)
 class Loaded:
     """A network with its trained weights.
 
@@ -146,7 +99,7 @@ class Loaded:
     """
 
     network: Network
-    trained: Stored
+    trained: Saved
     activation: str | None = None
     changes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -219,13 +172,12 @@ def open_network(source: Source, check: bool = True) -> Loaded | None:
         if not is_network(folder):
             return None
         found = read_network(folder)
-        dtypes = frozenset(w.dtype for w in found.trained.values() if w.is_floating_point())
-        trained = Stored(found.trained, dtypes, str(folder))
+        trained = Saved.read(found.trained, str(folder))
         return Loaded(found.network, trained, found.arguments.get("activation"))
     card = source.card
     if card is None:
         raise InputError("input_shape: give the shape of one input, such as 3,32,32, or a card.")
-    trained = _read(source.trained, "trained weights")  # before any code of a factory is run
+    trained = Saved.read(source.trained, "trained weights")  # before any code of a factory is run
     prepared = prepare(source.module(), card.shape, source.head, check)
     if card.classes not in (None, prepared.outputs) and (card.classes, prepared.outputs) != (2, 1):
         raise InputError(
@@ -342,7 +294,7 @@ def _rounded(
     problem: Problem, dtype: torch.dtype, stored: torch.dtype
 ) -> tuple[Problem, list[str]]:
     """Account for the rounding of stored weights: refuse too much of it, warn of half precision."""
-    coarser = (_eps(stored) / _eps(dtype)) ** 2
+    coarser = (eps(stored) / eps(dtype)) ** 2
     problem = replace(problem, resolution=problem.resolution * coarser)
     kind = str(stored).removeprefix("torch.")
     if problem.resolution > DRIFT:
@@ -359,25 +311,7 @@ def _rounded(
     ]
 
 
-def _eps(dtype: torch.dtype) -> float:
-    return torch.finfo(dtype).eps
-
-
-def _read(state: State | None, word: str) -> Stored:
-    if isinstance(state, Path | str):
-        source, tensors = str(state), read_state(Path(state))
-    elif isinstance(state, Mapping) and all(isinstance(x, Tensor) for x in state.values()):
-        source, tensors = word, {name: tensor.cpu() for name, tensor in state.items()}
-    else:
-        raise InputError(
-            f"{word}: expected a state dict, as model.state_dict() gives it, or the path of a "
-            f"file with one, got a {type(state).__name__}."
-        )
-    dtypes = frozenset(tensor.dtype for tensor in tensors.values() if tensor.is_floating_point())
-    return Stored(tensors, dtypes, source)
-
-
-def _before(source: Source, loaded: Loaded) -> Stored:
+def _before(source: Source, loaded: Loaded) -> Saved:
     """The weights before training, as far as they are known."""
     initial, trained = source.initial, source.trained
     network, after = loaded.network, loaded.trained
@@ -388,7 +322,7 @@ def _before(source: Source, loaded: Loaded) -> Stored:
         )
     if isinstance(initial, str) and initial == ZERO_HEAD:
         return after.with_zero(network.head)
-    before = _read(initial, "initial weights").fitted(network.module, partial=True)
+    before = Saved.read(initial, "initial weights").fitted(network.module, partial=True)
     if isinstance(initial, Mapping) and isinstance(trained, Mapping) and _shared(initial, trained):
         raise InputError(
             "initial weights: are in the same memory as the trained ones, so that training "
@@ -406,17 +340,12 @@ def _shared(initial: Weights, trained: Weights) -> bool:
     )
 
 
-def _of_head(head: str) -> tuple[str, str]:
-    prefix = f"{head}." if head else ""
-    return f"{prefix}weight", f"{prefix}bias"
-
-
-def _frozen(network: Network, before: Stored, after: Stored) -> bool:
+def _frozen(network: Network, before: Saved, after: Saved) -> bool:
     """Whether nothing but the head changed."""
     return all(
         torch.equal(w.double(), after.tensors[name].double())
         for name, w in before.tensors.items()
-        if name not in _of_head(network.head)
+        if name not in of_head(network.head)
     )
 
 
