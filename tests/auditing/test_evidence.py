@@ -1,16 +1,20 @@
-"""Evidence: what is claimed after each outcome, and what is said not to be shown."""
+"""Evidence: what is claimed after each outcome, what is not, and what a reader is told of both."""
 
+import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from exhume.auditing import evidence
+from exhume.auditing.evidence import verdict
 from exhume.equation.problem import Premise
 from exhume.methods import Reconstruction
 from exhume.solvers import Outcome
 from problems import case, gaussian
+from runs import result_of
 
 PROBLEM = case(10, 2, 3.0).problem  # 60 equations, 10 unknowns a candidate
 
@@ -29,50 +33,58 @@ def found(
     )
 
 
+def claimed(premise: Premise = Premise.CHANGE, *given: Any, **options: Any) -> str:
+    """The claims in one string."""
+    return " ".join(evidence.claims(replace(PROBLEM, premise=premise), found(*given, **options)))
+
+
+def limited(premise: Premise = Premise.CHANGE, drift: float = 0.0, **options: Any) -> str:
+    """The limits in one string."""
+    problem = replace(PROBLEM, premise=premise, drift=drift)
+    return " ".join(evidence.limits(problem, found(2, **options)))
+
+
 @pytest.mark.parametrize("outcome", list(Outcome))
 def test_each_outcome_is_given_its_own_words(outcome: Outcome) -> None:
     residual = 2.5e-13 if outcome is Outcome.CONVERGED else 2.5e-3
-    claims = " ".join(evidence.claims(PROBLEM, found(2, outcome, residual)))
+    claims = claimed(Premise.CHANGE, 2, outcome, residual)
     assert "3.00 equations" in claims and f"{residual:.1e}" in claims and "recovered" not in claims
     assert ("explain the weights" in claims) == (outcome is Outcome.CONVERGED)
     assert ("found them again at the same residual" in claims) == (outcome is Outcome.SETTLED)
     assert ("no proof" in claims) == (outcome is Outcome.SETTLED)
-    assert ("Some candidates may be" in claims) == (
-        outcome not in (Outcome.CONVERGED, Outcome.SETTLED)
-    )
-
-
-@pytest.mark.parametrize("outcome", list(Outcome))
-def test_too_few_equations_prove_nothing_whatever_the_outcome(outcome: Outcome) -> None:
-    claims = evidence.claims(PROBLEM, found(6, outcome))
-    assert "Nothing can be claimed" in claims[-1] and len(claims) == 2
+    plain = outcome not in (Outcome.CONVERGED, Outcome.SETTLED)
+    assert ("Some candidates may be" in claims) == plain
+    for premise in Premise:  # too few equations prove nothing whatever the outcome
+        few = claimed(premise, 6, outcome)
+        assert few.endswith("Nothing can be claimed of any candidate.") and "residual" not in few
+    for premise in (Premise.MARGIN, Premise.DECAY):  # nor do trained weights alone
+        alone = claimed(premise, 2, outcome, 2.5e-13)
+        assert "3.00 equations" in alone and "2.5e-13" in alone
+        assert "weak evidence" in alone and "no candidate can be called" in alone
+        assert "by chance" not in alone and "found them again" not in alone
 
 
 def test_a_coarse_tolerance_is_no_claim() -> None:
     """Half-precision weights are met to rounding long before they are met by the samples alone."""
-    claims = " ".join(evidence.claims(PROBLEM, found(2, Outcome.CONVERGED, 1e-4)))
+    claims = claimed(Premise.CHANGE, 2, Outcome.CONVERGED, 1e-4)
     assert "not met by chance" not in claims and "Some candidates may be" in claims
 
 
 def test_more_that_explained_than_were_asked_for_are_told_of() -> None:
-    stalled = replace(found(2, Outcome.STALLED), explained=4)
-    assert "4 candidates explained" in " ".join(evidence.claims(PROBLEM, stalled))
-    settled = replace(found(2, Outcome.SETTLED), explained=4)
-    assert "4 candidates" not in " ".join(evidence.claims(PROBLEM, settled))
+    for outcome, said in ((Outcome.STALLED, True), (Outcome.SETTLED, False)):
+        more = replace(found(2, outcome), explained=4)
+        claims = " ".join(evidence.claims(PROBLEM, more))
+        assert ("4 candidates explained" in claims) == said
 
 
 def test_in_a_subspace_its_dimension_counts_the_unknowns() -> None:
-    assert evidence.ratio(PROBLEM, 6) == 1.0
-    assert evidence.ratio(PROBLEM, 6, rank=4) == 2.5
-    full = " ".join(evidence.claims(PROBLEM, found(6)))
+    assert (evidence.ratio(PROBLEM, 6), evidence.ratio(PROBLEM, 6, rank=4)) == (1.0, 2.5)
+    full, within, few = (claimed(Premise.CHANGE, 6, rank=rank) for rank in (None, 4, 9))
     assert "Nothing can be claimed" in full and "subspace" not in full
-    within = " ".join(evidence.claims(PROBLEM, found(6, rank=4)))
     assert "dimension 10 in a subspace of dimension 4" in within and "2.50 equations" in within
     assert "Nothing can be claimed" not in within
-    few = " ".join(evidence.claims(PROBLEM, found(6, rank=9)))
     assert "Nothing can be claimed" in few and "1.11 equations" in few
-    assert "4 directions" in " ".join(evidence.limits(PROBLEM, found(6, rank=4)))
-    assert "directions" not in " ".join(evidence.limits(PROBLEM, found(6)))
+    assert "4 directions" in limited(rank=4) and "directions" not in limited()
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3])
@@ -86,36 +98,151 @@ def test_the_smallest_coefficient_is_that_of_a_candidate(rows: int) -> None:
     assert any("is 0.01 of the largest" in limit for limit in limits)
 
 
-@pytest.mark.parametrize("premise", [Premise.MARGIN, Premise.DECAY])
-@pytest.mark.parametrize("outcome", list(Outcome))
-def test_trained_weights_alone_prove_nothing_whatever_the_residual(
-    outcome: Outcome, premise: Premise
-) -> None:
-    problem = replace(PROBLEM, premise=premise, drift=1e-2)
-    claims = " ".join(evidence.claims(problem, found(2, outcome, 2.5e-13)))
-    assert "3.00 equations" in claims and "2.5e-13" in claims
-    assert "weak evidence" in claims and "no candidate can be called" in claims
-    assert "by chance" not in claims and "found them again" not in claims
-    few = evidence.claims(problem, found(6, outcome))
-    assert "Nothing can be claimed" in few[-1]
-
-
 def test_each_premise_has_limits_of_its_own() -> None:
-    change, margin, decay = (
-        " ".join(evidence.limits(replace(PROBLEM, premise=premise, drift=1e-2), found(2)))
-        for premise in Premise
-    )
+    change, margin, decay = (limited(premise, drift=1e-2) for premise in Premise)
     assert "on the margin leave a trace" in margin and "label" in margin
     assert "still has a slope leave a trace" in decay and "either sign" in decay
     for limits in (margin, decay):
         assert "kinks of ReLU" in limits and "Features moved in training" not in limits
     assert "Features moved in training" in change and "kinks" not in change
+    assert "not known without the truth" in change
+    assert "not known without the truth" not in limited()  # nothing moved, there is no floor
+    for limits in (change, margin, decay, limited()):
+        assert limits.endswith("does not show that the model is safe: a better one may succeed.")
 
 
-def test_a_floor_is_named_where_features_moved() -> None:
-    moved = replace(PROBLEM, drift=1e-2)
-    floor = "not known without the truth"
-    assert floor in " ".join(evidence.limits(moved, found(2)))
-    assert floor not in " ".join(evidence.limits(PROBLEM, found(2)))
-    for problem in (PROBLEM, moved):
-        assert "does not show that the model is safe" in evidence.limits(problem, found(2))[-1]
+# With the truth
+
+FLOORS = {"initial": 0.3, "final": 0.4, "midpoint": 5e-3, "both": 1e-5}
+
+
+@pytest.mark.parametrize(
+    ("residual", "floor", "recovered", "ratio", "words"),
+    [
+        (1e-12, 1e-13, 8, 4.0, "All 8 samples recovered"),
+        (None, 0.3, 8, 4.0, "All 8 samples recovered"),
+        (1e-3, 1e-8, 0, 4.0, "None of 8 samples recovered. The attack failed although"),
+        (1e-3, 1e-8, 5, 4.0, "5 of 8 samples recovered. The attack failed although"),
+        (None, 1e-8, 0, 4.0, "ended at a residual of inf"),
+        (1e-7, 1e-30, 0, 4.0, "The attack failed although"),
+        (1e-3, 1e-2, 0, 4.0, "no such trace at this width or laziness"),
+        (1e-3, math.nan, 0, 4.0, "no such trace at this width or laziness"),
+        (1e-3, 9e-3, 0, 4.0, "fits below the floor with wrong candidates"),
+        (1e-3, 1e-8, 0, 0.8, "0.80 equations for each unknown are too few"),
+        (1e-2, 2e-2, 7, 4.0, "7 of 8 samples recovered. The attack fits below the floor"),
+        (1e-3, 9e-3, 0, 0.8, "0.80 equations for each unknown are too few"),
+        (1e-12, 1e-30, 2, 4.0, "fits as well as the samples do with wrong candidates"),
+        (5e-4, 1e-4, 7, 4.0, "7 of 8 samples recovered. The attack fits nearly as well"),
+        (5e-4, 1e-4, 7, 4.0, "the trace of what was missed is too small"),
+    ],
+)
+def test_a_verdict_tells_the_attack_from_the_model(
+    residual: float | None, floor: float, recovered: int, ratio: float, words: str
+) -> None:
+    assert words in verdict(residual, floor, recovered, 8, ratio)
+
+
+@pytest.mark.parametrize(
+    ("residual", "floor", "recovered", "ratio", "words"),
+    [
+        (1e-3, 0.07, 8, 4.0, "All 8 samples recovered"),
+        (1e-7, 0.07, 0, 4.0, "explain the weights better than the samples do"),
+        (0.1, 0.07, 3, 4.0, "3 of 8 samples recovered. Candidates that are not samples explain"),
+        (0.1, 0.07, 3, 4.0, "about as well as the samples do"),
+        (0.5, 0.01, 0, 4.0, "The attack failed although the trace is there"),
+        (1e-3, 0.6, 0, 4.0, "The premise margin does not hold for this model"),
+        (1e-3, math.nan, 0, 4.0, "The premise margin does not hold for this model"),
+        (1e-3, 0.07, 0, 0.8, "0.80 equations for each unknown are too few"),
+    ],
+)
+def test_a_verdict_on_trained_weights_alone(
+    residual: float, floor: float, recovered: int, ratio: float, words: str
+) -> None:
+    said = verdict(residual, floor, recovered, 8, ratio, {"final": 1e-9}, Premise.MARGIN)
+    assert words in said and "laziness" not in said and "at the point" not in said
+
+
+def test_where_a_verdict_turns_and_the_point_that_it_names() -> None:
+    floor = 0.1 * evidence.NO_TRACE
+    for factor, words in ((0.99, "fits"), (1.01, "failed although")):
+        assert words in verdict(factor * evidence.ABOVE * floor, floor, 0, 8, 4.0)
+    for factor, words in ((0.99, "failed although"), (1.01, "no such trace")):
+        assert words in verdict(1.0, factor * evidence.NO_TRACE, 0, 8, 4.0)
+    assert "'both' they leave 1.0e-05" in verdict(1e-3, 0.3, 0, 8, 4.0, FLOORS)
+    assert "at the point" not in verdict(1e-3, 0.3, 0, 8, 4.0, {"initial": 0.3})
+    assert "at the point" not in verdict(1e-3, 5e-3, 0, 8, 0.5, FLOORS)
+
+
+# For a reader
+
+
+def scored(recovered: float, exact: float, look_alikes: float = 0.0) -> dict[str, Any]:
+    """What score.json holds of eight samples, as far as it is read here."""
+    bars = {"recovered": 0.1, "exact": 0.01}
+    score = {"samples": 8, "recovered": recovered, "exact": exact, "thresholds": bars}
+    chance = {"sphere": {"error": 1.3}, "neighbour": {"error": 0.9, "recovered": look_alikes}}
+    return {"score": score, "chance": chance}
+
+
+@pytest.mark.parametrize(
+    ("changes", "truth", "tone", "words"),
+    [
+        ({}, None, "open", "8 candidates explain the weights to a residual of"),
+        ({"candidates": 1}, None, "open", "1 candidate explains the weights"),
+        ({"outcome": "settled"}, None, "open", "Settled: 8 candidates, found again by independent"),
+        ({"outcome": "stalled"}, None, "open", "Not converged: 8 candidates, and a residual"),
+        ({"premise": "decay"}, None, "open", "many other sets may do so as well"),
+        ({"premise": "change"}, None, "open", "enough numbers to leave no other explanation"),
+        ({}, scored(0, 0), "calm", "None of 8 training samples recovered."),
+        ({}, scored(0, 0), "calm", "not that the data are safe"),
+        ({}, scored(0.5, 0), "exposed", "4 of 8 training samples recovered, none exactly."),
+        ({}, scored(1, 0.25), "exposed", "8 of 8 training samples recovered, 2 exactly."),
+        ({}, scored(1, 1), "exposed", "0.9 (the nearest other training sample) or 1.3 (random"),
+    ],
+)
+def test_the_headline(
+    changes: dict[str, Any], truth: dict[str, Any] | None, tone: str, words: str
+) -> None:
+    said = evidence.headline(result_of(8, (10,), **changes), truth)
+    assert said.tone == tone and words in f"{said.sentence} {said.meaning}"
+    assert ("nobody may say “recovered”" in said.meaning) == (truth is None)
+
+
+LOW = result_of(8, (10,))["problem"] | {"ratio": 0.4}
+
+
+@pytest.mark.parametrize(
+    ("changes", "truth", "words"),
+    [
+        ({}, scored(1, 1), None),
+        ({"outcome": "settled", "sentence": "So."}, None, "A residual is left. So."),
+        ({"outcome": "stalled", "sentence": "So."}, None, "The search did not converge. So."),
+        ({"problem": LOW}, None, "The ratio of 0.4 is under 1.2, near or below the counting limit"),
+        ({"problem": LOW, "rank": 2}, None, None),
+        ({"premise": "margin"}, None, "a small residual is weak evidence"),
+        ({"premise": "margin"}, scored(1, 1), None),
+        ({}, scored(1, 1, look_alikes=0.25), "Look-alikes: for 25\u00a0% of the training samples"),
+    ],
+)
+def test_cautions(changes: dict[str, Any], truth: dict[str, Any] | None, words: str | None) -> None:
+    said = evidence.cautions(result_of(8, (10,), **changes), truth)
+    assert len(said) == (words is not None)
+    assert words is None or words in said[0]
+
+
+def test_unknowns_rates_and_first_layers_in_words() -> None:
+    plain, within = result_of(8, (100,)), result_of(8, (100,), rank=8)
+    assert evidence.counting(plain).endswith("8 samples of 100 entries hide d·n = 800.")
+    assert "sought in a subspace of dimension 8, hide r·n = 64" in evidence.counting(within)
+    assert "is not known" in evidence.counting({"problem": LOW | {"ratio": None}})
+    assert (evidence.ratio_of(plain), evidence.ratio_of(within)) == (4.0, 50.0)
+    rate = evidence.recovery_rate(scored(1, 1)["score"]).replace("\u00a0", " ")
+    assert rate == "100 % (95 % interval 68 % to 100 %); recovered is a relative error under 0.1."
+    span = {"rank": 8, "largest_angle": 2.1e-7, "outside": 0.5, "kept": 0.97}
+    said = evidence.first_layer(plain, span)
+    assert said is not None and said.startswith("The change of the first layer spans 8 directions")
+    assert "10⁻⁷°, and at most 0.5" in said and said.endswith("left 0.97 of the initial layer.")
+    bare = evidence.first_layer({"premise": "margin"}, {"rank": 8, "kept": 1.0})
+    assert bare is not None and bare.startswith("The first layer spans")
+    assert "n/a°" in bare and "Weight decay" not in bare
+    assert [evidence.first_layer(plain, other) for other in (None, "why")] == [None, "why"]

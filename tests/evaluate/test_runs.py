@@ -20,6 +20,7 @@ from exhume.report import published_figures
 from exhume.victims import Victim, random_features, two_layer
 from pictures import images
 from problems import gaussian, on_sphere
+from runs import result_of
 
 
 def make_run(path: Path, model: Path | None, samples: Tensor, **entries: Any) -> Path:
@@ -28,7 +29,8 @@ def make_run(path: Path, model: Path | None, samples: Tensor, **entries: Any) ->
     settings = {k: entries[k] for k in ("parameters", "point", "rank") if k in entries}
     config = {"model": None if model is None else str(model), **settings}
     (path / "config.yaml").write_text(yaml.safe_dump(config))
-    write_json(path / "result.json", {"seed": 0, "residual": 1e-9} | entries)
+    entries = {"residual": 1e-9} | entries
+    write_json(path / "result.json", result_of(len(samples), (samples.shape[1],), **entries))
     write_tensors(path / "candidates.safetensors", {"samples": samples.double()})
     return path
 
@@ -126,7 +128,7 @@ def scored(tmp_path: Path, known: Data, samples: Tensor) -> dict[str, Any]:
 def test_a_score_of_images_holds_the_published_figures(tmp_path: Path) -> None:
     known = datasets.load("digits", 20, centre="pixels")
     found = known.inputs + 0.01 * gaussian(20, 64)
-    figures = scored(tmp_path, known, -found)["published"] | {}
+    figures = scored(tmp_path, known, -found)["published"]
     expected = published_score(-found, known).to_dict()
     assert {name: figures[name] for name in expected} == pytest.approx(expected)
     others = datasets.held_out(known, 20)

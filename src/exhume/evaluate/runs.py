@@ -4,34 +4,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
+from torch import Tensor
 
 from exhume import data
-from exhume.auditing import evidence
-from exhume.auditing.folder import CANDIDATES, MATCHED, RESULT, SCORE, RunFolder
+from exhume.auditing.evidence import counts, ratio, verdict
+from exhume.auditing.folder import MATCHED, RESULT, SCORE, RunFolder
 from exhume.auditing.settings import Settings
 from exhume.equation.problem import FirstLayer, Premise, Problem
 from exhume.errors import InputError
-from exhume.evaluate import (
-    Score,
-    chance,
-    chance_level,
-    floors,
-    other_data,
-    outside,
-    principal_angles,
-    published_score,
-    residual_at_truth,
-    score,
-    span_residual,
-    verdict,
-)
-from exhume.evaluate.published import is_published_for
-from exhume.evaluate.scoring import pictures
-from exhume.files import read_json, read_tensors, write_json, write_tensors
+from exhume.evaluate.angles import outside, principal_angles
+from exhume.evaluate.controls import chance, other_data
+from exhume.evaluate.feature_space import floors, residual_at_truth, span_residual
+from exhume.evaluate.published import chance_level, is_published_for, published_score
+from exhume.evaluate.scoring import pictures, score
 from exhume.models.folder import TRUTH
 from exhume.models.opening import open_model
 from exhume.search.subspace import estimate
+
+__all__ = ["MATCHED", "SCORE", "score_run"]
 
 
 def score_run(run: Path, truth: Path | None = None, model: str | None = None) -> dict[str, Any]:
@@ -50,9 +40,8 @@ def score_run(run: Path, truth: Path | None = None, model: str | None = None) ->
     """
     if run.is_dir() and not (run / RESULT).exists():
         raise InputError(f"{run}: holds no finished audit; go on with exhume audit … --resume.")
-    result = read_json(run / RESULT)
-    samples = read_tensors(run / CANDIDATES, ("samples",))["samples"]
-    settings = RunFolder(run).settings
+    folder = RunFolder(run)
+    result, settings, samples = folder.result, folder.settings, folder.samples
     own = settings.model is None or settings.trained is not None
     if own and truth is None:
         raise InputError(f"{run}: is an audit of your own model; name its training data: --truth.")
@@ -76,19 +65,19 @@ def score_run(run: Path, truth: Path | None = None, model: str | None = None) ->
     }
     if not own or model is not None:
         settings = settings if model is None else replace(settings, model=model)
-        record |= _against_the_model(settings, result, samples, known, found)
+        record |= _against_the_model(settings, folder, known, record["score"])
     if is_published_for(known.shape) and len(samples):
         record["published"] = _published(samples, known, result["seed"])
+    pairs = None
     if len(known.shape) > 1:
-        pairs = pictures(known, samples, found.matched, found.flipped)
-        names = ("originals", "reconstructions")
-        write_tensors(run / MATCHED, {n: p.float() for n, p in zip(names, pairs, strict=True)})
-    write_json(run / SCORE, record)
+        originals, candidates = pictures(known, samples, found.matched, found.flipped)
+        pairs = {"originals": originals.float(), "reconstructions": candidates.float()}
+    folder.write_score(record, pairs)
     return record
 
 
-def _published(samples: torch.Tensor, known: data.Data, seed: int) -> dict[str, Any]:
-    """The published figures, and what they are for images that the model never saw.
+def _published(samples: Tensor, known: data.Data, seed: int) -> dict[str, Any]:
+    """Return the published figures, and what they are for images that the model never saw.
 
     Chance has as many held-out images as there are candidates, or all that there are; it is None
     where the images that the set was drawn from are not at hand.
@@ -106,46 +95,37 @@ def _published(samples: torch.Tensor, known: data.Data, seed: int) -> dict[str, 
 
 
 def _against_the_model(
-    settings: Settings,
-    result: dict[str, Any],
-    samples: torch.Tensor,
-    known: data.Data,
-    found: Score,
+    settings: Settings, run: RunFolder, known: data.Data, score: dict[str, Any]
 ) -> dict[str, Any]:
-    """What the features of the model say of the truth."""
-    problem = _problem(settings)
+    """Return what the features of the model say of the truth."""
+    problem, result, samples = _problem(settings), run.result, run.samples
     floor = residual_at_truth(problem, known)
     moved = problem.drift > 0 and problem.premise is Premise.CHANGE
     by_point = floors(lambda point: _problem(settings, point), known) if moved else {}
+    recovered, _, total = counts(score)
+    enough = ratio(problem, len(samples), result.get("rank"))
+    premise = problem.premise
     record: dict[str, Any] = {
         "span_residual": span_residual(problem.features, samples, known.inputs),
         "residual_at_truth": floor,
         "floors": by_point,
-        "verdict": verdict(
-            result["residual"],
-            floor,
-            round(found.recovered * found.samples),
-            found.samples,
-            evidence.ratio(problem, len(samples), result.get("rank")),
-            by_point,
-            problem.premise,
-        ),
+        "verdict": verdict(result["residual"], floor, recovered, total, enough, by_point, premise),
     }
     if problem.first_layer is not None:
         rank = result.get("rank") or settings.rank or "gap"
-        record["subspace"] = _subspace(problem.first_layer, rank, known)
+        record["subspace"] = _first_layer(problem.first_layer, rank, known)
     return record
 
 
 def _problem(settings: Settings, point: str | None = None) -> Problem:
-    """The problem that a run was given, or with its features at another point."""
+    """Return the problem that a run was given, or with its features at another point."""
     where = point or settings.point
     source, block = settings.source(), settings.parameters
     return open_model(source, block, where, settings.premise, check=False).problem
 
 
-def _subspace(layer: FirstLayer, rank: int | str, known: data.Data) -> dict[str, Any] | str:
-    """How well the samples' span can be read off the first layer, or why it cannot."""
+def _first_layer(layer: FirstLayer, rank: int | str, known: data.Data) -> dict[str, Any] | str:
+    """Return how well the samples' span can be read off the first layer, or why it cannot."""
     try:
         subspace = estimate(layer, rank)
     except InputError as error:
@@ -156,6 +136,3 @@ def _subspace(layer: FirstLayer, rank: int | str, known: data.Data) -> dict[str,
         "outside": float(outside(subspace.basis, known).max()),
         "kept": subspace.kept,
     }
-
-
-__all__ = ["MATCHED", "SCORE", "score_run"]

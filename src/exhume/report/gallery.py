@@ -10,17 +10,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from numpy.typing import NDArray
 from PIL import Image
 
+from exhume.auditing.folder import MATCHED, RunFolder, read_run
 from exhume.equation.pixels import Pixels
 from exhume.errors import InputError
 from exhume.files import write_private
-from exhume.report._run import Array, Run, read
 from exhume.wording import finite, number
+
+Array = NDArray[np.float64]
 
 LIMIT = 60
 """The page shows this many samples at most, so that it stays a few megabytes."""
@@ -51,12 +53,13 @@ class Gallery(NamedTuple):
     stride: int = 1
 
 
-def gallery(run: Run) -> Gallery | None:
+def gallery(run: RunFolder) -> Gallery | None:
     """Show pairs where the truth was given, otherwise the candidates; None if there is nothing."""
     matched = run.matched()
     if matched is not None and run.scored is not None:
-        return pairs(*matched, run.errors(), run.scored["score"]["thresholds"])
-    samples, sizes = run.candidates()
+        originals, found = (pictures.numpy() for pictures in matched)
+        return pairs(originals, found, run.errors(), run.scored["score"]["thresholds"])
+    samples, sizes = run.samples.numpy(), run.sizes.numpy()
     if len(samples) == 0:
         return None
     order = np.argsort(-sizes, kind="stable")[:LIMIT]
@@ -70,7 +73,7 @@ def gallery(run: Run) -> Gallery | None:
         return Gallery("signals", [("", signals)], left_out, stride)
     display = run.result["display"]
     if display is not None:
-        samples = Pixels(**display).to_pixels(torch.from_numpy(samples)).numpy()
+        samples = Pixels(**display).to_pixels(run.samples).numpy()
     images = samples.reshape(-1, *run.shape)
     items = [Item(f"{i + 1}", notes[i], "", (data_uri(stretch(images[i])),)) for i in order]
     return Gallery("pictures", [("", items)], left_out)
@@ -183,11 +186,11 @@ def gallery_png(run: Path, out: Path, limit: int = 10) -> Path:
         InputError: the run has no pairs of pictures.
     """
     run, out = Path(run), Path(out)
-    loaded = read(run)
+    loaded = read_run(run)
     matched = loaded.matched()
     if matched is None or len(matched[0]) == 0 or limit < 1:
         raise InputError(
-            f"{run} has no pictures to draw ({run / 'matched.safetensors'}, limit={limit}): "
+            f"{run} has no pictures to draw ({run / MATCHED}, limit={limit}): "
             "run exhume score with image data first, and ask for 1 or more"
         )
     count = min(limit, len(matched[0]))
@@ -197,7 +200,7 @@ def gallery_png(run: Path, out: Path, limit: int = 10) -> Path:
     grid = figure.subplots(2, count, squeeze=False)
     for row, pictures, name in zip(grid, matched, ("original", "from the weights"), strict=True):
         for axes, picture in zip(row, pictures, strict=False):
-            _draw(axes, picture)
+            _draw(axes, picture.numpy())
         row[0].set_ylabel(name, fontsize=8, color="#555555", labelpad=5)
     for axes, error in zip(grid[1], loaded.errors(), strict=False):
         axes.set_xlabel(f"error {number(error)}", fontsize=7, color="#555555", labelpad=4)

@@ -13,9 +13,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from exhume import wording
 from exhume.auditing import evidence
 from exhume.auditing.evidence import rank_of, ratio_of
+from exhume.auditing.folder import RunFolder, read_run
 from exhume.files import write_private
 from exhume.report import figures
-from exhume.report._run import Run, read
 from exhume.report.gallery import gallery, grade
 from exhume.wording import duration, finite, number, percent, plural
 
@@ -79,12 +79,12 @@ def write(run: Path, redact: bool = False) -> Path:
     Raises:
         InputError: a file is missing or does not hold what it should.
     """
-    loaded = read(Path(run))
+    loaded = read_run(Path(run))
     name = "report-redacted.html" if redact else "report.html"
     return write_private(loaded.path / name, render(loaded, redact).encode())
 
 
-def render(run: Run, redact: bool = False) -> str:
+def render(run: RunFolder, redact: bool = False) -> str:
     """Return the page as text."""
     result, scored, ratio = run.result, run.scored, ratio_of(run.result)
     extras = scored or {}
@@ -135,7 +135,7 @@ def environment() -> Environment:
     return found
 
 
-def cards(run: Run) -> list[Card]:
+def cards(run: RunFolder) -> list[Card]:
     """Return six key numbers."""
     result, rank = run.result, rank_of(run.result)
     residual_note = "share of the weights left unexplained"
@@ -182,7 +182,7 @@ def shares(scored: dict[str, Any] | None) -> list[Share]:
     return [part for part in parts if part.samples]
 
 
-def floors(run: Run) -> list[tuple[str, float, bool]]:
+def floors(run: RunFolder) -> list[tuple[str, float, bool]]:
     """List where features may be taken, the floor there, and whether the run took them there."""
     values = _mapping((run.scored or {}).get("floors"))
     return [
@@ -192,7 +192,7 @@ def floors(run: Run) -> list[tuple[str, float, bool]]:
     ]
 
 
-def model(run: Run) -> Model | None:
+def model(run: RunFolder) -> Model | None:
     """Say what of a network was attacked; None for a run on other models, or an earlier version."""
     result, card, problem = run.result, run.card, run.result["problem"]
     prepared = _mapping(result.get("prepared"))
@@ -238,7 +238,7 @@ def model(run: Run) -> Model | None:
     return Model([("Features", str(problem["name"])), *facts], changes, warnings)
 
 
-def privacy_card(run: Run) -> str:
+def privacy_card(run: RunFolder) -> str:
     """Return plain text to paste into a model card."""
     result, problem, told = run.result, run.result["problem"], run.result["threat_model"]
     lines = [
