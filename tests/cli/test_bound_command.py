@@ -44,7 +44,7 @@ def test_sizes_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         "reconstruction in full space": counting.reconstruction(8, 3, 2),
     }
     assert record["counting"]["ratios"]["label fitting"] == pytest.approx(20 / 3)
-    bounded = width.width_bound(3, 8, "relu", 4, floor=0.1, **SMALL)
+    bounded = width.width_bound(3, 8, "relu", 4, coefficients=(0.1, 1.0), **SMALL)
     assert record["guarantee"]["certified"] == bounded.certified
     assert record["guarantee"]["failure_at_width"] == bounded.failure_at(20)
     assert record["hermite"]["coefficients"][1] == pytest.approx(0.5)

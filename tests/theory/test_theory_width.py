@@ -14,18 +14,19 @@ from torch import Tensor
 from exhume.errors import InputError
 from exhume.experiments.cells.failure import Failure
 from exhume.features.activations import activation as named
-from exhume.theory import hermite
+from exhume.theory import hermite, width
+from exhume.theory.gap import kernel_gap, ring_kernel
+from exhume.theory.hits import Setting, apart, smallest_hit
 from exhume.theory.width import (
-    _apart,
-    _largest,
-    _moment,
-    _ring_kernel,
-    _steepest,
+    WidthBound,
     covering,
-    kernel_gap,
-    smallest_hit,
+    largest_value,
+    moment,
+    steepest,
     width_bound,
 )
+
+LOOSE: dict[str, float] = {"tolerance": 0.5, "separation": 1.1}
 
 
 def unit(rows: Tensor) -> Tensor:
@@ -50,8 +51,8 @@ def test_no_solution_that_misses_a_sample_is_nearer_than_the_gap(sigma: str, ran
         first = torch.eye(rank, dtype=torch.float64)[:1]
         draw = torch.randn(2, samples, rank, generator=generator, dtype=torch.float64)
         near = first + 0.4 * draw[0] if torch.rand((), generator=generator) < 0.7 else draw[0]
-        true = torch.cat([first, _apart(unit(draw[1, : samples - 1]), separation)])
-        guess = _apart(unit(near), tolerance)
+        true = torch.cat([first, apart(unit(draw[1, : samples - 1]), separation)])
+        guess = apart(unit(near), tolerance)
         c = torch.randn(samples, generator=generator, dtype=torch.float64).sign()
         b = (2 * torch.rand(samples, generator=generator, dtype=torch.float64) - 1).clamp(-1, 1)
         smallest = min(smallest, squared_distance(sigma, true, c, guess, b))
@@ -116,7 +117,7 @@ def test_the_average_over_rings_is_that_of_random_points_on_them(rank: int) -> N
 
     inner = (on_ring(s) * on_ring(t)).sum(1)
     values = np.exp(inner)
-    averaged = _ring_kernel(np.exp, rank, np.array([s]), np.array([t]))[0, 0]
+    averaged = ring_kernel(np.exp, rank, np.array([s]), np.array([t]))[0, 0]
     assert averaged == pytest.approx(values.mean(), abs=5 * values.std() / len(inner) ** 0.5)
 
 
@@ -129,7 +130,7 @@ def test_within_a_cell_of_the_net_the_residual_moves_by_no_more_than_tau(
     generator = torch.Generator().manual_seed(seed)
     tau, radius, ceiling = 0.1, 3.0, 1.5
     function = named(sigma)
-    steepest, origin = _steepest(function), abs(float(function.value(torch.zeros(()))))
+    slope, origin = steepest(function), abs(float(function.value(torch.zeros(()))))
 
     def uniform(*shape: int) -> Tensor:
         return 2 * torch.rand(*shape, generator=generator, dtype=torch.float64) - 1
@@ -137,11 +138,11 @@ def test_within_a_cell_of_the_net_the_residual_moves_by_no_more_than_tau(
     w = radius * unit(uniform(50, rank))
     true, guess = unit(uniform(samples, rank)), unit(uniform(samples, rank))
     moved = unit(guess + 1e-3 * uniform(samples, rank))
-    moved = guess + (moved - guess) * (tau / (2 * samples * ceiling * steepest * radius)) / (
+    moved = guess + (moved - guess) * (tau / (2 * samples * ceiling * slope * radius)) / (
         moved - guess
     ).norm(dim=1, keepdim=True)
     c = ceiling * uniform(2 * samples)
-    shift = tau / (4 * samples * (origin + steepest * radius)) * uniform(2 * samples).sign()
+    shift = tau / (4 * samples * (origin + slope * radius)) * uniform(2 * samples).sign()
 
     def residual(candidates: Tensor, coefficients: Tensor) -> Tensor:
         return function.value(w @ torch.cat([true, candidates]).T) @ coefficients
@@ -150,37 +151,38 @@ def test_within_a_cell_of_the_net_the_residual_moves_by_no_more_than_tau(
     # |c + shift| may pass the ceiling by the shift: move inwards, as points of the net are.
     inwards = torch.where((c + shift).abs() > ceiling, c - shift, c + shift)
     assert (residual(moved, inwards) - there).abs().max() <= tau * (1 + 1e-9)
-    assert covering(samples, rank, ceiling, tau, steepest, origin, radius) > 0
+    assert covering(Setting(samples, rank, 0.1, 0.5, 1.0, ceiling), tau, slope, origin, radius) > 0
+
+
+def hit(sigma: str, setting: Setting, tau: float | None = None, **options: int) -> float:
+    """The smallest hit, at the τ of the kernel gap if none is given."""
+    gap = kernel_gap(sigma, setting.rank, setting.tolerance, 2 * setting.samples - 1)
+    return smallest_hit(named(sigma), setting, tau or math.sqrt(gap / 8), **options)
 
 
 def test_the_search_finds_smaller_hits_than_random_solutions_have() -> None:
-    tau = math.sqrt(kernel_gap("relu", 2, 0.3, 3) / 8)
-    found = smallest_hit("relu", 2, 2, 0.3, 0.7, 1.0, 1.0, tau)
-    at_random = smallest_hit("relu", 2, 2, 0.3, 0.7, 1.0, 1.0, tau, steps=0)
-    assert 0.02 < found < 0.8 * at_random
+    plane = Setting(2, 2, 0.3, 0.7)
+    assert 0.02 < hit("relu", plane) < 0.8 * hit("relu", plane, steps=0)
 
 
 def test_the_search_ends_at_the_same_hit_from_other_starts() -> None:
-    tau = math.sqrt(kernel_gap("relu", 3, 0.3, 3) / 8)
-    hits = [smallest_hit("relu", 3, 2, 0.3, 0.7, 1.0, 1.0, tau, seed) for seed in range(2)]
+    hits = [hit("relu", Setting(2, 3, 0.3, 0.7), seed=seed, starts=48) for seed in range(2)]
     assert 0.15 < hits[0] < 0.3
     assert hits[1] == pytest.approx(hits[0], rel=0.1)
 
 
 def test_a_wider_threshold_is_hit_less() -> None:
-    options = {"starts": 24, "steps": 100}
-    hits = [
-        smallest_hit("erf", 2, 1, 0.3, 0.7, 1.0, 1.0, tau, **options) for tau in (0.01, 0.05, 0.1)
-    ]
+    one, few = Setting(1, 2, 0.3, 0.7), {"starts": 24, "steps": 100}
+    hits = [hit("erf", one, tau, **few) for tau in (0.01, 0.05, 0.1)]
     assert hits[0] > hits[1] > hits[2]
 
 
 @pytest.fixture(scope="module")
-def bound():
-    return width_bound(2, 2, "erf", tolerance=0.5, separation=1.1)
+def bound() -> WidthBound:
+    return width_bound(2, 2, "erf", **LOOSE)
 
 
-def test_the_ways_to_the_bound_are_ordered_and_keep_the_probability(bound) -> None:
+def test_the_ways_to_the_bound_are_ordered_and_keep_the_probability(bound: WidthBound) -> None:
     assert 4 < bound.numerical < bound.certified < bound.hoeffding
     assert bound.failure_at(int(bound.certified)) <= bound.failure
     assert bound.failure_at(int(bound.certified) - 1) > bound.failure
@@ -189,21 +191,25 @@ def test_the_ways_to_the_bound_are_ordered_and_keep_the_probability(bound) -> No
     assert len(bound.assumptions) == 6
 
 
-def test_a_subspace_takes_the_place_of_the_dimension(bound) -> None:
-    inside = width_bound(2, 50, "erf", subspace=2, tolerance=0.5, separation=1.1)
-    assert inside.certified == bound.certified
+def test_what_the_width_depends_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(width, "smallest_hit", lambda *setting, **options: 0.2)
+    plain = width_bound(2, 2, "erf", **LOOSE)
+    inside = width_bound(2, 50, "erf", subspace=2, **LOOSE)  # r takes the place of d
+    assert inside.certified == plain.certified
     assert "subspace of dimension 2" in " ".join(inside.assumptions)
-    assert width_bound(2, 4, "erf", tolerance=0.5, separation=1.1).certified > inside.certified
-
-
-def test_a_smaller_probability_costs_width(bound) -> None:
-    strict = width_bound(2, 2, "erf", tolerance=0.5, separation=1.1, failure=1e-9)
-    assert bound.certified < strict.certified < 2 * bound.certified
-    tiny = width_bound(1, 2, "erf", tolerance=0.5, separation=1.1, failure=1e-320)
+    assert width_bound(2, 4, "erf", **LOOSE).certified > inside.certified
+    strict = width_bound(2, 2, "erf", **LOOSE, failure=1e-9)
+    assert plain.certified < strict.certified < 2 * plain.certified
+    tiny = width_bound(1, 2, "erf", **LOOSE, failure=1e-320)
     assert strict.certified / 100 < tiny.certified < math.inf
+    # Coefficients matter by their ratio alone, and the gap by their square.
+    doubled = width_bound(2, 2, "erf", **LOOSE, coefficients=(2.0, 2.0))
+    assert doubled.gap == pytest.approx(4 * plain.gap)
+    assert doubled.hit_certified == pytest.approx(plain.hit_certified)
+    assert width_bound(2, 2, "erf", **LOOSE, coefficients=(0.5, 1.0)).gap < plain.gap
 
 
-def test_above_the_numerical_width_exact_solutions_are_the_samples(bound) -> None:
+def test_above_the_numerical_width_exact_solutions_are_the_samples(bound: WidthBound) -> None:
     cells = [Failure(width=int(bound.numerical), starts=3, seed=seed) for seed in range(12)]
     runs = [cell.run("cpu") for cell in cells]
     assert sum(run["exact"] > 0 for run in runs) >= 11
@@ -225,9 +231,9 @@ def test_drawn_samples_are_as_assumed() -> None:
 
 
 def test_moments_and_extremes() -> None:
-    assert _moment(named("relu"), 4) == pytest.approx(1.5, rel=1e-9)
-    assert _steepest(named("relu")) == 1
-    assert _largest(named("tanh"), 3.0) == pytest.approx(math.tanh(3))
+    assert moment(named("relu"), 4) == pytest.approx(1.5, rel=1e-9)
+    assert steepest(named("relu")) == 1
+    assert largest_value(named("tanh"), 3.0) == pytest.approx(math.tanh(3))
 
 
 @pytest.mark.parametrize(
@@ -238,7 +244,8 @@ def test_moments_and_extremes() -> None:
         ({"subspace": 9}, "subspace"),
         ({"tolerance": 0.0}, "tolerance"),
         ({"separation": 0.5}, "separation"),
-        ({"floor": 2.0}, "floor"),
+        ({"coefficients": (2.0, 1.0)}, "floor"),
+        ({"coefficients": (0.0, 1.0)}, "floor"),
         ({"failure": 1.0}, "failure"),
         ({"failure": 0.0}, "failure"),
         ({"activation": "polynomial:0,0,1"}, "slope"),

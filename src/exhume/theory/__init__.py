@@ -10,14 +10,9 @@ samples), `privacy` (what differential privacy forbids).
 """
 
 from exhume.theory import counting, hermite, privacy, width
-from exhume.theory.identifiability import (
-    Identifiability,
-    Recovered,
-    fewest_neurons,
-    identifiability,
-    recover,
-)
+from exhume.theory.identifiability import Identifiability, Recovered, identifiability, recover
 from exhume.theory.local import LocalIdentifiability, local_identifiability
+from exhume.theory.moments import fewest_neurons
 from exhume.theory.width import WidthBound, width_bound
 
 __all__ = [

@@ -187,8 +187,10 @@ def _guarantee(
 ) -> dict[str, Any]:
     """The width from which exact solutions are the samples; or why there is none."""
     sigma = sizes.activation or "relu"
+    rest = {word: conditions[word] for word in ("tolerance", "separation", "failure")}
+    size = conditions["floor"], conditions["ceiling"]
     try:
-        bounded = width_bound(samples, sizes.dim, sigma, sizes.subspace, **conditions)
+        bounded = width_bound(samples, sizes.dim, sigma, sizes.subspace, coefficients=size, **rest)
     except NoBoundError as error:
         return {"none": str(error)}
     record = asdict(bounded)

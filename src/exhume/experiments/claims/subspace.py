@@ -204,8 +204,7 @@ def _bound_of(cell: Failure) -> WidthBound:
         cell.activation,
         tolerance=cell.tolerance,
         separation=cell.separation,
-        floor=cell.floor,
-        ceiling=cell.ceiling,
+        coefficients=(cell.floor, cell.ceiling),
     )
 
 
