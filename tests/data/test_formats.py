@@ -1,0 +1,307 @@
+"""Sets in a local folder: the published formats, damaged and hostile files, real images."""
+
+import gzip
+import io
+import os
+import pickle
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from exhume import data
+from exhume.errors import InputError
+
+REAL = Path(__file__).parents[3] / "shared" / "data"
+LABELS = np.array([6, 9, 0, 6, 9, 9, 6, 1])  # frogs at 0, 3, 6; trucks at 1, 4, 5
+IN_TURNS = [0, 1, 3, 4]
+
+
+def pictures(count: int, *shape: int) -> NDArray[np.uint8]:
+    """Random images 0..255."""
+    return np.random.default_rng(count).integers(0, 256, (count, *shape), dtype=np.uint8)
+
+
+def rows_of(images: NDArray[np.uint8]) -> Tensor:
+    """What `Data.images` should give for images (n, ...) that have channels first already."""
+    return torch.from_numpy(images / 255.0)
+
+
+def write(root: Path, name: str, content: bytes) -> None:
+    path = root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+
+
+def npz(**arrays: Any) -> bytes:
+    file = io.BytesIO()
+    np.savez(file, **arrays)
+    return file.getvalue()
+
+
+def pickled(images: Any, labels: Any = (6,)) -> bytes:
+    return pickle.dumps({b"data": images, b"labels": list(labels)}, protocol=2)
+
+
+def idx(values: NDArray[np.uint8]) -> bytes:
+    """One file as MNIST has them."""
+    header = struct.pack(f">4B{values.ndim}I", 0, 0, 8, values.ndim, *values.shape)
+    return header + values.tobytes()
+
+
+# The published formats
+
+
+def write_cifar_binary(root: Path, images: NDArray[np.uint8]) -> None:
+    """Two batches, records of label and planes."""
+    records = np.concatenate([LABELS[:, None].astype(np.uint8), images.reshape(8, -1)], axis=1)
+    write(root, "cifar-10-batches-bin/data_batch_1.bin", records[:3].tobytes())
+    write(root, "cifar-10-batches-bin/data_batch_2.bin", records[3:].tobytes())
+
+
+def write_cifar_python(root: Path, images: NDArray[np.uint8]) -> None:
+    """One batch by Python 3's pickle and one by Python 2's, opcode by opcode, as published."""
+    first = pickled(images[:3].reshape(3, -1), LABELS[:3].tolist())
+    write(root, "cifar-10-batches-py/data_batch_1", first)
+    raw = images[3:].tobytes()
+    parts = [
+        b"\x80\x02}(U\x0bbatch_labelU\x15training batch 2 of 5U\x06labels](",
+        *(b"K" + bytes([label]) for label in LABELS[3:]),
+        b"eU\x04datacnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\nK\x00\x85U\x01btR",
+        b"(K\x01(K\x05M\x00\x0ctcnumpy\ndtype\n(U\x02u1K\x00K\x01tR",
+        b"(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb",
+        b"\x89T" + struct.pack("<I", len(raw)) + raw + b"tbu.",
+    ]
+    write(root, "cifar-10-batches-py/data_batch_2", b"".join(parts))
+
+
+def write_cifar_arrays(root: Path, images: NDArray[np.uint8]) -> None:
+    """Channels last, beside arrays that are not needed."""
+    write(root, "cifar10.npz", npz(x=images.transpose(0, 2, 3, 1), y=LABELS, index=LABELS))
+
+
+@pytest.mark.parametrize("writer", [write_cifar_binary, write_cifar_python, write_cifar_arrays])
+def test_cifar(writer: Any, tmp_path: Path) -> None:
+    images = pictures(8, 3, 32, 32)
+    writer(tmp_path, images)
+    drawn = data.load("cifar10", samples=4, normalise=False, root=tmp_path)
+    assert drawn.shape == (3, 32, 32)
+    torch.testing.assert_close(drawn.images(), rows_of(images[IN_TURNS]))
+    assert drawn.targets[:, 0].tolist() == [-1.0, 1.0, -1.0, 1.0]
+    everything = data.load("cifar10", samples=4, classes="all", root=tmp_path)
+    torch.testing.assert_close(everything.images(), rows_of(images[[2, 7, 0, 1]]))
+    assert everything.targets.equal(torch.eye(4, dtype=torch.float64))
+    sides = data.load("cifar10", samples=4, classes="vehicles", root=tmp_path)
+    torch.testing.assert_close(sides.images(), rows_of(images[[0, 1, 3, 2]]))
+    assert sides.targets[:, 0].tolist() == [-1.0, 1.0, -1.0, 1.0]  # animal, vehicle
+    others = [data.load("cifar10", 4, seed=seed, root=tmp_path).images() for seed in range(1, 6)]
+    assert any(not torch.allclose(other, drawn.images()) for other in others)
+    if writer is not write_cifar_arrays:  # published files come before arrays
+        write_cifar_arrays(tmp_path, 255 - images)
+        again = data.load("cifar10", samples=4, normalise=False, root=tmp_path)
+        assert again.images().equal(drawn.images())
+
+
+@pytest.mark.parametrize(
+    ("name", "folder", "suffix"),
+    [
+        ("mnist", "mnist", ".gz"),
+        ("mnist", "mnist", ""),
+        ("mnist", "MNIST/raw", ".gz"),
+        ("fashion_mnist", "FashionMNIST/raw", ".gz"),
+        ("fashion_mnist", "fashion_mnist", ""),
+    ],
+)
+def test_idx_files(
+    name: str, folder: str, suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images, labels = pictures(5, 28, 28), np.array([5, 0, 4, 1, 9], np.uint8)
+    for file, values in (("images-idx3", images), ("labels-idx1", labels)):
+        content = gzip.compress(idx(values)) if suffix else idx(values)
+        write(tmp_path, f"{folder}/train-{file}-ubyte{suffix}", content)
+    monkeypatch.setenv("EXHUME_DATA", str(tmp_path))
+    drawn = data.load(name, samples=4)
+    assert drawn.shape == (28, 28)
+    if name == "mnist":  # even, odd
+        torch.testing.assert_close(drawn.images(), rows_of(images[[1, 0, 2, 3]]))
+        assert drawn.targets[:, 0].tolist() == [-1.0, 1.0, -1.0, 1.0]
+        with pytest.raises(InputError, match="has only 4 in equal parts"):
+            data.load("mnist", samples=6)
+    else:
+        torch.testing.assert_close(drawn.images(), rows_of(images[[1, 3, 2, 0]]))
+        assert drawn.targets.equal(torch.eye(5, dtype=torch.float64)[:4])
+
+
+def test_tiny_imagenet_decodes_only_what_is_drawn(tmp_path: Path) -> None:
+    images = np.repeat(np.arange(6, dtype=np.uint8) * 40, 64 * 64 * 3).reshape(6, 64, 64, 3)
+    train = tmp_path / "tiny-imagenet-200" / "train"
+    for i, image in enumerate(images):
+        folder = train / ("n02", "n01", "n03")[i % 3] / "images"
+        folder.mkdir(parents=True, exist_ok=True)
+        picture = Image.fromarray(image)
+        (picture.convert("L") if i == 4 else picture).save(folder / f"{i}.JPEG", quality=100)
+    broken = train / "n03" / "images" / "2.JPEG"
+    broken.write_bytes(b"no picture")
+    drawn = data.load("tiny_imagenet", samples=4, root=tmp_path)  # n01: 1, 4; n02: 0, 3
+    assert drawn.shape == (3, 64, 64)
+    levels = drawn.images().mean((1, 2, 3)).mul(255)
+    expected = torch.tensor([40.0, 160.0, 0.0, 120.0]).double()
+    torch.testing.assert_close(levels, expected, atol=1.5, rtol=0)
+    assert drawn.targets.sum() == 0
+    pair = data.load("tiny_imagenet", samples=2, classes=(0, 1), root=tmp_path)
+    assert pair.targets[:, 0].tolist() == [-1.0, 1.0]
+    with pytest.raises(InputError, match=r"2.JPEG cannot be decoded"):
+        data.load("tiny_imagenet", samples=2, classes=(0, 2), root=tmp_path)
+    Image.fromarray(images[0, :32]).save(broken)
+    with pytest.raises(InputError, match=r"2.JPEG has shape \(32, 64, 3\)"):
+        data.load("tiny_imagenet", samples=2, classes=(0, 2), root=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "forms"),
+    [
+        ("cifar10", ["cifar-10-batches-bin/data_batch_1.bin", "cifar-10-batches-py/data_batch_1 "]),
+        ("mnist", ["mnist/train-images-idx3-ubyte", "MNIST/raw/train-labels-idx1-ubyte", ".gz"]),
+        ("fashion_mnist", ["fashion_mnist/train-images-idx3-ubyte", "FashionMNIST/raw", ".gz"]),
+        ("tiny_imagenet", ["tiny-imagenet-200/train/<wnid>/images/*.JPEG"]),
+    ],
+)
+def test_missing_files_are_listed(
+    name: str, forms: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = []
+    for variable, root in (("", None), ("", tmp_path), (str(tmp_path), None)):
+        monkeypatch.setenv("EXHUME_DATA", variable)
+        with pytest.raises(InputError) as error:
+            data.load(name, root=root)
+        said.append(str(error.value))
+    for message in said:
+        assert all(text in message for text in ["EXHUME_DATA", f"{name}.npz", *forms])
+    assert str(tmp_path) in said[1] and str(tmp_path) in said[2]
+
+
+# Damaged and hostile files
+
+
+class Hostile:
+    """Leaves a mark in the folder one is in if it is ever unpickled for real."""
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        return os.mkdir, ("mark",)
+
+
+TWO = pictures(2, 28, 28)
+ARRAYS = npz(x=TWO, y=np.array([0, 1]))
+FLIPPED = ARRAYS[:150] + bytes([ARRAYS[150] ^ 255]) + ARRAYS[151:]
+ONE = np.zeros((1, 3072), np.uint8)
+PY, BIN = "cifar-10-batches-py/data_batch_1", "cifar-10-batches-bin/data_batch_1.bin"
+IMAGES, OF = "mnist/train-images-idx3-ubyte", "mnist/train-labels-idx1-ubyte"
+DAMAGED: list[tuple[str, bytes, str]] = [
+    (PY, pickled(Hostile()), "mkdir, which could run code.*binary version"),
+    (PY, b"", "data_batch_1 cannot be read safely"),
+    (PY, b"no pickle", "cannot be read safely"),
+    (PY, pickle.dumps([1, 2], protocol=2), "cannot be read safely"),
+    (PY, pickled(b"abc", []), "cannot be read safely"),
+    (PY, pickled(np.zeros((1, 3072))), "cannot be read safely.*not uint8"),
+    (PY, pickled(np.zeros((2, 3072), np.uint8)), "cannot be read safely"),
+    (PY, pickled(np.zeros((0, 3072), np.uint8), []), "cannot be read safely"),
+    (PY, pickled(ONE)[:-99], "cannot be read safely"),
+    (PY, pickled((1, 1)), "cannot be read safely"),
+    (PY, pickled(ONE, [10]), "not CIFAR-10"),
+    (BIN, bytes(3072), "data_batch_1.bin is cut short"),
+    (BIN, b"", "data_batch_1.bin is cut short"),
+    (BIN, bytes([200]) + bytes(3072), "not CIFAR-10"),
+    (IMAGES, b"", "not an IDX file"),
+    (IMAGES, b"\0\0\x0d\3" + bytes(12), "not an IDX file"),
+    (IMAGES, struct.pack(">4B3I", 0, 0, 8, 3, 2, 28, 28), "cut short"),
+    (OF, idx(np.array([1], np.uint8)), "2 images.*1 labels"),
+    (f"{IMAGES}.gz", b"no gzip", "damaged"),
+    (f"{IMAGES}.gz", gzip.compress(bytes(99), mtime=0)[:-9], "damaged"),
+    ("mnist.npz", npz(x=TWO), "arrays x and y"),
+    ("mnist.npz", npz(x=TWO, y=np.array([0, 1, 2])), "expected 2 integers"),
+    ("mnist.npz", npz(x=TWO, y=np.array([0.0, 1.0])), "expected 2 integers"),
+    ("mnist.npz", npz(x=TWO / 255.0, y=np.array([0, 1])), "expected uint8"),
+    ("mnist.npz", npz(x=pictures(2, 16), y=np.array([0, 1])), "expected uint8"),
+    ("mnist.npz", npz(x=pictures(2, 5, 5, 2), y=np.array([0, 1])), "1, 3 or 4 channels"),
+    ("mnist.npz", npz(x=TWO, y=np.array([0, None])), "arrays x and y"),
+    *(
+        ("mnist.npz", content, "mnist.npz")
+        for content in (b"", b"text", ARRAYS[:100], ARRAYS[:-10], FLIPPED, pickle.dumps({}))
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "words"), DAMAGED)
+def test_damaged_and_hostile_files_are_refused(
+    name: str, content: bytes, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if name.startswith("mnist/"):
+        labels = np.array([0, 1], np.uint8)
+        other, whole = (IMAGES, idx(TWO)) if name == OF else (OF, idx(labels))
+        write(tmp_path, other, whole)
+    write(tmp_path, name, content)
+    with pytest.raises(InputError, match=words):
+        data.load("cifar10" if name.startswith("cifar") else "mnist", samples=2, root=tmp_path)
+    assert not (tmp_path / "mark").exists()
+
+
+def test_a_single_array_is_no_npz_file(tmp_path: Path) -> None:
+    with (tmp_path / "mnist.npz").open("wb") as file:
+        np.save(file, np.zeros(3))
+    with pytest.raises(InputError, match=r"mnist.npz"):
+        data.load("mnist", samples=2, root=tmp_path)
+
+
+# Real images
+
+real = pytest.mark.skipif(not (REAL / "mnist.npz").is_file(), reason=f"no real images in {REAL}")
+
+
+@real
+@pytest.mark.parametrize(
+    ("name", "shape", "outputs"),
+    [
+        ("cifar10", (3, 32, 32), 1),
+        ("mnist", (28, 28), 1),
+        ("fashion_mnist", (28, 28), 10),
+        ("tiny_imagenet", (3, 64, 64), 1),
+    ],
+)
+def test_real_images(name: str, shape: tuple[int, ...], outputs: int) -> None:
+    drawn = data.load(name, samples=20, root=REAL)
+    assert (drawn.shape, drawn.outputs) == (shape, outputs)
+    with np.load(REAL / f"{name}.npz") as arrays:
+        images, labels = arrays["x"], arrays["y"]
+    pool = {image.tobytes(): int(label) for image, label in zip(images, labels, strict=True)}
+    pixels = drawn.images().mul(255).round().to(torch.uint8).numpy()
+    pixels = pixels.transpose(0, 2, 3, 1) if pixels.ndim == 4 else pixels
+    found = [pool[np.ascontiguousarray(image).tobytes()] for image in pixels]
+    if name == "cifar10":
+        assert found == [6, 9] * 10
+    if name == "mnist":
+        assert [y % 2 for y in found] == [0, 1] * 10
+    if name == "fashion_mnist":
+        assert found == drawn.targets.argmax(1).tolist()
+
+
+@real
+@pytest.mark.parametrize(
+    ("name", "classes"),
+    [("mnist", "parity"), ("cifar10", "vehicles"), ("cifar10", "all"), ("fashion_mnist", "all")],
+)
+def test_real_images_as_in_the_papers(name: str, classes: Any) -> None:
+    drawn = data.load(name, 500, classes=classes, centre="pixels", root=REAL)
+    sums = [50.0] * 10 if classes == "all" else [0.0]
+    assert drawn.targets.sum(0).tolist() == sums
+    assert drawn.inputs.mean(0).abs().max() < 1e-12
+    assert drawn.inputs.abs().max() <= 1
+    other = data.held_out(drawn, root=REAL)
+    assert other.targets.equal(drawn.targets)
+    assert torch.cdist(other.inputs, drawn.inputs).min() > 0.1
