@@ -4,6 +4,8 @@ The oracles run a plain copy of the module, one sample at a time, with torch.aut
 of torch.func; none of the code that they check.
 """
 
+import copy
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 
 from exhume.equation.problem import Problem
 from exhume.features import Features
+from exhume.features.gradient import ParameterGradients
 from exhume.features.network import Network, known_network
 from exhume.models import architectures
 from exhume.models.formulation import network_problem
@@ -62,25 +65,32 @@ def make(name: str, outputs: int = 2, seed: int = 0, step: float = 0.1, **change
     return Net(network, initial, trained, plain)
 
 
-def with_options(features: Features, **changes: Any) -> Features:
-    """The same features, computed another way (`chunk`, `keep`)."""
-    return replace(features, **changes)
+def rows_of(
+    net: Net, points: list[dict[str, Tensor]], names: list[str] | None
+) -> Callable[[Tensor], Tensor]:
+    """The rows of one sample by autograd as a function of it, (d,) → (k, p).
+
+    Hidden activations (1, h) at each point, or ∇θ f_c (c, p) of the parameters named.
+    """
+    modules = [copy.deepcopy(net.plain) for _ in points]
+    for module, weights in zip(modules, points, strict=True):
+        module.load_state_dict(weights)
+
+    def rows(x: Tensor) -> Tensor:
+        return torch.cat([_rows(m, x.reshape(1, *net.network.shape), names) for m in modules])
+
+    return rows
 
 
-def one_row(net: Net, weights: dict[str, Tensor], names: list[str] | None, x: Tensor) -> Tensor:
-    """Rows of one sample x (d,) by autograd: hidden activations (1, h), or ∇θ f_c (c, p)."""
-    net.plain.load_state_dict(weights)
-    sample = x.reshape(1, *net.network.shape)
+def _rows(module: nn.Sequential, sample: Tensor, names: list[str] | None) -> Tensor:
     if names is None:
-        return net.plain[:-1](sample).reshape(1, -1)
-    parameters = dict(net.plain.named_parameters())
-    outputs = net.plain(sample).flatten()
-    rows = []
-    for c in range(len(outputs)):
-        parts = torch.autograd.grad(
-            outputs[c], [parameters[name] for name in names], create_graph=True
-        )
-        rows.append(torch.cat([part.flatten() for part in parts]))
+        return module[:-1](sample).reshape(1, -1)
+    parameters = dict(module.named_parameters())
+    chosen = [parameters[name] for name in names]
+    rows = [
+        torch.cat([part.flatten() for part in torch.autograd.grad(f, chosen, create_graph=True)])
+        for f in module(sample).flatten()
+    ]
     return torch.stack(rows)
 
 
@@ -88,26 +98,20 @@ def dense_rows(
     net: Net, points: list[dict[str, Tensor]], names: list[str] | None, x: Tensor
 ) -> Tensor:
     """Φ, (n·k, p)."""
-    rows = [torch.cat([one_row(net, w, names, row) for w in points]) for row in x]
-    return torch.cat(rows).detach()
+    rows = rows_of(net, points, names)
+    return torch.cat([rows(row) for row in x]).detach()
 
 
 def dense_slopes(
-    net: Net,
-    points: list[dict[str, Tensor]],
-    names: list[str] | None,
-    x: Tensor,
-    exact: bool = True,
+    net: Net, points: list[dict[str, Tensor]], names: list[str] | None, x: Tensor
 ) -> Tensor:
-    """∂Φ/∂x of each sample, (n, k, p, d), by double backward or by central differences."""
+    """∂Φ/∂x of each sample, (n, k, p, d), by double backward."""
+    rows = rows_of(net, points, names)
+    return torch.stack([torch.autograd.functional.jacobian(rows, row) for row in x])
 
-    def slope(weights: dict[str, Tensor], row: Tensor) -> Tensor:
-        if exact:
-            return torch.autograd.functional.jacobian(
-                lambda at: one_row(net, weights, names, at), row
-            )
-        h, axes = 1e-5, torch.eye(len(row), dtype=row.dtype)
-        ends = [[one_row(net, weights, names, row + s * h * e) for s in (1, -1)] for e in axes]
-        return torch.stack([(ahead - behind).detach() / (2 * h) for ahead, behind in ends], 2)
 
-    return torch.stack([torch.cat([slope(weights, row) for weights in points]) for row in x])
+def by_torch(features: Features, **changes: Any) -> ParameterGradients:
+    """The same gradients by derivatives of torch, without the fast path of dense layers."""
+    assert isinstance(features, ParameterGradients)
+    plain = (features.network, features.points, features.name)
+    return replace(ParameterGradients(*plain, block=features.block), **changes)

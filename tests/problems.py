@@ -4,6 +4,7 @@ Everything is built by hand from float64 tensors, so nothing here shares code wi
 beyond the activation's forward function.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from exhume import data
 from exhume.equation.domain import Box, Domain, Sphere, SphereInBox
 from exhume.equation.problem import Problem, ThreatModel
+from exhume.features import Features
 from exhume.features.activations import activation
 from exhume.features.random import RandomFeatures
 from exhume.features.weights import Seeded, Stored
@@ -87,6 +89,50 @@ def case(
         coefficients = torch.nn.functional.normalize(coefficients, dim=1)
     problem = make_problem(features, phi.T @ coefficients).to("cpu", dtype)
     return Case(problem, truth.inputs, coefficients)
+
+
+def close(got: Tensor, expected: Tensor, relative: float = 1e-10, least: float = 1e-30) -> None:
+    """Equal up to a share of the largest entry, wherever they are and in whatever precision."""
+    size = max(expected.abs().max().item(), least)
+    torch.testing.assert_close(
+        got.double().cpu(), expected.double().cpu(), rtol=0, atol=relative * size
+    )
+
+
+def check_products(
+    features: Features,
+    rows: Callable[[Tensor], Tensor],
+    n: int = 3,
+    m: int = 2,
+    relative: float = 1e-10,
+) -> None:
+    """Every product against the rows of one candidate, (d,) → (k, p), that autograd differentiates.
+
+    Each is asked for twice: what is kept for the second time must be right, too.
+    """
+    x = on_sphere(n, features.dim)
+    phi = torch.cat([rows(row) for row in x]).detach()
+    slopes = torch.stack([torch.autograd.functional.jacobian(rows, row) for row in x])
+    k, p, here = len(phi) // n, features.width, features.linearize(x)
+    a = gaussian(n * k, m, seed=1)
+    jacobian = torch.einsum("ikpd,ikm->pmid", slopes, a.reshape(n, k, m))  # of ΦᵀA
+    for seed in (2, 4):
+        t, direction = gaussian(p, m, seed=seed), gaussian(n, features.dim, seed=seed + 1)
+        close(here.gram(), phi @ phi.T, relative)
+        close(here.apply(t), phi @ t, relative)
+        close(here.combine(a), phi.T @ a, relative)
+        close(here.push(direction, a), torch.einsum("pmid,id->pm", jacobian, direction), relative)
+        pulled = torch.einsum("pmid,pm->id", jacobian, t)
+        close(here.pull(t, a), pulled, relative)
+        weights = (a @ t.T).reshape(n, k, p)
+        hessian = torch.autograd.functional.hvp
+        bent = [
+            hessian(lambda row, w=w: (rows(row) * w).sum(), row, along)[1]
+            for row, w, along in zip(x, weights, direction, strict=True)
+        ]
+        close(here.bend(direction, t, a), torch.stack(bent), relative, pulled.abs().max().item())
+        curvature = torch.einsum("pmid,pmjd->ij", jacobian, jacobian) / features.dim
+        close(here.curvature(a), curvature, relative)
 
 
 def dense_v(features: RandomFeatures) -> Tensor:

@@ -11,6 +11,10 @@ from torch import Tensor
 
 from exhume.features.activations import Activation
 
+NO_NORM = "A sample's norm leaves no trace in these features; it is assumed, not found."
+WEAK_SIGN = "A sample and its negative leave nearly the same trace; the sign is least certain."
+NO_SIGN = "A sample and its negative leave the same trace; the sign cannot be found."
+
 
 class Linearization(Protocol):
     """Features Φ (n·k, p) of n candidates and their derivative, as products only.
@@ -20,27 +24,27 @@ class Linearization(Protocol):
     """
 
     def gram(self) -> Tensor:
-        """ΦΦᵀ, (n·k, n·k)."""
+        """Return ΦΦᵀ, (n·k, n·k)."""
         ...
 
     def apply(self, target: Tensor) -> Tensor:
-        """ΦT, (n·k, m), with the products taken in the dtype of T."""
+        """Return ΦT, (n·k, m), with the products taken in the dtype of T."""
         ...
 
     def combine(self, coefficients: Tensor) -> Tensor:
-        """ΦᵀA, (p, m)."""
+        """Return ΦᵀA, (p, m)."""
         ...
 
     def push(self, direction: Tensor, coefficients: Tensor) -> Tensor:
-        """Σ_i ∂φ(x_i)[D_i] A_iᵀ, (p, m): the Jacobian of ΦᵀA in the candidates."""
+        """Return Σ_i ∂φ(x_i)[D_i] A_iᵀ, (p, m): the Jacobian of ΦᵀA in the candidates, times D."""
         ...
 
     def pull(self, target: Tensor, coefficients: Tensor) -> Tensor:
-        """Σ_c A_ic · ∂φ(x_i)ᵀ T_c, (n, d): the transpose of `push`."""
+        """Return Σ_c A_ic · ∂φ(x_i)ᵀ T_c, (n, d): the transpose of `push`."""
         ...
 
     def bend(self, direction: Tensor, target: Tensor, coefficients: Tensor) -> Tensor:
-        """Σ_c A_ic · ∂²φ(x_i)[D_i]ᵀ T_c, (n, d): the derivative of `pull` along D.
+        """Return Σ_c A_ic · ∂²φ(x_i)[D_i]ᵀ T_c, (n, d): the derivative of `pull` along D.
 
         T and A are held fixed. A candidate's row depends on its own direction alone, so one call
         gives a product with the Hessian of ⟨ΦᵀA, T⟩ for every candidate.
@@ -48,9 +52,9 @@ class Linearization(Protocol):
         ...
 
     def curvature(self, coefficients: Tensor) -> Tensor:
-        """C_ij = tr(J_iᵀJ_j)/d, (n, n), with J_i = push restricted to candidate i.
+        """Return C_ij = tr(J_iᵀJ_j)/d, (n, n), with J_i = push restricted to candidate i.
 
-        The Gauss-Newton matrix averaged over input directions: the damping and the
+        The Gauss-Newton matrix averaged over input directions is the damping and the
         preconditioner of the solver. Where d > 32 an unbiased estimate will do.
         """
         ...
@@ -61,27 +65,27 @@ class Features(Protocol):
 
     @property
     def name(self) -> str:
-        """What they are, for a report."""
+        """Say what they are, for a report."""
         ...
 
     @property
     def undetermined(self) -> tuple[str, ...]:
-        """Sentences on what of a sample these features cannot show."""
+        """Say, a sentence each, what of a sample these features cannot show."""
         ...
 
     @property
     def dim(self) -> int:
-        """d, the number of entries of one candidate."""
+        """Return d, the number of entries of one candidate."""
         ...
 
     @property
     def width(self) -> int:
-        """p, the number of rows of the target."""
+        """Return p, the number of rows of the target."""
         ...
 
     @property
     def outputs(self) -> int:
-        """c, how many outputs of a network have their gradients in the rows of a candidate.
+        """Return c, how many outputs of a network have their gradients in a candidate's rows.
 
         It is 0 where the rows are activations of a layer.
         """
@@ -89,41 +93,41 @@ class Features(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where the candidates live."""
+        """Return where the candidates live."""
         ...
 
     @property
     def dtype(self) -> torch.dtype:
-        """In which precision the candidates live."""
+        """Return in which precision the candidates live."""
         ...
 
     def linearize(self, candidates: Tensor) -> Linearization:
-        """Features and derivatives at n candidates (n, d)."""
-        ...
-
-    def moment(self, weights: Tensor, directions: Tensor) -> Tensor | None:
-        """M Q, (d, k), for a symmetric M(w) whose extreme eigenvectors point at samples.
-
-        Linear in w (p,), a column of the target or of a residual. None where the features have
-        no such moment: the search then starts at random.
-        """
-        ...
-
-    def restrict(self, basis: Tensor) -> Self:
-        """The features z ↦ φ(Uz), of coordinates z (r,) in the span of U (d, r)."""
-        ...
-
-    def substituted(self, activation: Activation) -> Self:
-        """The same features with that activation in the place of every ReLU, if there is any.
-
-        For surrogates such as `smoothed_relu`; other activations stay.
-        """
+        """Return features and derivatives at n candidates (n, d)."""
         ...
 
     def predict(self, candidates: Tensor, factor: float = 1.0) -> Tensor | None:
         """Return the network's outputs f(x; factor · θ), (n, c), at its last point θ.
 
-        None where the features are not those of a whole network.
+        It is None where the features are not those of a whole network.
+        """
+        ...
+
+    def moment(self, weights: Tensor, directions: Tensor) -> Tensor | None:
+        """Return M Q, (d, k), for a symmetric M(w) whose extreme eigenvectors point at samples.
+
+        M is linear in w (p,), a column of the target or of a residual. None where the features
+        have no such moment: the search then starts at random.
+        """
+        ...
+
+    def restrict(self, basis: Tensor) -> Self:
+        """Return the features z ↦ φ(Uz), of coordinates z (r,) in the span of U (d, r)."""
+        ...
+
+    def substituted(self, activation: Activation) -> Self:
+        """Return the same features with that activation in the place of every ReLU.
+
+        It is for surrogates such as `smoothed_relu`; other activations stay.
         """
         ...
 
@@ -139,9 +143,9 @@ class Features(Protocol):
         ...
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Self:
-        """The same features elsewhere."""
+        """Return the same features elsewhere."""
         ...
 
     def resident(self) -> Self:
-        """The same features with as much of them in memory as fits: for many products."""
+        """Return the same features with as much of them in memory as fits, for many products."""
         ...

@@ -1,4 +1,4 @@
-"""What the features of any module share: sizes, chunks of candidates, random probes."""
+"""What the features of any module share: sizes, chunks of candidates, rows, random probes."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -9,20 +9,27 @@ import torch
 from torch import Tensor
 from torch.func import jvp
 
-from exhume.features import Linearization
+from exhume.features import NO_NORM, NO_SIGN, Linearization
 from exhume.features.activations import Activation
 from exhume.features.layers import with_activation
 from exhume.features.network import Network, Weights, derivatives, moved
 from exhume.features.weights import blocks, free_memory
 
-AXES, PROBES = 32, 8
-"""Directions for the curvature: the axes where there are no more than so many, else random ones."""
+AXES = 32
+"""In so few dimensions the curvature is exact, because every axis is a probe."""
+
+PROBES = 8
+"""In more dimensions so many random probes do: damping needs no more than the size of it."""
 
 SHARE = 0.1
-"""Share of the free memory that the activations of one chunk of candidates may take."""
+"""One chunk of candidates may take this share of the free memory for its activations, which leaves
+room for derivatives of several orders."""
 
 BATCH = 2**24
-"""Most numbers in the rows of all candidates along a batch of directions."""
+"""The rows of all candidates along a batch of probes hold at most so many numbers (64 MiB)."""
+
+BLOCK = 65536
+"""Sums over p in float64 convert so many columns at a time, to keep the copy small."""
 
 Function = Callable[[Tensor], Tensor]
 
@@ -35,38 +42,46 @@ class ModuleFeatures:
         network: the module as a function.
         points: weights at which the features are taken; with two, a candidate has the rows of
             both, each with coefficients of its own.
-        title: what they are, for a report.
+        name: what they are, for a report.
         chunk: candidates at a time; chosen from the free memory if None.
     """
 
     network: Network
     points: tuple[Weights, ...]
-    title: str
+    name: str
     chunk: int | None = None
 
     @property
-    def name(self) -> str:
-        """For a report."""
-        return self.title
-
-    @property
-    def dim(self) -> int:
-        """The dimension of a candidate."""
-        return self.network.dim
+    def width(self) -> int:
+        """Return p, the number of rows of the target."""
+        raise NotImplementedError
 
     @property
     def outputs(self) -> int:
         """Return c, how many outputs have their gradients in the rows of a candidate."""
         raise NotImplementedError
 
+    def rows_at(self, weights: Weights, inputs: Tensor) -> Tensor:
+        """Return features at one point, (n, d) → (n, k, p)."""
+        raise NotImplementedError
+
+    def linearize(self, candidates: Tensor) -> Linearization:
+        """Return features and derivatives at n candidates (n, d)."""
+        raise NotImplementedError
+
+    @property
+    def dim(self) -> int:
+        """Return d, the dimension of a candidate."""
+        return self.network.dim
+
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Return where the weights are."""
         return self._like.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """In which precision the weights are."""
+        """Return in which precision the weights are."""
         return self._like.dtype
 
     @property
@@ -74,7 +89,7 @@ class ModuleFeatures:
         return next(w for w in self.points[0].values() if w.is_floating_point())
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Self:
-        """The same features elsewhere."""
+        """Return the same features elsewhere."""
         return replace(self, points=tuple(moved(w, device, dtype) for w in self.points))
 
     def resident(self) -> Self:
@@ -89,8 +104,25 @@ class ModuleFeatures:
         """Return them as they are: torch differentiates a module as it is."""
         return self
 
-    def predict(self, candidates: Tensor, factor: float = 1.0) -> Tensor | None:
-        """Return f(x; factor · θ), (n, c), at the last point."""
+    def restrict(self, basis: Tensor) -> Self:
+        """Return the features z ↦ φ(Uz) of coordinates in the span of U (d, r)."""
+        basis, inner = basis.to(self._like), self.network.basis
+        if inner is not None:
+            basis = inner.to(self._like) @ basis
+        return replace(self, network=replace(self.network, basis=basis))
+
+    def substituted(self, activation: Activation) -> Self:
+        """Return the same features with that activation in every ReLU that is a layer."""
+        module = with_activation(self.network.module, activation)
+        if module is None:
+            return self
+        return replace(self, network=replace(self.network, module=module))
+
+    def moment(self, weights: Tensor, directions: Tensor) -> None:
+        """Return None: a general module has no moment that points at samples."""
+
+    def predict(self, candidates: Tensor, factor: float = 1.0) -> Tensor:
+        """Return f(x; factor · θ), (n, c), at the last point θ; buffers are no part of θ."""
         parameters = {name for name, _ in self.network.module.named_parameters()}
         weights = self.points[-1]
         if factor != 1:
@@ -98,80 +130,31 @@ class ModuleFeatures:
         with torch.no_grad(), derivatives(rounded=False):
             return self.network(weights, candidates.to(self.device, self.dtype))
 
-    def restrict(self, basis: Tensor) -> Self:
-        """The features z ↦ φ(Uz) of coordinates in the span of U (d, r)."""
-        inner = self.network.basis
-        basis = (
-            basis.to(self._like) if inner is None else inner.to(self._like) @ basis.to(self._like)
-        )
-        return replace(self, network=replace(self.network, basis=basis))
-
-    def substituted(self, activation: Activation) -> Self:
-        """The same features with that activation in the place of every ReLU that is a layer."""
-        module = with_activation(self.network.module, activation)
-        if module is None:
-            return self
-        return replace(self, network=replace(self.network, module=module))
-
-    def moment(self, weights: Tensor, directions: Tensor) -> Tensor | None:
-        """None: a general module has no moment that points at samples."""
-        return None
-
-    def rows(self, weights: Weights, inputs: Tensor) -> Tensor:
-        """Features at one point, (n, d) → (n, k, p)."""
-        raise NotImplementedError
-
-    def linearize(self, candidates: Tensor) -> Linearization:
-        """Features and derivatives at n candidates (n, d)."""
-        raise NotImplementedError
-
     def all_rows(self, candidates: Tensor) -> Tensor:
-        """Features at every point in full precision, (n, d) → (n, k, p)."""
+        """Return features at every point in full precision, (n, d) → (n, k, p)."""
         with torch.no_grad(), derivatives(rounded=False):
-            return torch.cat(
-                [
-                    torch.cat([self.rows(weights, candidates[part]) for weights in self.points], 1)
-                    for part in self.chunks(len(candidates))
-                ]
-            )
+            parts = [
+                torch.cat([self.rows_at(weights, candidates[part]) for weights in self.points], 1)
+                for part in self.chunks(len(candidates))
+            ]
+            return torch.cat(parts)
 
     @property
     def undetermined(self) -> tuple[str, ...]:
-        """Norm and sign, where the features of two random inputs do not show them."""
+        """Say so where the features of two random inputs show neither norm nor sign."""
         generator = torch.Generator().manual_seed(0)
         x = torch.randn(2, self.dim, generator=generator, dtype=torch.float64)
         gram = self.linearize(torch.cat([x, 2 * x, -x])).gram()
         rows = len(gram) // 6
         inner = gram.view(6, rows, 6, rows).diagonal(dim1=1, dim2=3).sum(2)
         cosines = inner / inner.diagonal().outer(inner.diagonal()).sqrt()
-        sentences = []
-        if _parallel(cosines[:2, 2:4]):
-            sentences.append(
-                "A sample's norm leaves no trace in these features; it is assumed, not found."
-            )
-        if _parallel(cosines[:2, 4:]):
-            sentences.append(
-                "A sample and its negative leave the same trace; the sign cannot be found."
-            )
-        return tuple(sentences)
+        hidden = ((cosines[:2, 2:4], NO_NORM), (cosines[:2, 4:], NO_SIGN))
+        return tuple(words for c, words in hidden if (c.diagonal().abs() > 1 - 1e-6).all())
 
     def chunks(self, candidates: int) -> Iterator[slice]:
-        """Ranges of candidates whose activations fit in memory together."""
-        return blocks(candidates, self.chunk or max(1, self._room()))
-
-    def batches(self, directions: Tensor, candidates: int) -> Iterator[Tensor]:
-        """Directions (q, d), so many at a time that the rows of all candidates are few."""
-        count = max(1, BATCH // (candidates * self.width * len(self.points)))
-        for part in blocks(len(directions), count):
-            yield directions[part]
-
-    @property
-    def width(self) -> int:
-        """p, the number of rows of the target."""
-        raise NotImplementedError
-
-    def _room(self) -> int:
-        return int(SHARE * free_memory(self.device) / (self._activations * 4))
+        """Return ranges of candidates whose activations fit in memory together."""
+        room = int(SHARE * free_memory(self.device) / (self._activations * 4))
+        return blocks(candidates, self.chunk or max(1, room))
 
     @cached_property
     def _activations(self) -> int:
@@ -193,44 +176,93 @@ class ModuleFeatures:
         return max(total, 1)
 
 
-def _parallel(cosines: Tensor) -> bool:
-    return bool((cosines.diagonal().abs() > 1 - 1e-6).all())
+class ModuleLinearization:
+    """What linearisations share that may keep the rows Φ of the candidates.
 
-
-def probes(dim: int, like: Tensor) -> Tensor:
-    """Directions Z (q, d) over which the mean of |Jz|² is tr(JᵀJ)/d.
-
-    The axes, exactly; or random signs over √d, on average, where there are too many axes.
+    Attributes:
+        phi: Φ, (n·k, p), or None where it is too large to keep.
     """
+
+    def __init__(self, features: ModuleFeatures, candidates: Tensor, keep: bool = True) -> None:
+        """Compute the rows if they are to be kept."""
+        self.features = features
+        self.candidates = candidates.to(features.device, features.dtype)
+        self.chunks = list(features.chunks(len(candidates)))
+        self.phi = features.all_rows(self.candidates).flatten(0, 1) if keep else None
+
+    def gram(self) -> Tensor:
+        """Return ΦΦᵀ, (n·k, n·k) float64, row by row where Φ is not kept."""
+        if self.phi is not None:
+            return sum_over_blocks(self.phi, self.phi)
+        count = len(self.candidates) * len(self.features.points) * max(1, self.features.outputs)
+        identity = torch.eye(count, dtype=self.candidates.dtype, device=self.candidates.device)
+        gram = torch.cat([self.apply(self.combine(row[:, None])) for row in identity], 1)
+        return (gram + gram.T) / 2
+
+    def apply(self, target: Tensor) -> Tensor:
+        """Return ΦT, (n·k, m) float64; the products are taken in the dtype of T."""
+        assert self.phi is not None
+        if target.dtype == torch.float64:
+            return sum_over_blocks(self.phi, target.T)
+        return (self.phi @ target).double()
+
+    def combine(self, coefficients: Tensor) -> Tensor:
+        """Return ΦᵀA, (p, m)."""
+        assert self.phi is not None
+        return self.phi.T @ coefficients.to(self.phi.dtype)
+
+    def by_point(self, coefficients: Tensor) -> Tensor:
+        """Return A as (n, points, rows a point, m)."""
+        n, points = len(self.candidates), len(self.features.points)
+        a = coefficients.to(self.candidates.dtype)
+        return a.view(n, points, max(1, self.features.outputs), -1)
+
+    def probed(self, derivative: Callable[[Tensor, Tensor, slice], Tensor]) -> Tensor:
+        """Return the mean of JJᵀ over `probes` z, float64, with J the rows ∂φ(x)[z].
+
+        Args:
+            derivative: takes candidates, the directions in which to go, and which of all pairs
+                these are, candidates first; returns rows (…, p).
+        """
+        n, directions = len(self.candidates), probes(self.candidates)
+        count = max(1, BATCH // (n * self.features.width * len(self.features.points)))
+        total: Tensor | None = None
+        with derivatives(rounded=True):
+            for batch in blocks(len(directions), count):
+                z = directions[batch]
+                x, along = self.candidates.repeat(len(z), 1), z.repeat_interleave(n, 0)
+                parts = self.features.chunks(len(x))
+                moved = torch.cat([derivative(x[part], along[part], part) for part in parts])
+                rows = moved.reshape(len(z), -1, self.features.width)
+                product = (rows @ rows.mT).sum(0).double()
+                total = product if total is None else total + product
+        assert total is not None
+        return total / len(directions)
+
+
+def probes(candidates: Tensor) -> Tensor:
+    """Return directions Z (q, d) over which the mean of |Jz|² is tr(JᵀJ)/d.
+
+    They are the axes, which is exact; where there are too many axes they are random signs over √d,
+    which is right on average.
+    """
+    dim = candidates.shape[1]
     if dim <= AXES:
-        return torch.eye(dim).to(like)
+        return torch.eye(dim).to(candidates)
     generator = torch.Generator().manual_seed(0)
-    signs = torch.randint(0, 2, (PROBES, dim), generator=generator).to(like) * 2 - 1
+    signs = torch.randint(0, 2, (PROBES, dim), generator=generator).to(candidates) * 2 - 1
     scaled: Tensor = signs / dim**0.5
     return scaled
 
 
-def paired(candidates: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
-    """Every candidate (n, d) with every direction (q, d), (q·n, d) each, candidates first."""
-    n, q = len(candidates), len(directions)
-    return candidates.repeat(q, 1), directions.repeat_interleave(n, 0)
-
-
 def forward_derivative(function: Function, inputs: Tensor, direction: Tensor) -> Tensor:
-    """∂f(x)[d]."""
+    """Return ∂f(x)[d]."""
     derivative: Tensor = jvp(function, (inputs,), (direction,))[1]
     return derivative
 
 
-def applied(rows: Tensor, target: Tensor) -> Tensor:
-    """ΦT in float64, (r, p) and (p, m) → (r, m), the products taken in the dtype of T."""
-    if target.dtype == torch.float64:
-        return sum_over_blocks(rows, target.T)
-    return (rows @ target).double()
-
-
-def sum_over_blocks(left: Tensor, right: Tensor, block: int = 65536) -> Tensor:
-    """L Rᵀ in float64, (n, p) and (k, p) → (n, k), without a float64 copy of either."""
+def sum_over_blocks(left: Tensor, right: Tensor, block: int = BLOCK) -> Tensor:
+    """Return L Rᵀ in float64, (n, p) and (k, p) → (n, k), without a float64 copy of either."""
     total = torch.zeros(len(left), len(right), dtype=torch.float64, device=left.device)
     for part in blocks(left.shape[1], block):
         total += left[:, part].double() @ right[:, part].double().T

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from exhume.features import NO_NORM, NO_SIGN, WEAK_SIGN
 from exhume.features.activations import Activation
 from exhume.features.weights import (
     Stored,
@@ -18,18 +19,10 @@ from exhume.features.weights import (
 )
 
 BLOCK_BYTES = {"cpu": 2**28, "cuda": 2**33}
-"""Size of one block of V by device; a few of these are in use where there is no room for more."""
-
-
-SIGN = {
-    "determined": (),
-    "weak": ("A sample and its negative leave nearly the same trace; the sign is least certain.",),
-    "lost": ("A sample and its negative leave the same trace; the sign cannot be found.",),
-}
-
+"""One block of V has at most so many bytes: a few of them must fit beside everything else."""
 
 KEPT_BYTES = 2**30
-"""Most memory for the features of the candidates where V itself is not in memory."""
+"""Where V itself is not in memory, features of the candidates are kept up to this size."""
 
 
 @dataclass(frozen=True)
@@ -56,93 +49,91 @@ class RandomFeatures:
 
     @property
     def name(self) -> str:
-        """With the activation."""
+        """Say what they are, with the activation."""
         return f"{self.title}, {self.activation.name}"
 
     @property
     def undetermined(self) -> tuple[str, ...]:
-        """Norm and sign, as far as the activation hides them."""
-        norm = "A sample's norm leaves no trace in these features; it is assumed, not found."
+        """Name norm and sign, as far as the activation hides them."""
         if self.bias is not None and self.bias.any():
             return ()
-        return (*((norm,) if self.activation.homogeneous else ()), *SIGN[self.activation.sign])
+        norm = (NO_NORM,) if self.activation.homogeneous else ()
+        sign = {"determined": (), "weak": (WEAK_SIGN,), "lost": (NO_SIGN,)}[self.activation.sign]
+        return norm + sign
 
     @property
     def dim(self) -> int:
-        """The dimension of a candidate."""
+        """Return d, the dimension of a candidate."""
         return self.weights.shape[1]
 
     @property
     def width(self) -> int:
-        """The number of features."""
+        """Return p, the number of features."""
         return self.weights.shape[0]
-
-    @property
-    def device(self) -> torch.device:
-        """Where V is handed out."""
-        return self.weights.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """In which precision V is handed out."""
-        return self.weights.dtype
 
     @property
     def outputs(self) -> int:
         """Return 0: the rows are activations."""
         return 0
 
+    @property
+    def device(self) -> torch.device:
+        """Return where V is handed out."""
+        return self.weights.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Return in which precision V is handed out."""
+        return self.weights.dtype
+
     def predict(self, candidates: Tensor, factor: float = 1.0) -> None:
         """Return None: one layer has no outputs."""
 
     def exact(self) -> "RandomFeatures":
         """Return the same features with products in full precision, and no half copy of V."""
-        weights = self.weights
-        if isinstance(weights, Stored):
-            weights = Stored(weights.tensor)
+        weights = self.weights.to(self.device, self.dtype)  # which leaves the copy behind
         return replace(self, weights=weights, full_precision=True)
 
     def leaky(self) -> "RandomFeatures":
         """Return the same features with the published backward slope, if σ is ReLU."""
         return replace(self, activation=self.activation.leaky_backward())
 
+    def substituted(self, activation: Activation) -> "RandomFeatures":
+        """Return the same features with that activation, if theirs is ReLU."""
+        return replace(self, activation=activation) if self.activation.name == "relu" else self
+
     def to(self, device: torch.device, dtype: torch.dtype) -> "RandomFeatures":
-        """The same features elsewhere."""
+        """Return the same features elsewhere."""
         bias = None if self.bias is None else self.bias.to(device, dtype)
         return replace(self, weights=self.weights.to(device, dtype), bias=bias)
 
     def resident(self) -> "RandomFeatures":
-        """The same features with V in memory, if it takes less than half of what is free."""
-        weights = self.weights
-        if not isinstance(weights, Stored):
-            if self.width * self.dim * self.dtype.itemsize > free_memory(self.device) / 2:
-                return self
-            weights = materialise(weights)
-        return replace(self, weights=weights if self.full_precision else with_half(weights))
+        """Return the same with V in memory, if it takes less than half of what is free."""
+        needed = self.width * self.dim * self.dtype.itemsize
+        if not self.weights.in_memory and needed > free_memory(self.device) / 2:
+            return self
+        stored = materialise(self.weights)
+        return replace(self, weights=stored if self.full_precision else with_half(stored))
 
     def restrict(self, basis: Tensor) -> "RandomFeatures":
-        """The features z ↦ φ(Uz) of coordinates in the span of U (d, r): VU takes V's place."""
+        """Return the features z ↦ φ(Uz) of coordinates in the span of U (d, r): VU for V."""
         u = basis.to(self.device, self.dtype)
         parts = [self.weights.rows(part.start, part.stop) @ u for part in self.slices()]
         reduced = torch.cat(parts)
         spread = float(reduced.double().square().mean().sqrt())
         return replace(self, weights=Stored(reduced), spread=spread)
 
-    def substituted(self, activation: Activation) -> "RandomFeatures":
-        """The same features with that activation, if theirs is ReLU."""
-        return replace(self, activation=activation) if self.activation.name == "relu" else self
-
     def slices(self) -> Iterator[slice]:
-        """The blocks of rows in which V is read."""
+        """Return the blocks of rows in which V is read."""
         most = BLOCK_BYTES.get(self.device.type, BLOCK_BYTES["cpu"])
         return blocks(self.width, self.block or max(1, most // (self.dim * self.dtype.itemsize)))
 
     def linearize(self, candidates: Tensor) -> "RandomLinearization":
-        """Features and derivatives at n candidates (n, d)."""
+        """Return features and derivatives at n candidates (n, d)."""
         return RandomLinearization(self, candidates.to(self.device, self.dtype))
 
     def moment(self, weights: Tensor, directions: Tensor) -> Tensor:
-        """M₂(w) Q with M₂(w) = (1/p) Σ_k w_k (v_k v_kᵀ/s² − I): (p,), (d, k) → (d, k).
+        """Return M₂(w) Q with M₂(w) = (1/p) Σ_k w_k (v_k v_kᵀ/s² − I): (p,), (d, k) → (d, k).
 
         s² = 1/d is the variance of the entries of V, or `spread`² where that is known. For
         w = Σ A_i σ(Vx_i) with Gaussian V the mean of M₂ is c₂ Σ A_i x_i x_iᵀ / d, c₂ the second
@@ -158,37 +149,23 @@ class RandomFeatures:
 
 @contextmanager
 def tensor_cores(allowed: bool) -> Iterator[None]:
-    """Let a GPU round the factors of float32 products and convolutions to TF32, or not."""
-    products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    """Let a GPU round the factors of float32 products to TF32, or not."""
+    before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if allowed else "highest")
-    torch.backends.cudnn.allow_tf32 = allowed
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(products)
-        torch.backends.cudnn.allow_tf32 = convolutions
-
-
-def product(
-    rows: Tensor, matrix: Tensor, half: Tensor | None, full_precision: bool = False
-) -> Tensor:
-    """RM (n, q), in half precision if there is such a copy of M, else in TF32 or float32.
-
-    Each row is scaled to its largest entry, so that neither small nor large ones are lost.
-    The relative error is about 1e-3 on a GPU: enough for steps, not for values.
-    """
-    if half is None:
-        with tensor_cores(not full_precision):
-            return rows @ matrix
-    scale = rows.abs().amax(1, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny)
-    return ((rows / scale).half() @ half).to(rows.dtype).mul_(scale)
+        torch.set_float32_matmul_precision(before)
 
 
 @dataclass(frozen=True, eq=False)
 class _Block:
+    """Features and slopes (n, b) of b rows of V, with these rows (b, d) where they are at hand."""
+
     rows: slice
-    phi: Tensor  # (n, b)
-    slope: Tensor  # (n, b)
+    phi: Tensor
+    slope: Tensor
+    v: Tensor | None
 
 
 class RandomLinearization:
@@ -199,16 +176,16 @@ class RandomLinearization:
         self.features = features
         self.candidates = candidates
         needed = 2 * len(candidates) * features.width * candidates.dtype.itemsize
-        keep = isinstance(features.weights, Stored) or needed <= KEPT_BYTES
-        self._kept = [block for block, _ in self._compute()] if keep else None
-        self._seconds: list[Tensor] = []
+        keep = features.weights.in_memory or needed <= KEPT_BYTES
+        self._kept = [replace(block, v=None) for block in self._compute()] if keep else None
+        self._seconds: dict[int, Tensor] = {}
 
-    def _compute(self) -> Iterator[tuple[_Block, Tensor]]:
+    def _compute(self) -> Iterator[_Block]:
         sigma = self.features.activation
         for part in self.features.slices():
             v = self.features.weights.rows(part.start, part.stop)
             z = self._inside(v, part)
-            yield _Block(part, sigma.value(z), sigma.slope(z)), v
+            yield _Block(part, sigma.value(z), sigma.slope(z), v)
 
     def _inside(self, v: Tensor, part: slice) -> Tensor:
         """Vx + b for the rows of a block, (n, b)."""
@@ -216,95 +193,103 @@ class RandomLinearization:
         return z if self.features.bias is None else z + self.features.bias[part]
 
     def _blocks(self) -> Iterator[_Block]:
-        """The features alone: no pass over V if they are kept."""
-        return iter(self._kept) if self._kept is not None else (b for b, _ in self._compute())
+        return self._compute() if self._kept is None else iter(self._kept)
 
-    def _blocks_with_v(self) -> Iterator[tuple[_Block, Tensor]]:
-        if self._kept is None:
-            yield from self._compute()
-        else:
-            for b in self._kept:
-                yield b, self.features.weights.rows(b.rows.start, b.rows.stop)
+    def _v(self, block: _Block) -> Tensor:
+        """The block's rows of V, read again where the features were kept without them."""
+        if block.v is not None:
+            return block.v
+        return self.features.weights.rows(block.rows.start, block.rows.stop)
+
+    def _second(self, block: _Block, v: Tensor) -> Tensor:
+        """σ''(XVᵀ) of a block, kept where the features are."""
+        second = self._seconds.get(block.rows.start)
+        if second is None:
+            second = self.features.activation.second(self._inside(v, block.rows))
+            if self._kept is not None:
+                self._seconds[block.rows.start] = second
+        return second
 
     def gram(self) -> Tensor:
-        """ΦΦᵀ, (n, n) float64."""
+        """Return ΦΦᵀ, (n, n) float64."""
         total = self._zeros(len(self.candidates))
-        for b in self._blocks():
-            phi = b.phi.double()
+        for block in self._blocks():
+            phi = block.phi.double()
             total += phi @ phi.T
         return total
 
     def apply(self, target: Tensor) -> Tensor:
-        """ΦT, (n, m) float64; the products are taken in the dtype of T."""
+        """Return ΦT, (n, m) float64; the products are taken in the dtype of T."""
         total = self._zeros(target.shape[1])
-        for b in self._blocks():
-            total += b.phi.to(target.dtype) @ target[b.rows]
+        for block in self._blocks():
+            total += block.phi.to(target.dtype) @ target[block.rows]
         return total
 
     def combine(self, coefficients: Tensor) -> Tensor:
-        """ΦᵀA, (p, m)."""
+        """Return ΦᵀA, (p, m)."""
         a = coefficients.to(self.candidates.dtype)
-        return torch.cat([b.phi.T @ a for b in self._blocks()])
+        return torch.cat([block.phi.T @ a for block in self._blocks()])
 
     def push(self, direction: Tensor, coefficients: Tensor) -> Tensor:
-        """Σ_i σ'(Vx_i) ⊙ (V D_i) A_iᵀ, (p, m)."""
+        """Return Σ_i σ'(Vx_i) ⊙ (V D_i) A_iᵀ, (p, m)."""
         a = coefficients.to(self.candidates.dtype)
         parts = []
-        for b, v in self._blocks_with_v():
-            half = self._half(b.rows)
-            half = None if half is None else half.T
-            moved = product(direction, v.T, half, self.features.full_precision)
-            parts.append(moved.mul_(b.slope).T @ a)
+        for block in self._blocks():
+            moved = self._across(direction, self._v(block), block.rows)
+            parts.append(moved.mul_(block.slope).T @ a)
         return torch.cat(parts)
 
     def pull(self, target: Tensor, coefficients: Tensor) -> Tensor:
-        """[(A Tᵀ) ⊙ σ'(XVᵀ)] V, (n, d)."""
+        """Return [(A Tᵀ) ⊙ σ'(XVᵀ)] V, (n, d)."""
         a = coefficients.to(self.candidates.dtype)
         total = torch.zeros_like(self.candidates)
-        for b, v in self._blocks_with_v():
-            weighted = (a @ target[b.rows].T).mul_(b.slope)
-            total += product(weighted, v, self._half(b.rows), self.features.full_precision)
+        for block in self._blocks():
+            weighted = (a @ target[block.rows].T).mul_(block.slope)
+            total += self._back(weighted, self._v(block), block.rows)
         return total
 
     def bend(self, direction: Tensor, target: Tensor, coefficients: Tensor) -> Tensor:
-        """[(A Tᵀ) ⊙ σ''(XVᵀ) ⊙ (D Vᵀ)] V, (n, d)."""
+        """Return [(A Tᵀ) ⊙ σ''(XVᵀ) ⊙ (D Vᵀ)] V, (n, d)."""
         a = coefficients.to(self.candidates.dtype)
         total = torch.zeros_like(self.candidates)
         if self.features.activation.piecewise_linear:
             return total
-        for part, v, second in self._bends():
-            half = self._half(part)
-            across = None if half is None else half.T
-            moved = product(direction, v.T, across, self.features.full_precision)
-            weighted = (a @ target[part].T).mul_(second).mul_(moved)
-            total += product(weighted, v, half, self.features.full_precision)
+        for block in self._blocks():
+            v = self._v(block)
+            moved = self._across(direction, v, block.rows)
+            weighted = (a @ target[block.rows].T).mul_(self._second(block, v)).mul_(moved)
+            total += self._back(weighted, v, block.rows)
         return total
 
-    def _bends(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Rows, V and σ''(XVᵀ) of each block; the last is kept where the features are."""
-        for k, part in enumerate(self.features.slices()):
-            v = self.features.weights.rows(part.start, part.stop)
-            if k < len(self._seconds):
-                second = self._seconds[k]
-            else:
-                second = self.features.activation.second(self._inside(v, part))
-                if self._kept is not None:
-                    self._seconds.append(second)
-            yield part, v, second
-
     def curvature(self, coefficients: Tensor) -> Tensor:
-        """C = (AAᵀ) ⊙ Σ_k σ'_ik σ'_jk |v_k|²/d, (n, n) float64."""
+        """Return C = (AAᵀ) ⊙ Σ_k σ'_ik σ'_jk |v_k|²/d, (n, n) float64."""
         total = self._zeros(len(self.candidates))
-        for b, v in self._blocks_with_v():
-            total += ((b.slope * v.square().mean(1)) @ b.slope.T).double()
+        for block in self._blocks():
+            total += ((block.slope * self._v(block).square().mean(1)) @ block.slope.T).double()
         a = coefficients.double()
         return (a @ a.T) * total
 
-    def _half(self, rows: slice) -> Tensor | None:
-        weights = self.features.weights
-        return (
-            weights.half[rows] if isinstance(weights, Stored) and weights.half is not None else None
-        )
+    def _across(self, directions: Tensor, v: Tensor, rows: slice) -> Tensor:
+        """D Vᵀ for some rows of V, (n, d) → (n, b)."""
+        half = self.features.weights.half
+        return self._product(directions, v.T, None if half is None else half[rows].T)
+
+    def _back(self, weights: Tensor, v: Tensor, rows: slice) -> Tensor:
+        """W V for some rows of V, (n, b) → (n, d)."""
+        half = self.features.weights.half
+        return self._product(weights, v, None if half is None else half[rows])
+
+    def _product(self, rows: Tensor, matrix: Tensor, half: Tensor | None) -> Tensor:
+        """R M, in half precision if there is such a copy of M, else in TF32 or float32.
+
+        Each row is scaled to its largest entry, so that neither small nor large ones are lost.
+        The relative error is about 1e-3 on a GPU: enough for steps, not for values.
+        """
+        if half is None:
+            with tensor_cores(not self.features.full_precision):
+                return rows @ matrix
+        scale = rows.abs().amax(1, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny)
+        return ((rows / scale).half() @ half).to(rows.dtype).mul_(scale)
 
     def _zeros(self, columns: int) -> Tensor:
         return torch.zeros(

@@ -1,4 +1,4 @@
-"""Where the rows of V come from: a tensor, a seed, or a file. All of them are read in blocks."""
+"""Where the rows of V come from: a tensor, a seed, or a file. All are read in blocks of rows."""
 
 import math
 from collections.abc import Iterator
@@ -11,37 +11,48 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from exhume.checks import whole_number
 from exhume.errors import InputError
 
 CPU = torch.device("cpu")
 TILE = 256
-"""Rows of V that share one stream of random numbers; part of what a seed means."""
+"""So many rows of V share one stream of random numbers; another value would change every V."""
 
 
 class Weights(Protocol):
     """V (p, d), readable in blocks of rows."""
 
     @property
+    def in_memory(self) -> bool:
+        """Tell whether reading rows costs nothing."""
+        ...
+
+    @property
+    def half(self) -> Tensor | None:
+        """Return a copy in float16 for products on a GPU, if there is one."""
+        ...
+
+    @property
     def shape(self) -> tuple[int, int]:
-        """(p, d)."""
+        """Return (p, d)."""
         ...
 
     @property
     def device(self) -> torch.device:
-        """Where blocks are handed out."""
+        """Return where blocks are handed out."""
         ...
 
     @property
     def dtype(self) -> torch.dtype:
-        """In which precision blocks are handed out."""
+        """Return in which precision blocks are handed out."""
         ...
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """V[start:stop], (stop − start, d)."""
+        """Return V[start:stop], (stop − start, d)."""
         ...
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Self:
-        """The same numbers, handed out elsewhere."""
+        """Return the same numbers, handed out elsewhere, without the copy in float16."""
         ...
 
 
@@ -56,28 +67,29 @@ class Stored:
 
     tensor: Tensor
     half: Tensor | None = None
+    in_memory = True
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(p, d)."""
+        """Return (p, d)."""
         return (self.tensor.shape[0], self.tensor.shape[1])
 
     @property
     def device(self) -> torch.device:
-        """Where the tensor is."""
+        """Return where the tensor is."""
         return self.tensor.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """The tensor's own."""
+        """Return the tensor's own."""
         return self.tensor.dtype
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """V[start:stop], a view."""
+        """Return V[start:stop], a view."""
         return self.tensor[start:stop]
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "Stored":
-        """The tensor moved."""
+        """Return the tensor moved, without the copy in float16."""
         return Stored(self.tensor.to(device, dtype))
 
 
@@ -99,19 +111,20 @@ class Seeded:
     seed: int
     device: torch.device = CPU
     dtype: torch.dtype = torch.float32
+    half = None
+    in_memory = False
 
     def __post_init__(self) -> None:
         """Refuse what has no stream of numbers."""
-        if self.seed < 0:
-            raise InputError(f"seed: expected a whole number of at least 0, got {self.seed}.")
+        whole_number("seed", self.seed, least=0)
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(p, d)."""
+        """Return (p, d)."""
         return (self.width, self.dim)
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """V[start:stop], generated now."""
+        """Return V[start:stop], generated now."""
         first, last = start // TILE, -(-stop // TILE)
         block = np.empty(((last - first) * TILE, self.dim), dtype=np.float32)
         with ThreadPoolExecutor(max_workers=torch.get_num_threads()) as pool:
@@ -126,7 +139,7 @@ class Seeded:
         rows *= np.float32(1 / math.sqrt(self.dim))  # here, where it is rounded the same for all
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "Seeded":
-        """The same numbers, handed out elsewhere."""
+        """Return the same numbers, handed out elsewhere."""
         return replace(self, device=device, dtype=dtype)
 
 
@@ -137,6 +150,8 @@ class Mapped:
     path: Path
     device: torch.device = CPU
     dtype: torch.dtype = torch.float32
+    half = None
+    in_memory = False
 
     def __post_init__(self) -> None:
         """Look at the header now, so that a bad file is named before any work starts."""
@@ -161,22 +176,22 @@ class Mapped:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(p, d)."""
+        """Return (p, d)."""
         p, d = self._array().shape
         return (p, d)
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """V[start:stop], read now."""
+        """Return V[start:stop], read now."""
         block = torch.from_numpy(np.array(self._array()[start:stop]))
         return block.to(self.device, self.dtype)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "Mapped":
-        """The same numbers, handed out elsewhere."""
+        """Return the same numbers, handed out elsewhere."""
         return replace(self, device=device, dtype=dtype)
 
 
 def blocks(width: int, size: int) -> Iterator[slice]:
-    """Consecutive slices of `size` rows that cover 0 … width.
+    """Yield consecutive slices of `size` rows that cover 0 … width.
 
     Example:
         >>> list(blocks(5, 2))
@@ -187,7 +202,9 @@ def blocks(width: int, size: int) -> Iterator[slice]:
 
 
 def materialise(weights: Weights, size: int = 65536) -> Stored:
-    """V read once, block by block, into memory on its device."""
+    """Read V into memory on its device, block by block, unless it is there."""
+    if isinstance(weights, Stored):
+        return weights
     tensor = torch.empty(weights.shape, device=weights.device, dtype=weights.dtype)
     for part in blocks(weights.shape[0], size):
         tensor[part] = weights.rows(part.start, part.stop)
@@ -195,7 +212,7 @@ def materialise(weights: Weights, size: int = 65536) -> Stored:
 
 
 def with_half(weights: Stored) -> Stored:
-    """The same with a half-precision copy, on a GPU with room for it."""
+    """Return the same with a copy in float16, on a GPU with room for it."""
     tensor = weights.tensor
     if weights.half is not None or not tensor.is_cuda or tensor.dtype != torch.float32:
         return weights
@@ -205,7 +222,7 @@ def with_half(weights: Stored) -> Stored:
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that can be allocated on a device now."""
+    """Return how many bytes can be allocated on a device now."""
     if device.type == "cuda":
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0]) + cached

@@ -1,0 +1,286 @@
+"""Features of any module: one dense float64 oracle, surrogates, fast paths, precision."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from exhume.features import Features
+from exhume.features.activations import smoothed_relu, softplus
+from exhume.features.gradient import ParameterGradients
+from exhume.features.last_layer import LastLayer
+from exhume.features.layers import Elementwise
+from exhume.features.modules import probes, sum_over_blocks
+from exhume.features.network import known_network
+from exhume.features.random import RandomFeatures
+from exhume.models.formulation import features_at
+from nets import SIZES, Net, by_torch, make, rows_of
+from problems import check_products, close, gaussian, on_sphere
+
+DENSE = {
+    "two_layer": ["1.weight", "1.bias", "3.weight", "3.bias"],
+    "mlp": ["1.weight", "1.bias", "3.weight", "3.bias", "5.weight", "5.bias"],
+}
+
+
+def last_layer(net: Net, point: str, chunk: int | None = None) -> LastLayer:
+    return LastLayer(net.network, tuple(net.points(point)), "last", chunk=chunk)
+
+
+# Products
+
+
+@pytest.mark.parametrize("chunk", [None, 2])
+@pytest.mark.parametrize("point", ["initial", "final", "midpoint", "both"])
+def test_last_layer_products_against_the_dense_oracle(point: str, chunk: int | None) -> None:
+    net = make("mlp")
+    check_products(last_layer(net, point, chunk), rows_of(net, net.points(point), None))
+
+
+@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize(
+    ("name", "block", "names", "point", "chunk"),
+    [
+        ("mlp", "all", slice(None), "both", 1),
+        ("two_layer", "first", slice(2), "midpoint", None),
+        ("two_layer", "3.*,1.bias", slice(1, None), "both", 2),
+    ],
+)
+def test_gradient_products_against_the_dense_oracle(
+    name: str, block: str, names: slice, point: str, chunk: int | None, keep: bool
+) -> None:
+    net = make(name)
+    features = by_torch(net.problem(block, point).features, chunk=chunk, keep=keep)
+    check_products(features, rows_of(net, net.points(point), DENSE[name][names]), n=2)
+
+
+@pytest.mark.parametrize("parameters", ["last", "all"])
+def test_products_of_a_residual_network_against_the_dense_oracle(parameters: str) -> None:
+    net = make("resnet")
+    every = [key for key, _ in net.plain.named_parameters()]
+    names = None if parameters == "last" else every
+    features = net.problem(parameters, "both").features
+    check_products(features, rows_of(net, net.points("both"), names), n=2, relative=1e-9)
+
+
+def test_a_transformer_has_the_rows_of_the_plain_module() -> None:
+    """Torch differentiates its norm wrongly, so `check_features` alone looks at derivatives."""
+    net, x = make("vit"), on_sphere(2, 16)
+    every = [key for key, _ in net.plain.named_parameters()]
+    for parameters, names in (("last", None), ("all", every)):
+        rows = rows_of(net, net.points("both"), names)
+        phi = torch.cat([rows(row) for row in x]).detach()
+        here = net.problem(parameters, "both").features.linearize(x)
+        close(here.combine(torch.eye(len(phi)).double()).T, phi, 1e-9)
+
+
+def test_gradients_of_a_two_layer_net_by_hand() -> None:
+    """f = W₂ tanh(W₁x + b₁) + b₂, so ∇W₂ f_c = e_c tanhᵀ and ∇W₁ f_c = (W₂ᵀe_c ⊙ tanh′) xᵀ."""
+    net, x = make("two_layer"), on_sphere(3, 4)
+    (weights,) = net.points("midpoint")
+    first, b, last = (weights[name].numpy() for name in ("1.weight", "1.bias", "3.weight"))
+    rows = []
+    for sample in x.numpy():
+        hidden = np.tanh(first @ sample + b)
+        for c in range(2):
+            unit = np.eye(2)[c]
+            back = last[c] * (1 - hidden**2)
+            parts = [np.outer(back, sample), back, np.outer(unit, hidden), unit]
+            rows.append(np.concatenate([part.ravel() for part in parts]))
+    fast = net.problem("all").features
+    for features in (fast, by_torch(fast, keep=True), by_torch(fast, keep=False)):
+        phi = features.linearize(x).combine(torch.eye(6, dtype=torch.float64)).T
+        close(phi, torch.from_numpy(np.array(rows)))
+
+
+def test_a_network_of_one_linear_layer_has_its_input_for_features() -> None:
+    module = nn.Linear(4, 2).double()
+    weights = {key: w.detach() for key, w in module.state_dict().items()}
+    here = LastLayer(known_network(module, (4,), 2), (weights,), "last").linearize(on_sphere(3, 4))
+    close(here.combine(torch.eye(3, dtype=torch.float64)), on_sphere(3, 4).T)
+
+
+def test_outputs_are_those_of_the_last_point() -> None:
+    net, x = make("mlp", outputs=3), on_sphere(2, 4)
+    net.plain.load_state_dict(net.trained)
+    plain = net.plain(x.reshape(2, 2, 2)).detach()
+    for parameters, outputs in (("last", 0), ("all", 3)):
+        features = net.problem(parameters, "both").features
+        assert features.outputs == outputs
+        close(features.predict(x), plain)
+    net.plain.load_state_dict({name: 2 * w for name, w in net.trained.items()})
+    close(features.predict(x, 2.0), net.plain(x.reshape(2, 2, 2)).detach())
+
+
+# Surrogates
+
+
+def with_layers(*between: nn.Module) -> tuple[nn.Sequential, dict[str, Tensor]]:
+    """A net of dense layers of 5 units, with those layers between, on inputs of shape (2, 2)."""
+    torch.manual_seed(0)
+    layers: list[nn.Module] = [nn.Flatten(), nn.Linear(4, 5)]
+    for middle in between:
+        layers += [middle, nn.Linear(5, 5)]
+    module = nn.Sequential(*layers[:-1], nn.Linear(5, 2)).double().eval()
+    return module, {key: w.detach() for key, w in module.state_dict().items()}
+
+
+@pytest.mark.parametrize("kind", [LastLayer, ParameterGradients])
+def test_substituted_features_are_those_of_another_network(kind: type) -> None:
+    """ReLU layers of any make are swapped, also one that is used twice; others stay."""
+    relu = nn.ReLU()
+    module, weights = with_layers(relu, nn.Tanh(), relu, Elementwise("relu"))
+    smooth = nn.Softplus(beta=3.0, threshold=1000.0)
+    other, _ = with_layers(smooth, nn.Tanh(), smooth, smooth)
+    block = {} if kind is LastLayer else {"block": tuple(weights)}
+    here = kind(known_network(module, (2, 2), 2), (weights,), "name", **block)
+    there = kind(known_network(other, (2, 2), 2), (weights,), "name", **block)
+    swapped = here.substituted(softplus(3.0))
+    same_products(swapped, there)
+    own = swapped.network.module
+    assert [n for n, _ in own.named_parameters()] == [n for n, _ in module.named_parameters()]
+    pairs = zip(own.parameters(), module.parameters(), strict=True)
+    assert all(swap is kept for swap, kept in pairs)  # no copy of the weights
+    assert module[2] is relu
+    assert swapped.substituted(softplus(9.0)) is swapped  # no ReLU is left
+
+
+def same_products(one: Features, other: Features, relative: float = 1e-10) -> None:
+    """Every product of two kinds of features at the same candidates."""
+    x, direction = on_sphere(3, other.dim), gaussian(3, other.dim, seed=1)
+    here, there = one.linearize(x), other.linearize(x)
+    gram = there.gram()
+    a, t = gaussian(len(gram), 2), gaussian(other.width, 2)
+    close(here.gram(), gram, relative)
+    for got, expected in (
+        (here.apply(t), there.apply(t)),
+        (here.combine(a), there.combine(a)),
+        (here.push(direction.to(one.dtype), a), there.push(direction, a)),
+        (here.pull(t.to(one.dtype), a), there.pull(t, a)),
+        (here.curvature(a), there.curvature(a)),
+    ):
+        close(got, expected, relative)
+    bent, size = there.bend(direction, t, a), there.pull(t, a).abs().max().item()
+    close(here.bend(direction.to(one.dtype), t.to(one.dtype), a), bent, relative, size)
+
+
+@pytest.mark.parametrize("parameters", ["last", "all"])
+def test_a_surrogate_in_a_residual_network(parameters: str) -> None:
+    """The values of the head's input stay; its derivative is that of the surrogate."""
+    features = make("resnet").problem(parameters, "midpoint").features
+    swapped, x = features.substituted(smoothed_relu(2.0)), on_sphere(2, 16)
+    one, two = features.linearize(x), swapped.linearize(x)
+    a, t = gaussian(len(one.gram()), 1), gaussian(features.width, 1)
+    direction = gaussian(2, 16, seed=1)
+    if parameters == "last":
+        close(two.gram(), one.gram())
+    assert not torch.allclose(two.pull(t, a), one.pull(t, a))
+    assert two.bend(direction, t, a).abs().max() > 1e-3 and not one.bend(direction, t, a).any()
+    smooth = make("vit").problem(parameters, "both").features
+    assert smooth.substituted(smoothed_relu(10.0)) is smooth  # there is no ReLU
+
+
+# The fast path of one hidden layer
+
+
+@pytest.mark.parametrize(
+    ("layer", "name"),
+    [
+        (nn.ReLU(), "relu"),
+        (nn.Tanh(), "tanh"),
+        (nn.GELU(), "gelu"),
+        (nn.Softplus(), "softplus"),
+        (Elementwise("erf"), "erf"),
+        (nn.GELU(approximate="tanh"), None),
+        (nn.Softplus(beta=2), None),
+        (nn.SiLU(), None),
+        (nn.LeakyReLU(), None),
+    ],
+)
+def test_activations_of_torch_are_recognised_or_left_to_torch(
+    layer: nn.Module, name: str | None
+) -> None:
+    parts = [nn.Flatten(), nn.Linear(4, 7), layer, nn.Dropout(0.5), nn.Linear(7, 2)]
+    module = nn.Sequential(*parts).double().eval()
+    weights = {key: w.detach() for key, w in module.state_dict().items()}
+    network = known_network(module, (2, 2), 2)
+    features = features_at(network, weights, weights, "last", "final")
+    assert isinstance(features, RandomFeatures) == (name is not None)
+    same_products(features, LastLayer(network, (weights,), "last"))
+    hidden = module[:-1](on_sphere(3, 4).reshape(3, 2, 2)).detach()
+    close(features.linearize(on_sphere(3, 4)).combine(torch.eye(3).double()).T, hidden)
+
+
+def test_the_fast_path_is_not_for_another_head() -> None:
+    """With d = h nothing but the values would tell."""
+    net = make("two_layer", outputs=4, width=4)
+    other = replace(net.network, head="1")
+    features = features_at(other, net.initial, net.trained, "last", "final")
+    x = on_sphere(3, 4)
+    close(features.linearize(x).combine(torch.eye(3, dtype=torch.float64)).T, x)
+
+
+# Precision, probes, subspaces
+
+
+@pytest.mark.parametrize("parameters", ["last", "all"])
+@pytest.mark.parametrize("name", SIZES)
+def test_single_precision_is_close_to_double(name: str, parameters: str) -> None:
+    double = make(name).problem(parameters, "both").features
+    single = double.to(torch.device("cpu"), torch.float32)
+    assert single.dtype == torch.float32
+    same_products(single, double, 1e-3 if name == "vit" else 1e-4)
+    here = single.linearize(on_sphere(2, single.dim))
+    a, t = gaussian(len(here.gram()), 1), gaussian(single.width, 1)
+    reduced = (here.gram(), here.apply(t), here.curvature(a))
+    assert all(tensor.dtype == torch.float64 for tensor in reduced)
+    assert here.combine(a).dtype == here.pull(t.float(), a).dtype == torch.float32
+
+
+def test_single_precision_gradients_may_be_streamed() -> None:
+    double = make("mlp").problem("all", "both").features
+    single = double.to(torch.device("cpu"), torch.float32)
+    same_products(by_torch(single, keep=False, chunk=1), double, 1e-4)
+
+
+def test_random_probes_have_the_right_mean() -> None:
+    assert torch.equal(probes(torch.zeros(1, 5)), torch.eye(5))
+    z = probes(torch.zeros(1, 50))
+    close(z.square(), torch.full_like(z, 1 / 50), 1e-6)  # each |z| is 1: exact for multiples of I
+    assert len(z) < 50
+    features = make("two_layer", shape=[40], width=300).problem("first").features
+    estimate = features.linearize(on_sphere(2, 40)).curvature(gaussian(4, 1))
+    assert torch.linalg.eigvalsh(estimate).min() >= 0
+
+
+@pytest.mark.parametrize("parameters", ["last", "all"])
+def test_a_subspace_of_a_subspace_is_a_subspace(parameters: str) -> None:
+    features = make("vit").problem(parameters, "both").features
+    outer, inner = gaussian(16, 4), gaussian(4, 2, seed=1)
+    same_products(features.restrict(outer).restrict(inner), features.restrict(outer @ inner), 1e-9)
+
+
+def test_sums_over_blocks_are_in_double() -> None:
+    left, right = gaussian(2, 1000).float(), gaussian(3, 1000, seed=1).float()
+    close(sum_over_blocks(left, right, block=7), left.double() @ right.double().T, 1e-14)
+
+
+@pytest.mark.parametrize("parameters", ["last", "all"])
+@pytest.mark.parametrize(
+    ("activation", "bias", "words"),
+    [
+        ("relu", False, ["norm"]),
+        ("relu", True, []),
+        ("tanh", False, ["negative"]),
+        ("softplus", False, []),
+    ],
+)
+def test_what_a_sample_does_not_leave_is_said(
+    activation: str, bias: bool, words: list[str], parameters: str
+) -> None:
+    net = make("mlp", activation=activation, bias=bias)
+    said = net.problem(parameters).features.undetermined
+    assert len(said) == len(words)
+    assert all(word in sentence for word, sentence in zip(words, said, strict=True))
