@@ -3,10 +3,8 @@
 `progress` draws the residual over time, `law` where a run stands.
 """
 
-import io
 import itertools
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -16,27 +14,29 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullLocator
 
+from exhume.report import plots
+from exhume.report.plots import ACCENT, INK, LINE, MUTED, SECOND
 from exhume.wording import finite, number, power_of_ten
 
-# Stand-ins that become CSS variables, so that one plot serves the light and the dark page.
-NAMES = ("ink", "muted", "line", "accent", "second", "low", "high")
-PHASE_NAMES = ("phase-0", "phase-1", "phase-2")
-VARIABLES = {f"#0{i:x}0{i:x}0{i:x}": name for i, name in enumerate(NAMES + PHASE_NAMES, 1)}
-INK, MUTED, LINE, ACCENT, SECOND, LOW, HIGH, *PHASES = VARIABLES
+LOW, HIGH = "#e9ddcb", "#cfe3df"
+PHASES = ("#f4eee3", "#e9f0ec", "#f3e6dd")
+VARIABLES = {
+    **plots.VARIABLES,
+    LOW: "var(--low)",
+    HIGH: "var(--high)",
+    **{colour: f"var(--phase-{i})" for i, colour in enumerate(PHASES)},
+}
 STYLE: Any = {
-    "svg.hashsalt": "exhume",
-    "svg.fonttype": "none",
-    "text.parse_math": False,
+    **plots.STYLE,
     "font.size": 9.0,
-    "text.color": INK,
+    "axes.labelsize": 9.0,
     "axes.edgecolor": LINE,
-    "axes.labelcolor": MUTED,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
     "xtick.color": LINE,
     "ytick.color": LINE,
     "xtick.labelcolor": MUTED,
     "ytick.labelcolor": MUTED,
+    "figure.facecolor": "none",
+    "lines.solid_capstyle": "projecting",
 }
 
 
@@ -106,7 +106,7 @@ def progress(events: Iterable[Mapping[str, Any]], floor: float | None = None) ->
         twin.yaxis.set_major_locator(MaxNLocator(5, integer=True))
         twin.tick_params(length=0)
         twin.spines[:].set_visible(False)
-    return Plot(_svg(figure), legend)
+    return Plot(plots.inline(figure, VARIABLES), legend)
 
 
 @matplotlib.rc_context(STYLE)
@@ -135,7 +135,7 @@ def law(ratio: float) -> Markup:
     axes.set_xlabel("numbers for each unknown, p·m / (d·n)")
     axes.set_yticks([])
     axes.spines[["left", "right", "bottom"]].set_visible(False)
-    return _svg(figure)
+    return plots.inline(figure, VARIABLES)
 
 
 def _label(axes: Axes, x: float, text: str, right: bool, colour: str) -> None:
@@ -196,16 +196,3 @@ def _log_axis(axes: Axes, values: Sequence[float]) -> None:
     axes.set_yticks([10.0**k for k in ticks], [power_of_ten(k) for k in ticks])
     axes.grid(axis="y", color=LINE, linewidth=0.6)
     axes.set_axisbelow(True)
-
-
-def _svg(figure: Figure) -> Markup:
-    """Return the figure as an element of a page: no prologue, no date, no ids of groups."""
-    buffer = io.StringIO()
-    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
-    text = buffer.getvalue()
-    text = re.sub(r'<g id="[^"]*"', "<g", text[text.index("<svg") :])
-    text = re.sub(r"<style.*?</style>", "", text, flags=re.DOTALL)
-    for colour, name in VARIABLES.items():
-        text = text.replace(colour, f"var(--{name})")
-    return Markup(text)

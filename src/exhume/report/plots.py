@@ -71,7 +71,7 @@ def svg(figure: Figure) -> str:
     """Return a figure as a file of its own; the same figure gives the same bytes."""
     buffer = io.StringIO()
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    figure.savefig(buffer, format="svg", facecolor=CARD, metadata=nothing)
+    figure.savefig(buffer, format="svg", facecolor="auto", metadata=nothing)
     return buffer.getvalue()
 
 
@@ -79,16 +79,16 @@ def svg(figure: Figure) -> str:
 def png(figure: Figure) -> bytes:
     """Return a figure as pixels."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", facecolor=CARD, metadata={"Software": None})
+    figure.savefig(buffer, format="png", facecolor="auto", metadata={"Software": None})
     return buffer.getvalue()
 
 
-def inline(figure: Figure) -> Markup:
-    """Return a figure as an element of a page, in its colours."""
+def inline(figure: Figure, variables: Mapping[str, str] = VARIABLES) -> Markup:
+    """Return a figure as an element of a page, with its colours as CSS variables."""
     text = svg(figure)
     text = re.sub(r'<g id="[^"]*"', "<g", text[text.index("<svg") :])
     text = re.sub(r"<style.*?</style>", "", text, flags=re.DOTALL)
-    for colour, expression in VARIABLES.items():
+    for colour, expression in variables.items():
         text = text.replace(colour, expression)
     return Markup(text)
 
