@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -50,20 +51,13 @@ def rank_at(width: int, dim: int, samples: int, outputs: int, basis: torch.Tenso
 
 
 @pytest.mark.parametrize(("dim", "samples", "outputs"), SIZES)
+@pytest.mark.parametrize("subspace", [None, 2, "span"])
 def test_the_threshold_is_where_the_jacobian_gets_full_rank(
-    dim: int, samples: int, outputs: int
+    dim: int, samples: int, outputs: int, subspace: Any
 ) -> None:
-    least = reconstruction(dim, samples, outputs)
-    assert rank_at(least, dim, samples, outputs, None)
-    assert not rank_at(least - 1, dim, samples, outputs, None)
-
-
-@pytest.mark.parametrize(("dim", "samples", "outputs"), SIZES)
-@pytest.mark.parametrize("subspace", [2, "span"])
-def test_so_it_is_in_a_subspace(dim: int, samples: int, outputs: int, subspace: int | str) -> None:
-    rank = min(samples, dim) if subspace == "span" else 2
-    least = reconstruction(dim, samples, outputs, subspace)  # type: ignore[arg-type]
-    basis = torch.linalg.qr(gaussian(dim, rank)).Q
+    least = reconstruction(dim, samples, outputs, subspace)
+    rank = min(samples, dim) if subspace == "span" else subspace
+    basis = None if rank is None else torch.linalg.qr(gaussian(dim, rank)).Q
     assert rank_at(least, dim, samples, outputs, basis)
     assert not rank_at(least - 1, dim, samples, outputs, basis)
 

@@ -13,7 +13,6 @@ from exhume.sweep import store
 from exhume.sweep.cells import Cell, Grid, cells_of
 from exhume.sweep.engines import ENGINES, Executor, last_line
 from exhume.sweep.records import Record
-from exhume.sweep.sources import sources_of
 from exhume.sweep.worker import Task, made_on
 
 DIED = "the worker died each time the cell was run (killed, or out of memory)"
@@ -75,7 +74,7 @@ def run(
                 kept |= _kept(folder, left, retry)  # another driver may have finished some since
         take(kept)
         tasks = [
-            Task(cell, place, number, on, sources_of(type(cell).__module__))
+            Task(cell, place, number, on)
             for number, (place, cell) in enumerate(cells.items())
             if place not in kept
         ]

@@ -9,7 +9,6 @@ A package that only lies on the way to a module does not count: importing `exhum
 import ast
 import hashlib
 import sys
-from dataclasses import dataclass
 from functools import cache
 from importlib.util import resolve_name
 from pathlib import Path
@@ -20,40 +19,15 @@ PACKAGE = __name__.partition(".")[0]
 ROOT = Path(__file__).parents[1]
 
 
-@dataclass(frozen=True)
-class Sources:
-    """The code that a cell rests on.
+@cache
+def version_of(module: str) -> str:
+    """Return the version of exhume with a digest of the code that a module's cells rest on.
 
-    Attributes:
-        modules: its modules by name, in order. `__main__` is not among them, as workers have
-            another one.
-        fingerprint: of the files of these modules, to the last byte.
-        version: of exhume, with a digest of the code, such as 0.1.0+1f2e3d4c5b6a.
+    It is such as 0.1.0+1f2e3d4c5b6a. The number alone stays the same while the code changes.
     """
-
-    modules: tuple[str, ...]
-    fingerprint: str
-    version: str
-
-
-@cache
-def sources_of(module: str) -> Sources:
-    """Return the code that the cells of a module rest on."""
-    digests = closure(module)
-    total = hashlib.sha256("".join(f"{name} {digests[name]}\n" for name in digests).encode())
-    number = VERSION.partition("+")[0]
-    names = tuple(name for name in digests if name != "__main__")
-    return Sources(names, fingerprint(names), f"{number}+{total.hexdigest()[:12]}")
-
-
-@cache
-def fingerprint(modules: tuple[str, ...]) -> str:
-    """Return a digest of the files of some modules, as they are on this machine."""
-    total = hashlib.sha256()
-    for name in modules:
-        file = _file(name, ROOT)
-        total.update(hashlib.sha256(file.read_bytes() if file else b"").digest())
-    return total.hexdigest()
+    digests = "".join(f"{name} {digest}\n" for name, digest in closure(module).items())
+    digest = hashlib.sha256(digests.encode()).hexdigest()
+    return f"{VERSION.partition('+')[0]}+{digest[:12]}"
 
 
 def closure(module: str, root: Path = ROOT) -> dict[str, str]:

@@ -21,7 +21,7 @@ from typing import Any
 from exhume.errors import InputError
 from exhume.files import private_folder, read_json, write_private
 from exhume.sweep.records import Record
-from exhume.sweep.sources import sources_of
+from exhume.sweep.sources import version_of
 
 
 def identity(cell: Any) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def identity(cell: Any) -> dict[str, Any]:
     return {
         "kind": f"{kind.__module__}.{kind.__qualname__}",
         "fields": {field.name: getattr(cell, field.name) for field in fields(cell)},
-        "version": sources_of(kind.__module__).version,
+        "version": version_of(kind.__module__),
     }
 
 

@@ -1,10 +1,12 @@
 """Counting equations against unknowns: from which width on a last layer can determine samples.
 
-All of this counts. Fewer equations than unknowns leave a continuum of solutions, so that not all
-samples are determined; single ones may still be. As many or more make it possible that they are,
-for features in general position, and promise nothing.
+Fewer equations than unknowns leave a continuum of solutions, so that not all samples are
+determined; single ones may still be. As many or more make it possible that they are, for features
+in general position, and promise nothing.
 
-Inside: `unknowns`, `label_fitting`, `reconstruction`, `safe_width`, `most_samples`, `blocks`.
+Everywhere d is the dimension of an input, n the number of samples, m of outputs. `subspace` is r,
+d if None; `norm` says whether the norm of a sample is known, or leaves no trace (σ homogeneous).
+Where no paper is named, the count is our derivation.
 """
 
 from bisect import bisect_left
@@ -15,40 +17,34 @@ from typing import Literal
 
 from torch import nn
 
+from exhume.checks import whole_number
 from exhume.errors import InputError
 from exhume.features.network import named_block
 
-Subspace = int | Literal["span"] | None
+Where = int | Literal["span"] | None
 """Where samples are known to lie: in r dimensions; in their own span, which the change of a dense
 first layer shows (r = min(n, d)); or anywhere."""
 
 
 def unknowns(
-    dim: int, samples: int, outputs: int = 1, subspace: Subspace = None, norm: bool = True
+    dim: int, samples: int, outputs: int = 1, subspace: Where = None, norm: bool = True
 ) -> int:
-    """n(r − 1 + min(m, n)): what n samples and their coefficients are, as numbers.
+    """Return n(r − 1 + min(m, n)): what n samples and their coefficients are, as numbers.
 
-    Our derivation. A sample on a sphere is r − 1 numbers, r without a known norm. It has one
-    coefficient for each output. Beyond n outputs there is nothing new: ΦᵀA has rank n, and n
-    columns give the rest.
-
-    Args:
-        dim: d, of an input.
-        samples: n.
-        outputs: m.
-        subspace: r; d if None.
-        norm: whether the norm is known, or leaves no trace (σ homogeneous).
+    A sample on a sphere is r − 1 numbers, r without a known norm. It has one coefficient for each
+    output. Beyond n outputs there is nothing new: ΦᵀA has rank n, and n columns give the rest.
 
     Example:
         >>> unknowns(3072, 100), unknowns(3072, 100, subspace="span")
         (307200, 10000)
     """
-    _check(dim=dim, samples=samples, outputs=outputs)
+    for name, value in (("dim", dim), ("samples", samples), ("outputs", outputs)):
+        whole_number(name, value)
     return samples * (_rank(dim, samples, subspace) - norm + min(outputs, samples))
 
 
 def label_fitting(samples: int) -> int:
-    """The least width that fits any labels: p = n.
+    """Return the least width that fits any labels: p = n.
 
     Iurada et al., "A Law of Data Reconstruction for Random Features (and Beyond)": the first
     threshold, as in the paper. Each output is fitted by its own p weights, so that their number
@@ -58,27 +54,18 @@ def label_fitting(samples: int) -> int:
         >>> label_fitting(100)
         100
     """
-    _check(samples=samples)
-    return samples
+    return whole_number("samples", samples)
 
 
 def reconstruction(
-    dim: int, samples: int, outputs: int = 1, subspace: Subspace = None, norm: bool = True
+    dim: int, samples: int, outputs: int = 1, subspace: Where = None, norm: bool = True
 ) -> int:
-    """The least width at which the last layer has as many equations as there are unknowns.
+    """Return the least width at which the last layer has as many equations as there are unknowns.
 
     p·min(m, n) ≥ n(r − 1 + min(m, n)). For one output and r = d this is p = dn, the law of Iurada
-    et al., "A Law of Data Reconstruction for Random Features (and Beyond)", which they prove up to
-    logarithms (Theorem 1). The count for several outputs and in a subspace is our derivation; that
-    r takes the place of d is also what Tansley et al., "Efficient Techniques for Data
-    Reconstruction, with Finite-Width Recovery Guarantees", find for their bound.
-
-    Args:
-        dim: d.
-        samples: n.
-        outputs: m.
-        subspace: r; d if None.
-        norm: whether the norm of a sample is known.
+    et al., which they prove up to logarithms (Theorem 1). That r takes the place of d is also what
+    Tansley et al., "Efficient Techniques for Data Reconstruction, with Finite-Width Recovery
+    Guarantees", find for their bound.
 
     Example:
         >>> reconstruction(3072, 100), reconstruction(3072, 100, 10), reconstruction(3, 2, 50)
@@ -88,13 +75,12 @@ def reconstruction(
 
 
 def safe_width(
-    dim: int, samples: int, outputs: int = 1, subspace: Subspace = None, norm: bool = True
+    dim: int, samples: int, outputs: int = 1, subspace: Where = None, norm: bool = True
 ) -> int:
-    """The largest width whose last layer cannot determine all n samples, by the count alone.
+    """Return the largest width whose last layer cannot determine all n samples, by the count alone.
 
-    Our derivation: one less than `reconstruction`. Not a guarantee. Some of the samples may leak
-    at this width, prior knowledge of them (natural images) makes up for equations, and other
-    layers have equations of their own.
+    This is no guarantee. Some of the samples may leak at this width, prior knowledge of them
+    (natural images) makes up for equations, and other layers have equations of their own.
 
     Example:
         >>> safe_width(3072, 100)
@@ -104,25 +90,19 @@ def safe_width(
 
 
 def most_samples(
-    equations: int, dim: int, outputs: int = 1, subspace: Subspace = None, norm: bool = True
+    equations: int, dim: int, outputs: int = 1, subspace: Where = None, norm: bool = True
 ) -> int:
-    """The most samples that a last layer of p·m weights could determine, by the count alone.
+    """Return the most samples that a last layer of p·m weights could determine, by the count alone.
 
-    The largest n with p·min(m, n) ≥ n(r − 1 + min(m, n)). Our derivation. In the span of the
-    samples, n ≤ d and one output, n² ≤ p.
-
-    Args:
-        equations: p·m.
-        dim: d.
-        outputs: m.
-        subspace: r; d if None.
-        norm: whether the norm of a sample is known.
+    The largest n with p·min(m, n) ≥ n(r − 1 + min(m, n)). In the span of the samples, n ≤ d and one
+    output, n² ≤ p.
 
     Example:
         >>> most_samples(3_072_000, 3072), most_samples(10_000, 3072, subspace="span")
         (1000, 100)
     """
-    _check(equations=equations, dim=dim, outputs=outputs)
+    whole_number("equations", equations)
+    whole_number("outputs", outputs)
 
     def fits(samples: int) -> bool:
         used = equations * min(outputs, samples) // outputs
@@ -159,18 +139,18 @@ def blocks(
     head: str | None = None,
     norm: bool = True,
 ) -> tuple[Block, ...]:
-    """The parameters of a model, tensor by tensor and together, and what each could give up.
+    """Return the parameters of a model, tensor by tensor and together, and what each could give up.
 
-    Our derivation. The change of any P parameters is a combination of the gradients of m outputs
+    The change of any P parameters is a combination of the gradients of m outputs
     for n samples: P equations in n(r − 1 + m) unknowns. For the weight of the last layer it is
     `most_samples`, as there outputs beyond n say nothing new.
 
     Args:
         model: a module, or the shapes of its parameters by name, in order.
-        dim: d, of one input.
+        dim: d.
         outputs: m.
         head: name of the last layer; that of the last parameter if None.
-        norm: whether the norm of a sample is known.
+        norm: as above.
 
     Returns:
         One block for each tensor, then, if there are several, the first layer, the weight of the
@@ -182,7 +162,8 @@ def blocks(
         [('hidden.weight', 1000), ('head.weight', 50), ('first layer', 1000), ('last layer', 50),
          ('all', 1050)]
     """
-    _check(dim=dim, outputs=outputs)
+    whole_number("dim", dim)
+    whole_number("outputs", outputs)
     if isinstance(model, nn.Module):
         model = {name: tuple(w.shape) for name, w in model.named_parameters()}
     shapes = {name: tuple(shape) for name, shape in model.items()}
@@ -211,7 +192,7 @@ def blocks(
 
 
 def _head_weight(names: tuple[str, ...], head: str | None) -> str:
-    """The weight of the last layer, without its bias, which says nothing of inputs."""
+    """Return the weight of the last layer, without its bias, which says nothing of inputs."""
     if head is None:
         return named_block({}, names, "last")[0]
     name = f"{head}.weight" if head else "weight"
@@ -223,19 +204,19 @@ def _head_weight(names: tuple[str, ...], head: str | None) -> str:
 def _most_in_block(
     parameters: int, dim: int, outputs: int, subspace: Literal["span"] | None, norm: bool
 ) -> int:
-    """The largest n with P ≥ n(r − 1 + m)."""
+    """Return the largest n with P ≥ n(r − 1 + m)."""
     return _largest(
         lambda n: parameters >= n * (_rank(dim, n, subspace) - norm + outputs), parameters
     )
 
 
 def _largest(fits: Callable[[int], bool], most: int) -> int:
-    """The largest n up to `most` that fits, where all smaller ones do; 0 if none."""
+    """Return the largest n up to `most` that fits, where all smaller ones do; 0 if none."""
     return bisect_left(range(1, most + 1), True, key=lambda n: not fits(n))
 
 
-def _rank(dim: int, samples: int, subspace: Subspace) -> int:
-    """r, the dimension of where samples lie."""
+def _rank(dim: int, samples: int, subspace: Where) -> int:
+    """Return r, the dimension of where samples lie."""
     if subspace is None:
         return dim
     if subspace == "span":
@@ -243,9 +224,3 @@ def _rank(dim: int, samples: int, subspace: Subspace) -> int:
     if not 1 <= subspace <= dim:
         raise InputError(f"subspace: expected a dimension from 1 to d = {dim}, got {subspace}.")
     return subspace
-
-
-def _check(**numbers: int) -> None:
-    for name, value in numbers.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise InputError(f"{name}: expected a whole number above 0, got {value!r}.")

@@ -20,10 +20,10 @@ from exhume.theory import hermite
 Array = NDArray[np.float64]
 
 GRID = 160
-"""Angles at which the measure may sit. More of them lower the gap by less than a percent."""
+"""Angles at which the measure may sit; its witness is checked at three times as many."""
 
 RING = 64
-"""Nodes of the average over a ring about u, which make it exact to rounding."""
+"""Nodes of the average over a ring about u: exact for polynomials of degree 127 in the cosine."""
 
 
 def kernel_gap(activation: str | Activation, rank: int, tolerance: float, mass: float) -> float:

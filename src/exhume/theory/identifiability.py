@@ -22,8 +22,8 @@ from exhume.theory.neurons import LOCAL, neurons_of, violation
 from exhume.theory.recovery import at_scale, by_margin, decompose, refine
 
 UNEXPLAINED = 1e-2
-"""Most of the weights that recovered samples may leave unexplained. Samples of a KKT point leave
-rounding, those of weights that are none a share of the order of one."""
+"""Most of the weights that recovered samples may leave unexplained: at a KKT point they leave
+little more than rounding, elsewhere a large share."""
 
 
 @dataclass(frozen=True, eq=False)

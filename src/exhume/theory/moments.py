@@ -22,21 +22,22 @@ from exhume.theory.neurons import LOCAL, Neurons
 from exhume.theory.tensors import dimension, powers, slices
 
 GAP = 1e3
-"""Least ratio of neighbouring singular values of the neurons that ends their span. Training that
-is not quite finished leaves ratios of ten or so, a true end one of a million."""
+"""Least ratio of neighbouring singular values of the neurons that ends their span: inside of it
+they are within a few orders of one another, outside of it there is rounding."""
 
 ROUNDED = 1e3
-"""Relative singular values below so many roundings of the weights count as zero: each is a sum of
-some hundred products, and the powers in them multiply the error."""
+"""Relative singular values below so many roundings of the weights count as zero: the equations
+hold sums of powers of the weights, which multiply their rounding."""
 
 SILENT = 1e-6
 """Neurons below this size, relative to the largest, hold no equation: rounding has eaten it."""
 
 MOST = 3000
-"""Most unknowns, since the equations are solved as a dense matrix: a minute's work."""
+"""Most unknowns, since the equations are solved as a dense matrix, in a minute at this size."""
 
 FAINT = 1e-2
-"""A sample whose part in the tensor is at least so large, relatively, is always looked for."""
+"""A sample whose part in the tensor is at least so large, relatively, is looked for however
+uncertain the tensor is: without a limit none would be."""
 
 DEFECTIVE = {(3, 5), (4, 3), (4, 4), (4, 5)}
 """(α, r) where the tangent spaces of general neurons fill less than their number allows."""

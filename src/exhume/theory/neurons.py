@@ -1,8 +1,6 @@
 """Two-layer networks with a polynomial activation, as numbers: f(x) = Σ_k a_k σ(w_k·x).
 
 A hidden bias is one more entry of w_k, and every sample has a 1 there: w·x + β = (w, β)·(x, 1).
-
-Inside: `Neurons`, `neurons_of`, `output`, `explained`, `violation`.
 """
 
 from collections.abc import Mapping
@@ -21,10 +19,11 @@ LOCAL = (
     "For other networks exhume.theory.local_identifiability tells what the weights determine at a "
     "solution."
 )
-"""Where a model goes that this theory does not cover."""
+"""Every refusal ends with it: a model that this theory does not cover may be covered there."""
 
 AGREEMENT = 1e-3
-"""Most that a model may differ from what was read of it, relative to its outputs."""
+"""Most that a model may differ from what was read of it, relative to its outputs: rounding is far
+below it, and another function far above."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,12 +64,12 @@ class Neurons:
 
 
 def output(neurons: Neurons, samples: Tensor) -> Tensor:
-    """f(x_i) = Σ_k a_k σ(w_k·x_i), (n, d) → (n,)."""
+    """Return f(x_i) = Σ_k a_k σ(w_k·x_i), (n, d) → (n,)."""
     return neurons.value(samples @ neurons.first.T) @ neurons.last
 
 
 def explained(neurons: Neurons, samples: Tensor, multipliers: Tensor) -> tuple[Tensor, Tensor]:
-    """Σ_i b_i ∇θ f(x_i): a_k Σ_i b_i σ'(w_k·x_i) x_i, (K, d), and Σ_i b_i σ(w_k·x_i), (K,).
+    """Return Σ_i b_i ∇θ f(x_i): a_k Σ_i b_i σ'(w_k·x_i) x_i, (K, d), and Σ_i b_i σ(w_k·x_i).
 
     Args:
         neurons: the network.
@@ -83,7 +82,7 @@ def explained(neurons: Neurons, samples: Tensor, multipliers: Tensor) -> tuple[T
 
 
 def violation(neurons: Neurons, samples: Tensor, multipliers: Tensor) -> float:
-    """|θ − Σ_i b_i ∇θ f(x_i)| / |θ|: how far the weights are from stationary."""
+    """Return |θ − Σ_i b_i ∇θ f(x_i)| / |θ|: how far the weights are from stationary."""
     first, last = explained(neurons, samples, multipliers)
     missed = (neurons.first - first).square().sum() + (neurons.last - last).square().sum()
     size = neurons.first.square().sum() + neurons.last.square().sum()
@@ -91,7 +90,7 @@ def violation(neurons: Neurons, samples: Tensor, multipliers: Tensor) -> float:
 
 
 def neurons_of(model: nn.Module, trained: Mapping[str, Tensor] | Path | str | None) -> Neurons:
-    """The neurons of a module, or a refusal.
+    """Return the neurons of a module, or refuse it.
 
     Args:
         model: Linear, `Elementwise` with a polynomial, Linear with one output and no bias; a
@@ -125,7 +124,7 @@ def _entry(layer: str, word: str) -> str:
 
 
 def _layers(model: nn.Module) -> tuple[nn.Linear, Elementwise, nn.Linear]:
-    """The three parts, or a sentence on what else was found."""
+    """Return the three parts, or raise a sentence on what else was found."""
     leaves = [part for part in model.modules() if not any(True for _ in part.children())]
     if leaves and isinstance(leaves[0], nn.Flatten):
         leaves = leaves[1:]
@@ -147,7 +146,7 @@ def _layers(model: nn.Module) -> tuple[nn.Linear, Elementwise, nn.Linear]:
 
 
 def _coefficients(sigma: Elementwise) -> tuple[float, ...]:
-    """s_0 … s_α of an activation of degree 3 or more, or the reason why not."""
+    """Return s_0 … s_α of an activation of degree 3 or more, or the reason why not."""
     name = sigma.activation.name
     kind, _, rest = name.partition(":")
     if kind != "polynomial":

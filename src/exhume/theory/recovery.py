@@ -1,8 +1,6 @@
 """From the tensor Σ_i b_i x_i^{⊗α} to the samples: decomposition, refinement, scale.
 
 All in coordinates of the span of the neurons, r numbers a sample.
-
-Inside: `decompose`, `at_scale`, `refine`, `by_margin`.
 """
 
 import torch
@@ -13,16 +11,16 @@ from exhume.theory.neurons import Neurons, explained, output
 from exhume.theory.tensors import contract, matrix, powers
 
 DRAWS = 20
-"""Pairs of random contractions that are tried; the best explained tensor is kept."""
+"""Pairs of random contractions that are tried: one may be nearly degenerate, the best is kept."""
 
 STEPS = 60
-"""Most Gauss-Newton steps of a refinement."""
+"""Most Gauss-Newton steps of a refinement: near a solution it takes a few, far from one many."""
 
 
 def decompose(
     tensor: Tensor, size: int, degree: int, tolerance: float
 ) -> tuple[Tensor, Tensor, float]:
-    """T = Σ_i c_i v_i^{⊗α} with independent unit v_i, by simultaneous diagonalisation.
+    """Split T = Σ_i c_i v_i^{⊗α} with independent unit v_i, by simultaneous diagonalisation.
 
     Two contractions T(g, …, g, ·, ·) = V D Vᵀ with random g share V: it holds the eigenvectors of
     (V D Vᵀ)(V D' Vᵀ)⁻¹ = V D D'⁻¹ V⁻¹. Their number is the rank of the flattening of T.
@@ -59,7 +57,7 @@ def decompose(
 
 
 def fitted(tensor: Tensor, vectors: Tensor, degree: int) -> tuple[Tensor, float]:
-    """The c_i with T ≈ Σ_i c_i v_i^{⊗α}, and the relative rest."""
+    """Return the c_i with T ≈ Σ_i c_i v_i^{⊗α}, and the relative rest."""
     terms = powers(vectors, degree)
     strengths: Tensor = torch.linalg.lstsq(terms.T, tensor[:, None], driver="gelsd").solution[:, 0]
     tiny = torch.finfo(tensor.dtype).tiny
@@ -69,7 +67,7 @@ def fitted(tensor: Tensor, vectors: Tensor, degree: int) -> tuple[Tensor, float]
 def at_scale(
     vectors: Tensor, strengths: Tensor, tensors: dict[int, Tensor], degree: int
 ) -> tuple[Tensor, Tensor]:
-    """Samples and multipliers from unit vectors, where several degrees tell the norm.
+    """Return samples and multipliers from unit vectors, where several degrees tell the norm.
 
     T_q = Σ_i b_i |x_i|^q v_i^{⊗q}, so two degrees give |x_i|^{α−q}, and its sign that of v_i where
     α − q is odd.
@@ -95,7 +93,7 @@ def at_scale(
 def by_margin(
     neurons: Neurons, samples: Tensor, multipliers: Tensor, level: float
 ) -> tuple[Tensor, Tensor]:
-    """The same trace of σ = s z^α with |f(x_i)| = γ: x_i → c x_i and b_i → b_i / c^α.
+    """Return the same trace of σ = s z^α with |f(x_i)| = γ: x_i → c x_i and b_i → b_i / c^α.
 
     Args:
         neurons: the network, of one degree.
@@ -109,7 +107,7 @@ def by_margin(
 
 
 def refine(neurons: Neurons, samples: Tensor, multipliers: Tensor) -> tuple[Tensor, Tensor]:
-    """Gauss-Newton on the stationarity equations themselves, for as long as that helps.
+    """Take Gauss-Newton steps on the stationarity equations themselves, for as long as that helps.
 
     Unknowns are the samples, in units of their norms, and the multipliers, in units of their own;
     each neuron's equations are divided by its size. Steps are those of least norm, so that

@@ -3,8 +3,6 @@
 T ∈ Sym^α(R^r) has one entry T_m for each multi-index m (|m| = α), which stands α!/m! times in the
 full array. The coordinates t_m = √(α!/m!) T_m make the inner product of coordinates that of the
 arrays, so singular values found in coordinates are those of the tensors.
-
-Inside: `dimension`, `exponents`, `powers`, `slices`, `contract`, `matrix`.
 """
 
 import itertools
@@ -15,7 +13,7 @@ from torch import Tensor
 
 
 def dimension(size: int, degree: int) -> int:
-    """C(r+α−1, α), the dimension of Sym^α(R^r).
+    """Return C(r+α−1, α), the dimension of Sym^α(R^r).
 
     Example:
         >>> dimension(5, 3), dimension(5, 4)
@@ -25,7 +23,7 @@ def dimension(size: int, degree: int) -> int:
 
 
 def exponents(size: int, degree: int) -> Tensor:
-    """The multi-indices m with |m| = α over r letters, (M, r) int64.
+    """Return the multi-indices m with |m| = α over r letters, (M, r) int64.
 
     Example:
         >>> exponents(2, 2).tolist()
@@ -37,7 +35,7 @@ def exponents(size: int, degree: int) -> Tensor:
 
 
 def powers(vectors: Tensor, degree: int) -> Tensor:
-    """Coordinates of v^{⊗α} for each row, (k, r) → (k, M): √(α!/m!) v^m.
+    """Return coordinates of v^{⊗α} for each row, (k, r) → (k, M): √(α!/m!) v^m.
 
     Inner products are powers of inner products, ⟨u^{⊗α}, v^{⊗α}⟩ = (u·v)^α.
 
@@ -52,7 +50,7 @@ def powers(vectors: Tensor, degree: int) -> Tensor:
 
 
 def slices(vectors: Tensor, degree: int) -> Tensor:
-    """The maps T ↦ T(v, …, v, ·) for each row v, as matrices on coordinates, (k, r, M).
+    """Return the maps T ↦ T(v, …, v, ·) for each row v, as matrices on coordinates, (k, r, M).
 
     T(v^{α−1}, e_j) = (1/α) ∂/∂v_j T(v^α). Its rows span the tangent space at v of the cone of
     rank-one tensors.
@@ -76,9 +74,9 @@ def slices(vectors: Tensor, degree: int) -> Tensor:
 
 
 def contract(tensor: Tensor, vectors: Tensor, degree: int) -> Tensor:
-    """T(v, ·, …, ·) for each row v, in coordinates of one degree less: (M,), (k, r) → (k, M').
+    """Return T(v, ·, …, ·) for each row v, in coordinates of one degree less.
 
-    With v = e_1 … e_r these are the rows of the flattening of T.
+    (M,), (k, r) → (k, M'). With v = e_1 … e_r these are the rows of the flattening of T.
 
     Example:
         >>> x = torch.tensor([[3.0, -1.0]], dtype=torch.float64)
@@ -97,7 +95,7 @@ def contract(tensor: Tensor, vectors: Tensor, degree: int) -> Tensor:
 
 
 def matrix(tensor: Tensor, size: int) -> Tensor:
-    """The symmetric matrix of coordinates of degree 2, (M,) → (r, r).
+    """Return the symmetric matrix of coordinates of degree 2, (M,) → (r, r).
 
     Example:
         >>> x = torch.tensor([[3.0, -1.0]], dtype=torch.float64)
@@ -108,7 +106,7 @@ def matrix(tensor: Tensor, size: int) -> Tensor:
 
 
 def _weights(letters: Tensor) -> Tensor:
-    """√(α!/m!) for each multi-index, (M,) float64."""
+    """Return √(α!/m!) for each multi-index, (M,) float64."""
     counts = letters.double()
     logarithms = torch.lgamma(counts.sum(1) + 1) - torch.lgamma(counts + 1).sum(1)
     return logarithms.exp().round().sqrt()
