@@ -73,11 +73,6 @@ def test_theta_is_the_interpolator_of_least_norm(name: str, known: Data) -> None
     assert (rows[5:] @ theta).norm() < 1e-6 * theta.norm()  # directions that change no output
 
 
-def test_a_width_equal_to_the_samples_interpolates() -> None:
-    made = random_features(ONE, 5, "tanh")
-    assert far(phi_of(made) @ theta_of(made), ONE.targets) < 1e-3
-
-
 @both
 @pytest.mark.parametrize("ridge", [1e-3, 0.1, 10.0])
 def test_ridge_regression_is_the_closed_form(ridge: float, known: Data) -> None:
@@ -156,21 +151,10 @@ def test_every_output_is_a_problem_of_its_own_and_only_signs_count() -> None:
         assert far(theta_of(made)[:, [column]], theta_of(one)) < 1e-6
 
 
-def test_one_hot_targets_are_one_class_against_the_rest() -> None:
-    inputs = data.sphere(12, 6).inputs
-    one_hot = torch.eye(3, dtype=torch.float64).repeat(2, 1)
-    hot, signs = (
-        random_features(Data(inputs, targets, (12,), "hot"), 80, **LOGISTIC)
-        for targets in (one_hot, 2 * one_hot - 1)
-    )
-    assert far(theta_of(hot), theta_of(signs)) < 1e-6
-    assert ((phi_of(hot) @ theta_of(hot)).argmax(1) == one_hot.argmax(1)).all()
-
-
 # What an attack relies on
 
 
-@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize("name", ["relu", "tanh"])
 @pytest.mark.parametrize("how", [{}, {"ridge": 0.1}, LOGISTIC], ids=str)
 def test_theta_lies_in_the_span_of_the_features(name: str, how: dict[str, Any]) -> None:
     inputs, targets = SIGNS.inputs.clone(), SIGNS.targets.clone()
@@ -193,12 +177,8 @@ def test_v_may_be_seeded_stored_or_mapped(loss: str, tmp_path: Path) -> None:
     assert all(torch.equal(one.problem.target, made[0].problem.target) for one in made)
     other = random_features(ONE, 300, seed=4, loss=loss, ridge=0.1)
     assert far(theta_of(other), theta_of(made[0])) > 0.1
-
-
-def test_a_half_precision_first_layer_does_not_round_the_last() -> None:
-    half = Seeded(300, 12, 0).rows(0, 300).half()
-    target = random_features(ONE, 300, weights=Stored(half.float())).problem.target
-    posed = source.random_features_problem(Stored(half), "relu", target, (12,))
+    target = made[0].problem.target  # V in half precision does not round the last layer
+    posed = source.random_features_problem(Stored(dense.half()), "relu", target, (12,))
     assert torch.equal(posed.to("cpu").target, target)
 
 
@@ -212,16 +192,13 @@ def holed() -> Stored:
     ("changes", "words"),
     [
         ({"width": 4}, "width 4 .* 5"),
-        ({"width": 0}, "width 0"),
         ({"ridge": -1.0}, "ridge: .*-1.0"),
         ({"ridge": float("nan")}, "ridge: .*nan"),
-        ({"ridge": float("inf")}, "ridge: .*inf"),
         ({"loss": "hinge"}, "loss: .*squared, logistic.*hinge"),
         ({"loss": "logistic"}, "ridge"),
         ({"activation": "swish"}, "swish.*relu"),
         ({"activation": "polynomial:1"}, "polynomial"),
         ({"weights": Seeded(80, 11, 0)}, r"\(80, 12\).*\(80, 11\)"),
-        ({"weights": Seeded(79, 12, 0)}, r"\(80, 12\).*\(79, 12\)"),
         ({"weights": holed()}, r"first layer|NaN"),
     ],
     ids=str,

@@ -247,16 +247,6 @@ def test_a_rise_is_undone_and_the_rate_halved(monkeypatch: pytest.MonkeyPatch) -
     assert outside(result, ONE) < 1e-10
 
 
-@pytest.mark.parametrize("how", [{"optimizer": "sgd", "batch": 2}, {"optimizer": "adam"}], ids=str)
-def test_others_come_back_from_far_too_large_a_rate(
-    how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(training, "largest_eigenvalue", lambda *_: 0.1)
-    monkeypatch.setattr(training._Run, "_adam_rate", lambda *_: 100.0)
-    result = train(small(), ONE, Training(until=1e-3, steps=10_000, **how))
-    assert result.record["reached"] and result.record["undone"] >= WINDOW
-
-
 def test_training_ends_where_precision_does() -> None:
     result = train(small(), ONE, Training(until=0, steps=1500), dtype=torch.float32)
     assert not result.record["reached"] and result.record["loss"] < 1e-11
@@ -323,21 +313,6 @@ def test_laziness_is_how_far_each_weight_went() -> None:
         before, now = result.initial[name], result.trained[name]
         assert laziness[name] == pytest.approx(((now - before).norm() / before.norm()).item())
     assert laziness["first"] == laziness["1.weight"] > 0
-    wide = [
-        train(small(ONE, width), ONE, Training(until=1e-4)).record["laziness"]["first"]
-        for width in (50, 200, 800)
-    ]
-    assert wide[0] > 1.5 * wide[1] > 2 * wide[2]
-
-
-def test_images_go_through_convolutions_and_attention() -> None:
-    known = data.load("digits", 4, classes=(3, 8))
-    for network in (resnet(known.shape, 6, blocks=1), vit(known.shape, 4, 8, 1, 2)):
-        result = train(initialise(network), known, Training(until=1e-2), dtype=torch.float32)
-        assert result.record["reached"]
-        assert loss_of(after(network, result).double(), known) == pytest.approx(
-            result.record["loss"], rel=1e-2
-        )
 
 
 # When to stop, and what is told
@@ -357,41 +332,30 @@ def test_no_more_steps_than_asked_for(steps: int, until: float) -> None:
         assert all(torch.equal(w, result.trained[name]) for name, w in result.initial.items())
 
 
-def test_the_record_is_json_and_holds_every_setting() -> None:
-    how = Training(optimizer="sgd", batch=3, until=1e-1)
-    record = json.loads(json.dumps(train(small(), ONE, how).record, allow_nan=False))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_caller_keeps_what_was_handed_over(dtype: torch.dtype) -> None:
+    network, how = (
+        initialise(two_layer(ONE.shape, 30)),
+        Training("squared", "sgd", batch=3, steps=9),
+    )
+    before, inputs = copy.deepcopy(network.state_dict()), ONE.inputs.clone()
+    everyone = torch.get_rng_state()
+    tf32: list[bool] = []
+    result = train(
+        network, ONE, how, dtype=dtype, show=lambda *_: tf32.append(torch.backends.cudnn.allow_tf32)
+    )
+    assert torch.equal(everyone, torch.get_rng_state()) and torch.equal(ONE.inputs, inputs)
+    assert tf32 == [False] and torch.backends.cudnn.allow_tf32
+    for name, start in before.items():
+        assert torch.equal(start, network.state_dict()[name])
+        assert result.initial[name].dtype == result.trained[name].dtype == dtype
+        assert torch.equal(result.initial[name], start.to(dtype))
+    record = json.loads(json.dumps(result.record, allow_nan=False))
     assert record["settings"] == {**vars(how), "momentum": 0.9}
+    assert record["dtype"] == str(dtype).removeprefix("torch.") and record["seconds"] > 0
     assert record.keys() == {
         *("settings", "dtype", "loss", "reached", "steps", "undone", "rate", "seconds", "laziness")
     }
-    assert record["dtype"] == "float64" and record["seconds"] > 0
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_caller_keeps_what_was_handed_over(dtype: torch.dtype) -> None:
-    network = initialise(two_layer(ONE.shape, 30))
-    before, inputs = copy.deepcopy(network.state_dict()), ONE.inputs.clone()
-    everyone = torch.get_rng_state()
-    result = train(network, ONE, Training(until=1e-2), dtype=dtype)
-    assert torch.equal(everyone, torch.get_rng_state())
-    assert all(torch.equal(before[name], now) for name, now in network.state_dict().items())
-    assert torch.equal(ONE.inputs, inputs)
-    for name, start in before.items():
-        assert result.initial[name].dtype == result.trained[name].dtype == dtype
-        assert torch.equal(result.initial[name], start.to(dtype))
-
-
-def test_tensor_cores_only_if_asked() -> None:
-    seen = []
-
-    def look(*_: object) -> None:
-        seen.append((torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32))
-
-    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    for tf32 in (False, True):
-        train(small(), ONE, Training(steps=50, tf32=tf32), show=look)
-        assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == before
-    assert seen == [("highest", False), ("high", True)]
 
 
 # What is refused
@@ -410,23 +374,16 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: Training(loss="hinge"), "loss: expected one of squared, logistic.*hinge"),
     (lambda: Training(optimizer="lion"), "optimizer: expected one of gd, sgd, adam.*lion"),
     (lambda: Training(rate=0.0), "rate: .*0.0"),
-    (lambda: Training(rate=-1.0), "rate: .*-1.0"),
-    (lambda: Training(rate=math.nan), "rate: .*nan"),
-    (lambda: Training(rate="fast"), "rate: .*fast"),  # type: ignore[arg-type]
     (lambda: Training(momentum=1.0), "momentum: .*1.0"),
     (lambda: Training(momentum=-0.1), "momentum: .*-0.1"),
     (lambda: Training(momentum=0.9, optimizer="adam"), "momentum: adam has its own"),
     (lambda: Training(batch=3), "batch: .*choose sgd"),
     (lambda: Training(batch=0, optimizer="sgd"), "batch: .*0"),
-    (lambda: Training(batch=2.5, optimizer="sgd"), "batch: .*2.5"),  # type: ignore[arg-type]
     (lambda: Training(decay=-1e-3), "decay: .*-0.001"),
     (lambda: Training(until=math.inf), "until: .*inf"),
-    (lambda: Training(until=None), "until: .*None"),  # type: ignore[arg-type]
     (lambda: Training(steps=0), "steps: .*0"),
-    (lambda: Training(steps=1e5), "steps: .*100000.0"),  # type: ignore[arg-type]
     (lambda: Training(seed=-1), "seed: .*-1"),
     (lambda: Training(lazy=0), "lazy: .*0"),
-    (lambda: Training(lazy=True), "lazy: .*True"),
     (lambda: train(small(), ONE, Training(rate=10.0)), "diverged .* rate of 10: .* Lower the rate"),
     (lambda: train(small(), ONE, Training("squared", "sgd", rate=10.0)), "diverged .* rate of 10"),
     (lambda: train(two_layer((10,), 9, outputs=2), ONE), r"\(6, 2\).*\(6, 1\).*outputs=1"),

@@ -1,6 +1,7 @@
 """What every training here is made of: samples and weights on one device, steps, a curvature."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,9 @@ from torch.optim.sgd import sgd
 from exhume.data import Data
 from exhume.errors import InputError
 from exhume.victims.losses import Loss
+
+_sgd = partial(sgd, dampening=0.0, nesterov=False, maximize=False)
+_adamw = partial(adamw, amsgrad=False, beta1=0.9, beta2=0.999, eps=1e-8, maximize=False)
 
 
 class Descent:
@@ -67,37 +71,17 @@ class Descent:
 
     @torch.no_grad()
     def step(self, gradients: Sequence[Tensor], rate: float) -> None:
-        """Move the weights by one step of the optimiser; decay is added here."""
+        """Move the weights by one step of the optimiser, which adds the decay."""
+        slopes, decay = list(gradients), self.decay
         if self.adam:
             first, second, count = self.moments
-            adamw(
-                self.weights,
-                list(gradients),
-                first,
-                second,
-                [],
-                count,
-                amsgrad=False,
-                beta1=0.9,
-                beta2=0.999,
-                lr=rate,
-                weight_decay=self.decay,
-                eps=1e-8,
-                maximize=False,
-            )
-            return
-        velocity: list[Tensor | None] = [*self.moments[0]] if self.moments else []
-        sgd(
-            self.weights,
-            list(gradients),
-            velocity or [None] * len(self.weights),
-            weight_decay=self.decay,
-            momentum=self.momentum,
-            lr=rate,
-            dampening=0.0,
-            nesterov=False,
-            maximize=False,
-        )
+            _adamw(self.weights, slopes, first, second, [], count, lr=rate, weight_decay=decay)
+        else:
+            velocity: list[Tensor | None] = [None] * len(slopes)
+            if self.moments:
+                velocity = [*self.moments[0]]
+            momentum = self.momentum
+            _sgd(self.weights, slopes, velocity, lr=rate, weight_decay=decay, momentum=momentum)
 
 
 def largest_eigenvalue(

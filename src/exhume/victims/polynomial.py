@@ -289,9 +289,7 @@ def _evened(shares: Tensor, width: int) -> Tensor:
     One by one the neuron is added that brings the vector of margins closest to equal entries; no
     twins before every neuron is in.
 
-    Args:
-        shares: what a neuron adds to each margin, (K, n).
-        width: how many in all.
+    What a neuron adds to each margin is a row of the shares, (K, n).
     """
     copies = torch.zeros(len(shares), dtype=torch.int64)
     margins = torch.zeros_like(shares[0])

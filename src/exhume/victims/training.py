@@ -81,7 +81,6 @@ class Training:
         seed: of the order of minibatches.
         lazy: α of α(f_θ − f_θ₀), which is trained in place of f: the larger, the less the
             weights move (Chizat et al. 2019). None for f itself.
-        tf32: let a GPU round the factors of float32 products to TF32.
     """
 
     loss: str = "squared"
@@ -94,7 +93,6 @@ class Training:
     steps: int = 100_000
     seed: int = 0
     lazy: float | None = None
-    tf32: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what cannot be done."""
@@ -176,10 +174,7 @@ def train(
         samples = {"inputs": data.inputs, "targets": data.targets}
         same = {"initial weights": digest(initial), "data": digest(samples)}
         kept = Checkpoint(checkpoint, {**asdict(settings), "dtype": str(dtype), **same})
-    with (
-        tensor_cores(settings.tf32),
-        set_multithreading_enabled(False),  # steps are short: handing them over takes longer
-    ):
+    with tensor_cores(False), set_multithreading_enabled(False):  # steps are short: one thread
         run = _Run(network, data, settings)
         place = run.to_the_end(show, kept)
     trained = state_of(network)
