@@ -1,0 +1,265 @@
+"""Run folders: what they hold, that the truth is not read, and going on after an end."""
+
+import math
+import os
+import shutil
+import stat
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from exhume import DataCard, data, files
+from exhume.auditing.folder import CANDIDATES, CONFIG, EVENTS, RunFolder
+from exhume.auditing.run import Event
+from exhume.auditing.settings import Settings
+from exhume.errors import InputError
+from exhume.evaluate.runs import score_run
+from exhume.files import write_private
+from exhume.models.folder import CARD, TRAINED, TRUTH
+from exhume.victims import random_features
+from runs import FINISHED, audit, contents, events_of, result_of, same, strict
+
+TOLD = DataCard((3, 2, 2), (0, 1), (0.1, 0.2, 0.3), 1.0, "sqrt_d", 2)
+
+# The run folder
+
+
+def test_a_run_folder_holds_what_it_should(run: Path, model: Path) -> None:
+    assert contents(run).keys() == FINISHED
+    config = yaml.safe_load((run / CONFIG).read_text())
+    assert {word: value for word, value in config.items() if value is not None} == {
+        **{"model": str(model), "samples": 4, "seed": 0},
+        **{"method": "exhume", "device": "cpu"},
+    }
+    assert config.keys() == set(Settings.__dataclass_fields__)
+    found = load_file(run / CANDIDATES)
+    assert {name: tuple(tensor.shape) for name, tensor in found.items()} == {
+        "samples": (4, 20),
+        "coefficients": (4, 1),
+    }
+    assert all(t.dtype == torch.float64 and t.isfinite().all() for t in found.values())
+    assert torch.allclose(found["samples"].norm(dim=1), torch.tensor(20.0).sqrt().double())
+
+
+def test_the_result_says_all_that_a_report_needs(run: Path) -> None:
+    result = result_of(run)
+    assert result.keys() == {
+        *("schema", "exhume", "versions", "device", "device_name", "seed", "method", "started"),
+        *("seconds", "outcome", "sentence", "residual", "candidates", "samples_given", "steps"),
+        *("products", "problem", "threat_model", "display", "claims", "limits"),
+        *("parameters", "point", "premise", "rank", "prepared"),
+    }
+    assert (result["schema"], result["seed"], result["method"]) == (1, 0, "exhume")
+    assert (result["outcome"], result["candidates"], result["samples_given"]) == ("converged", 4, 4)
+    assert 0 <= result["residual"] < 1e-11
+    assert result["steps"] > 0 and result["products"] > 0 and result["seconds"] > 0
+    assert result["problem"] == {
+        **{"name": "random features, relu", "dim": 20, "width": 480, "outputs": 1},
+        **{"shape": [20], "domain": "sphere of radius √d", "ratio": 6.0},
+    }
+    assert result["threat_model"]["knows"][-1] == "the number of samples"
+    assert result["claims"] and result["limits"]
+
+
+def test_a_private_folder_whatever_the_umask_with_what_is_shown_and_returned(
+    settings: Settings, tmp_path: Path
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run").chmod(0o755)
+    shown: list[Event] = []
+    before = os.umask(0)
+    try:
+        result = audit(settings, tmp_path / "run", show=shown.append)
+    finally:
+        os.umask(before)
+    assert files.finite(result) == result_of(tmp_path / "run")
+    assert stat.S_IMODE((tmp_path / "run").stat().st_mode) == 0o700
+    assert {stat.S_IMODE(p.stat().st_mode) for p in (tmp_path / "run").iterdir()} == {0o600}
+    events = events_of(tmp_path / "run")
+    assert [vars(event) for event in shown] == events
+    for word in ("seconds", "step"):
+        values = [event[word] for event in events]
+        assert values == sorted(values)
+    assert all(0 <= event["settled"] <= event["candidates"] for event in events)
+    assert {event["phase"] for event in events} >= {"explore", "tidy"}
+
+
+def test_the_same_seed_gives_the_same_bits(settings: Settings, run: Path, tmp_path: Path) -> None:
+    audit(settings, tmp_path / "again")
+    assert same(tmp_path / "again", run)
+    audit(replace(settings, seed=1), tmp_path / "other")
+    assert not same(tmp_path / "other", run)
+
+
+@pytest.mark.parametrize("samples", [4, None])
+def test_the_samples_are_found(
+    samples: int | None, settings: Settings, model: Path, tmp_path: Path
+) -> None:
+    result = audit(replace(settings, samples=samples), tmp_path / "run")
+    assert (result["candidates"], result["samples_given"]) == (4, samples)
+    score = score_run(tmp_path / "run", model / TRUTH)["score"]
+    assert score["recovered"] == score["exact"] == score["precision"] == 1
+    assert strict((tmp_path / "run" / "score.json").read_text())["score"] == score
+
+
+@pytest.mark.parametrize("limit", [{"time_limit": 0.0}, {"product_limit": 30}], ids=str)
+def test_a_budget_ends_a_run(limit: dict[str, Any], settings: Settings, tmp_path: Path) -> None:
+    hard = replace(settings, samples=70, **limit)  # more unknowns than equations
+    result = audit(hard, tmp_path / "run")
+    assert (result["outcome"], result["candidates"]) == ("budget", 70)
+    assert (result["products"] >= 30) == ("product_limit" in limit)
+    assert "time" in result["sentence"]
+    assert "Nothing can be claimed" in " ".join(result["claims"])
+    assert contents(tmp_path / "run").keys() == FINISHED
+
+
+def test_a_run_without_numbers_is_still_json(tmp_path: Path) -> None:
+    steep = "polynomial:0,0,0,0,0,0,0,0,0,1e36"  # finite in double precision, infinite in single
+    random_features(data.sphere(20, 4), 480, steep).save(tmp_path / "model")
+    audit(Settings(str(tmp_path / "model"), samples=4), tmp_path / "run")
+    result = result_of(tmp_path / "run")
+    assert (result["outcome"], result["residual"]) == ("diverged", None)
+    assert events_of(tmp_path / "run")
+
+
+def test_settings_survive_the_file_and_older_files_are_read(tmp_path: Path) -> None:
+    settings = Settings(
+        *("f.py:make", 3, 1, "tansley2026", 2.5, 900, "cpu", "last", "both", "gap"),
+        *("i.pt", "t.pt", {"width": 3}, "head"),
+        TOLD,
+        "change",
+    )
+    RunFolder(tmp_path / "run").begin(settings)
+    assert RunFolder(tmp_path / "run").settings == settings
+    old = {"model": "m", "samples": 4, "seed": 0, "method": "exhume"}
+    assert Settings.of({**old, "time_limit": None, "device": "cpu"}) == Settings("m", 4)
+    with pytest.raises(InputError, match="'speed'"):
+        Settings.of({**old, "speed": 3})
+
+
+def test_relative_names_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = Settings("model").located()
+    assert folder.model == str(tmp_path / "model") and folder.trained is None
+    named = Settings("a/b.py:f", initial="zero-head", trained="t.pt").located()
+    assert (named.model, named.initial) == (f"{tmp_path}/a/b.py:f", "zero-head")
+    assert named.trained == str(tmp_path / "t.pt")
+    assert Settings("package.b:f", trained="t.pt").located().model == "package.b:f"
+
+
+# The truth
+
+
+@pytest.mark.parametrize("change", ["missing", "damaged", "another"])
+def test_the_truth_makes_no_difference(
+    change: str, settings: Settings, model: Path, run: Path, tmp_path: Path
+) -> None:
+    blind = tmp_path / "model"
+    shutil.copytree(model, blind)
+    (blind / TRUTH).unlink()
+    if change == "damaged":
+        (blind / TRUTH).write_bytes(b"\xff" * 100)
+    elif change == "another":
+        data.save(data.sphere(20, 4, seed=9), blind / TRUTH)
+    audit(replace(settings, model=str(blind)), tmp_path / "run")
+    assert same(tmp_path / "run", run)
+
+
+def test_the_truth_is_not_opened(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+
+    def watched_open(path: Path, **options: Any) -> Any:
+        opened.append(Path(path).name)
+        return safe_open(path, **options)
+
+    watching = True
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        if watching and event == "open" and isinstance(arguments[0], str | bytes | os.PathLike):
+            opened.append(Path(os.fsdecode(arguments[0])).name)
+
+    monkeypatch.setattr(files, "safe_open", watched_open)
+    sys.addaudithook(hook)  # cannot be taken away again, so it is switched off
+    audit(settings, tmp_path / "run")
+    watching = False
+    assert {CARD, TRAINED, EVENTS} <= set(opened), "the watch works"
+    assert TRUTH not in opened
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"samples": 0}, "samples"),
+        ({"samples": -3}, "-3"),
+        ({"seed": -1}, "seed"),
+        ({"time_limit": -1.0}, "time"),
+        ({"time_limit": math.nan}, "time"),
+        ({"product_limit": 0}, "product_limit: expected a whole number of at least 1, got 0"),
+        ({"product_limit": 2.5}, "product_limit"),
+        ({"method": "magic"}, "magic"),
+        ({"premise": "rest"}, "change, margin, decay, got 'rest'"),
+        ({"model": "nowhere"}, "nowhere"),
+        ({"model": None}, "in memory"),
+        ({"model": "package.module:factory"}, "--trained"),
+        ({"head": "3"}, "head: .* is a model folder"),
+        ({"initial": "i.pt"}, "initial: .* is a model folder"),
+        ({"arguments": {}}, "arguments: .* is a model folder"),
+        ({"card": TOLD}, "card: .* is a model folder"),
+        ({"method": "iurada2025", "samples": None}, "samples"),
+        ({"samples": 481}, "samples: 481 are more than the 480 features"),
+        ({"rank": 2}, "takes none"),
+        ({"rank": 2, "method": "tansley2026"}, "first layer"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_leaves_no_folder(
+    changes: dict[str, Any], words: str, settings: Settings, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=words):
+        audit(replace(settings, **changes), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_in_use_is_refused_and_left_alone(
+    settings: Settings, run: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "notes").write_text("mine")
+    for out in (tmp_path, tmp_path / "notes", tmp_path / "notes" / "run"):
+        with pytest.raises(InputError, match=str(out)):
+            audit(settings, out)
+    for out in (tmp_path, tmp_path / "new", tmp_path / "notes"):
+        with pytest.raises(InputError, match="no run to resume"):
+            audit(settings, out, resume=True)
+    assert contents(tmp_path) == {"notes": b"mine"}
+    before = contents(run)
+    for resume, words in ((False, "--resume"), (True, "complete")):
+        with pytest.raises(InputError, match=words):
+            audit(settings, run, resume=resume)
+    assert contents(run) == before
+
+
+def test_an_interruption_right_after_a_file_is_renamed_stays_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rename = os.replace
+
+    def interrupted_rename(source: str, target: Path) -> None:
+        rename(source, target)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("exhume.files.os.replace", interrupted_rename)
+    with pytest.raises(KeyboardInterrupt):
+        write_private(tmp_path / "file", b"whole")
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"whole"]

@@ -1,0 +1,99 @@
+"""Data cards: what a file may say of the inputs, what follows from it, and what is refused."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from exhume.equation.domain import Box, Sphere, SphereInBox
+from exhume.errors import InputError
+from exhume.models.card import DataCard, read_card
+
+
+def test_a_card_is_read_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "card.yaml"
+    file.write_text(
+        "shape: [3, 4, 5]\nrange: [0, 255]\nmean: [1, 2, 3]\nstd: [4, 5, 6]\nnorm: sqrt_d\n"
+        "classes: 10\n"
+    )
+    card = read_card(file)
+    assert card == DataCard((3, 4, 5), (0, 255), (1, 2, 3), (4, 5, 6), "sqrt_d", 10)
+    assert (card.dim, len(card.knows), card.assumes) == (60, 4, ())
+    assert read_card(file, (3, 4, 5)) == card
+    with pytest.raises(InputError, match=r"card.yaml: has shape \[3, 4, 5\]"):
+        read_card(file, (3, 5, 4))
+    file.write_text("norm: 2.5\n")
+    assert read_card(file, (7,)) == DataCard((7,), norm=2.5)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "expected entries"),
+        ("- 3\n", "expected entries"),
+        ("range: [0, 1]\n", "no shape"),
+        ("shape: [3, 32, 32\n", "YAML"),
+        ("shape: 12\n", "shape: expected"),
+        ("shape: [3, -1]\n", "shape: expected"),
+        ("shape: [3, true]\n", "shape: expected"),
+        ("shape: [3]\nscale: 2\n", "unknown entry 'scale'"),
+        ("shape: [3]\nrange: [1, 0]\n", "range: expected"),
+        ("shape: [3]\nrange: [0, .inf]\n", "range: expected"),
+        ("shape: [3]\nrange: 1\n", "range: expected"),
+        ("shape: [3, 2, 2]\nmean: [1, 2]\n", "mean: expected a number, or one for each of 3"),
+        ("shape: [4]\nmean: [1, 2, 3, 4]\n", "mean: expected a number, got"),
+        ("shape: [3]\nmean: half\n", "mean: expected"),
+        ("shape: [3]\nstd: 0\n", "std: expected"),
+        ("shape: [3]\nnorm: -1\n", "norm: expected"),
+        ("shape: [3]\nnorm: unit\n", "norm: expected"),
+        ("shape: [3]\nclasses: many\n", "classes: expected"),
+        ("shape: !!python/object/apply:os.getcwd []\n", "YAML"),
+    ],
+    ids=repr,
+)
+def test_a_card_that_cannot_be(text: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "card.yaml").write_text(text)
+    with pytest.raises(InputError, match=words) as caught:
+        read_card(tmp_path / "card.yaml")
+    assert str(caught.value).startswith(str(tmp_path / "card.yaml"))
+
+
+def test_a_card_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such file"):
+        read_card(tmp_path / "card.yaml")
+
+
+def test_what_is_not_told_is_assumed() -> None:
+    card = DataCard((1, 4, 4))
+    assert card.domain() == Sphere() and card.display is None and card.knows == ()
+    assert "norm √d" in card.assumes[0]
+    assert DataCard((4,), norm=3).domain() == Sphere(3)
+    assert DataCard((4,), norm=3).knows == ("the norm of the inputs (3)",)
+
+
+def test_pixels_and_inputs_are_each_others_inverse() -> None:
+    mean, std = torch.tensor([10.0, 20.0]), torch.tensor([2.0, 4.0])
+    card = DataCard((2, 3, 3), range=(0, 100), mean=(10, 20), std=(2, 4))
+    pixels = torch.linspace(0, 100, 18).reshape(2, 3, 3)
+    inputs = (pixels - mean[:, None, None]) / std[:, None, None]
+    display = card.display
+    assert display is not None
+    shift, scale = (torch.tensor(x)[:, None, None] for x in (display.shift, display.scale))
+    assert torch.allclose(inputs * scale + shift, pixels / 100, atol=1e-6)
+    box = card.domain()
+    assert isinstance(box, Box)
+    low, high = box.bounds.value.reshape(2, 2, 3, 3)
+    assert torch.allclose(low[1], torch.full((3, 3), -5.0).double())
+    assert torch.allclose(high[1], torch.full((3, 3), 20.0).double())
+    assert DataCard((4,), range=(0, 1)).display is None
+
+
+def test_norm_and_range_are_both_kept_if_they_meet() -> None:
+    both = DataCard((4, 4), range=(-2, 2), norm="sqrt_d").domain()
+    assert isinstance(both, SphereInBox) and both.name == "sphere of radius √d ∩ box [-2, 2]"
+    for card in (
+        DataCard((4, 4), range=(0, 0.5), norm="sqrt_d"),
+        DataCard((4, 4), range=(0.5, 1), norm=0.1),
+    ):
+        with pytest.raises(InputError, match="no input of norm"):
+            card.domain()
