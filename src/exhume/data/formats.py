@@ -29,7 +29,7 @@ Rows = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Source:
-    """A set of images to draw from; pixels are decoded only for the rows asked for.
+    """A `Source` is a set of images to draw from, which decodes only the rows asked for.
 
     Attributes:
         labels: class of each image, shape (N,), or None where the set has no classes.
@@ -45,7 +45,7 @@ class Source:
 
     @property
     def sides(self) -> tuple[int, int]:
-        """Height and width of the images."""
+        """Return height and width of the images."""
         *_, height, width = self.pixels(np.arange(1)).shape
         return height, width
 
@@ -191,20 +191,12 @@ def _arrays(file_name: str, root: Path) -> Source | None:
     return _from_bytes(images, labels.astype(np.int64))
 
 
-def _cifar_binary(root: Path) -> Source | None:
-    """Open CIFAR-10's binary version: records of one label byte and 3 x 32 x 32 pixel bytes."""
-    return _cifar(root / "cifar-10-batches-bin", "data_batch_{}.bin", _binary_batch)
-
-
-def _cifar_python(root: Path) -> Source | None:
-    """Open CIFAR-10's python version: pickled dictionaries with `data` and `labels`."""
-    return _cifar(root / "cifar-10-batches-py", "data_batch_{}", _python_batch)
-
-
 Batch = tuple[NDArray[np.uint8], Rows]
 
 
-def _cifar(folder: Path, name: str, read: Callable[[Path], Batch]) -> Source | None:
+def _cifar(folder_name: str, name: str, read: Callable[[Path], Batch], root: Path) -> Source | None:
+    """Open CIFAR-10, of whose five batches some may be missing."""
+    folder = root / folder_name
     paths = [path for k in range(1, 6) if (path := folder / name.format(k)).is_file()]
     if not paths:
         return None
@@ -217,6 +209,7 @@ def _cifar(folder: Path, name: str, read: Callable[[Path], Batch]) -> Source | N
 
 
 def _binary_batch(path: Path) -> Batch:
+    """Read records of one label byte and 3 x 32 x 32 pixel bytes."""
     raw = np.fromfile(path, np.uint8)
     if raw.size == 0 or raw.size % 3073:
         raise InputError(f"{path} is cut short: {raw.size} bytes, not a multiple of 3073")
@@ -225,6 +218,7 @@ def _binary_batch(path: Path) -> Batch:
 
 
 def _python_batch(path: Path) -> Batch:
+    """Read a pickled dictionary with `data` and `labels`."""
     advice = "use the binary version (cifar-10-batches-bin) or cifar10.npz"
     try:
         with path.open("rb") as file:
@@ -317,8 +311,14 @@ def _idx_form(folder: str) -> tuple[str, Reader]:
 
 FORMS: dict[str, tuple[tuple[str, Reader], ...]] = {
     "cifar10": (
-        ("cifar-10-batches-bin/data_batch_1.bin to data_batch_5.bin", _cifar_binary),
-        ("cifar-10-batches-py/data_batch_1 to data_batch_5", _cifar_python),
+        (
+            "cifar-10-batches-bin/data_batch_1.bin to data_batch_5.bin",
+            partial(_cifar, "cifar-10-batches-bin", "data_batch_{}.bin", _binary_batch),
+        ),
+        (
+            "cifar-10-batches-py/data_batch_1 to data_batch_5",
+            partial(_cifar, "cifar-10-batches-py", "data_batch_{}", _python_batch),
+        ),
         _npz_form("cifar10"),
     ),
     "mnist": (_idx_form("mnist"), _idx_form("MNIST/raw"), _npz_form("mnist")),

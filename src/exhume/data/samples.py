@@ -3,10 +3,8 @@
 import json
 import math
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +16,7 @@ from exhume.files import read_metadata, read_tensors, write_tensors
 
 @dataclass(frozen=True)
 class Transform(Pixels):
-    """How pixels became inputs: the affine map that an auditor may be told, and private numbers.
+    """A `Transform` says how pixels became inputs, by a map that may be told and private numbers.
 
         inputs_i = (pixels_i - shift) / scale · √d / norm_i
 
@@ -37,8 +35,8 @@ class Transform(Pixels):
         [[0.0, 2.0]]
         >>> half.undo(torch.tensor([[0.0, 2.0]])).tolist()
         [[0.5, 1.0]]
-        >>> Transform.from_card(half.card()) == half
-        True
+        >>> half.card()
+        {'shift': 0.5, 'scale': 0.25}
     """
 
     norms: Tensor | None = field(default=None, repr=False, compare=False)
@@ -90,18 +88,10 @@ class Transform(Pixels):
         }
         return declared if self.mean is None else declared | {"centre": "pixels"}
 
-    @classmethod
-    def from_card(cls, card: Mapping[str, Any]) -> "Transform":
-        """Return what `card` was made of, without a mean image."""
-        try:
-            return cls(card["shift"], card["scale"])
-        except (KeyError, TypeError, InputError) as error:
-            raise InputError(f"a transform needs numbers shift and scale, got {card}") from error
-
 
 @dataclass(frozen=True, eq=False)
 class Data:
-    """Samples with their targets, as a model is trained on them.
+    """A `Data` holds samples with their targets, as a model is trained on them.
 
     Attributes:
         inputs: (n, d) float64, one flattened sample a row.
@@ -143,22 +133,22 @@ class Data:
 
     @property
     def dim(self) -> int:
-        """Numbers in one sample, d."""
+        """Return the number of entries of one sample, d."""
         return self.inputs.shape[1]
 
     @property
     def samples(self) -> int:
-        """Number of samples, n."""
+        """Return the number of samples, n."""
         return self.inputs.shape[0]
 
     @property
     def outputs(self) -> int:
-        """Numbers in one target, m."""
+        """Return the number of entries of one target, m."""
         return self.targets.shape[1]
 
     @property
     def display(self) -> Pixels | None:
-        """How inputs become pixels, as an auditor may be told; None if samples are no images."""
+        """Return what an auditor may be told of the pixels; None if samples are no images."""
         declared = Pixels(self.transform.shift, self.transform.scale)
         return declared if len(self.shape) > 1 else None
 
@@ -202,15 +192,10 @@ def read(path: str | os.PathLike[str]) -> Data:
     """
     tensors, metadata = read_tensors(Path(path)), read_metadata(Path(path))
     try:
-        card = json.loads(metadata["transform"])
+        card, shape = json.loads(metadata["transform"]), tuple(json.loads(metadata["shape"]))
         mean = tensors["mean"] if "centre" in card else None
-        return Data(
-            tensors["inputs"],
-            tensors["targets"],
-            tuple(json.loads(metadata["shape"])),
-            metadata["name"],
-            replace(Transform.from_card(card), norms=tensors.get("norms"), mean=mean),
-        )
+        transform = Transform(card["shift"], card["scale"], tensors.get("norms"), mean)
+        return Data(tensors["inputs"], tensors["targets"], shape, metadata["name"], transform)
     except KeyError as error:
         raise InputError(f"{path} is not a data set: it has no {error}") from error
     except (TypeError, ValueError) as error:

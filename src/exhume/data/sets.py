@@ -1,4 +1,19 @@
-"""Sets of samples: drawn at random, from images by name, or made of your own arrays."""
+"""Sets of samples: drawn at random, from images by name, or made of your own arrays.
+
+The images that `load` knows:
+
+================ =========== ===================== ============================ ========
+name             shape       from                  where                        classes
+================ =========== ===================== ============================ ========
+`digits`         8, 8        scikit-learn          bundled, 1,797 images        all
+`faces`          25, 25      scikit-image (LFW)    bundled, 100 images          random
+`photos`         3, 32, 32   scikit-learn, tiles   bundled, 520 from two photos random
+`cifar10`        3, 32, 32   binary, python, .npz  folder                       (6, 9)
+`mnist`          28, 28      IDX, .npz             folder                       parity
+`fashion_mnist`  28, 28      IDX, .npz             folder                       all
+`tiny_imagenet`  3, 64, 64   folder of JPEG, .npz  folder                       random
+================ =========== ===================== ============================ ========
+"""
 
 import math
 import os
@@ -18,7 +33,7 @@ from exhume.data.selection import DEFAULT_CLASSES, Classes
 from exhume.errors import InputError
 
 SUBSPACE = 0x5B5ACE
-"""Tells the stream of the random subspace from that of the samples."""
+"""Any fixed number would do: it tells the stream of the subspace from that of the samples."""
 
 
 def sphere(
@@ -62,11 +77,6 @@ def subspace(dim: int, rank: int, seed: int = 0) -> Tensor:
     It is uniform among the subspaces of that dimension, and depends on the seed alone, not on the
     samples, so that an attacker may be told of it.
 
-    Args:
-        dim: numbers in one sample, d.
-        rank: dimension of the subspace, r ≤ d.
-        seed: as of the samples.
-
     Example:
         >>> basis = subspace(dim=9, rank=2)
         >>> data = sphere(dim=9, samples=4, rank=2)
@@ -94,20 +104,8 @@ def load(
 ) -> Data:
     """Draw real images, standardised by one mean and one deviation over all pixels drawn.
 
-    ================ =========== ===================== ============================ ========
-    name             shape       from                  where                        classes
-    ================ =========== ===================== ============================ ========
-    `digits`         8, 8        scikit-learn          bundled, 1,797 images        all
-    `faces`          25, 25      scikit-image (LFW)    bundled, 100 images          random
-    `photos`         3, 32, 32   scikit-learn, tiles   bundled, 520 from two photos random
-    `cifar10`        3, 32, 32   binary, python, .npz  folder                       (6, 9)
-    `mnist`          28, 28      IDX, .npz             folder                       parity
-    `fashion_mnist`  28, 28      IDX, .npz             folder                       all
-    `tiny_imagenet`  3, 64, 64   folder of JPEG, .npz  folder                       random
-    ================ =========== ===================== ============================ ========
-
     Args:
-        name: of the set, from the table.
+        name: of the set, from the table above.
         samples: number of samples, in equal parts from the classes (the first ones get one more
             where it does not divide), in turns, so that a prefix is balanced too.
         seed: draws the samples without replacement. For sets in a folder, 0 takes the first of

@@ -19,7 +19,7 @@ SAVE_EVERY = 5.0
 
 @dataclass(frozen=True)
 class Place:
-    """The last good place of a training, everything that is needed to go on from it.
+    """A `Place` is the last good one of a training: all that is needed to go on from it.
 
     Attributes:
         tensors: weights, then moments; never written to.
@@ -45,7 +45,7 @@ class Place:
 
 
 class Checkpoint:
-    """A file with the place of one training."""
+    """A `Checkpoint` is the file with the place of one training."""
 
     def __init__(self, path: Path, identity: Mapping[str, Any]) -> None:
         """Take the path, and what must be the same for a training to be continued, for JSON."""

@@ -17,7 +17,7 @@ _adamw = partial(adamw, amsgrad=False, beta1=0.9, beta2=0.999, eps=1e-8, maximiz
 
 
 class Descent:
-    """A network on its way, with its samples and labels beside it.
+    """A `Descent` is a network on its way, with its samples and labels beside it.
 
     Steps are taken by the functions behind torch.optim's SGD and AdamW. The classes around these
     functions hide the moments, which a checkpoint has to keep, and import torch's compiler, which
@@ -56,7 +56,7 @@ class Descent:
 
     @property
     def live(self) -> list[Tensor]:
-        """Weights, then moments: everything that a step writes into."""
+        """Return weights, then moments: everything that a step writes into."""
         return [*self.weights, *(tensor for moment in self.moments for tensor in moment)]
 
     def copy(self) -> tuple[Tensor, ...]:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Loss:
-    """A loss of outputs f (n, m) against labels (n, m), the mean over the samples.
+    """A `Loss` compares outputs f (n, m) with labels (n, m); it is the mean over the samples.
 
     Attributes:
         labels: of the targets (n, m) of a data set.

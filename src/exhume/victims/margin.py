@@ -66,7 +66,7 @@ LOOK = 20
 
 @dataclass(frozen=True)
 class ToRest:
-    """How a network is trained until the direction of its weights no longer changes.
+    """A `ToRest` says how a network is trained until the direction of its weights stays.
 
     Attributes:
         loss: logistic for one output and cross_entropy for several, if None; with decay also

@@ -64,7 +64,7 @@ Show = Callable[[int, float], None]
 
 @dataclass(frozen=True)
 class Training:
-    """How to train: everything, beside samples and first weights, that the result depends on.
+    """A `Training` says everything, beside samples and first weights, that a result depends on.
 
     Attributes:
         loss: `squared`, the mean of (f − y)² over samples and outputs; `logistic`, the mean of
@@ -116,7 +116,7 @@ class Training:
 
     @property
     def inertia(self) -> float:
-        """The momentum that is meant."""
+        """Return the momentum that is meant."""
         if self.momentum is None:
             return 0.9 if self.optimizer == "sgd" else 0.0
         return self.momentum
@@ -124,7 +124,7 @@ class Training:
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """A network before and after.
+    """A `Trained` is a network before and after.
 
     Attributes:
         initial: its state at the start, on the CPU, in the precision of the training.

@@ -16,7 +16,7 @@ from exhume.models.premises import premise_named
 
 @dataclass(frozen=True)
 class Victim:
-    """A trained model.
+    """A `Victim` is a trained model with the truth beside it.
 
     Attributes:
         problem: what the auditor may see.
