@@ -7,7 +7,7 @@ import pytest
 from exhume import data
 from exhume.auditing.settings import Settings
 from exhume.victims import random_features
-from runs import audit
+from folders import audit
 
 
 @pytest.fixture(scope="package")

@@ -23,8 +23,8 @@ from exhume.methods import progress
 from exhume.methods.exhume import Exhume
 from exhume.methods.iurada2025 import Iurada2025
 from exhume.victims import random_features, two_layer
+from folders import FINISHED, audit, contents, events_of, result_of, same
 from problems import gaussian
-from runs import FINISHED, audit, contents, events_of, result_of, same
 
 
 @pytest.fixture(autouse=True)

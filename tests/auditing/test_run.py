@@ -24,7 +24,7 @@ from exhume.evaluate.runs import score_run
 from exhume.files import write_private
 from exhume.models.folder import CARD, TRAINED, TRUTH
 from exhume.victims import random_features
-from runs import FINISHED, audit, contents, events_of, result_of, same, strict
+from folders import FINISHED, audit, contents, events_of, result_of, same, strict
 
 TOLD = DataCard((3, 2, 2), (0, 1), (0.1, 0.2, 0.3), 1.0, "sqrt_d", 2)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from exhume.methods.sharpened import SPREAD, Sharpened, starts, traces
 from torch import Tensor
 
 from exhume import methods
@@ -23,7 +24,6 @@ from exhume.methods import reconstruct
 from exhume.methods import sharpened as module
 from exhume.methods.exhume import Exhume
 from exhume.methods.progress import Progress, stream
-from exhume.methods.sharpened import SPREAD, Sharpened, starts, traces
 from exhume.models import architectures
 from exhume.models.formulation import Told, weights_problem
 from exhume.solvers import Outcome
