@@ -2,48 +2,37 @@
 
 import itertools
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from recipe_problems import combined
 
-from exhume.auditing import run as run_folder
 from exhume.equation.coefficients import Rule
-from exhume.equation.domain import Box
 from exhume.equation.objective import fitted
 from exhume.equation.problem import Premise, Problem
 from exhume.errors import InputError
 from exhume.features.activations import softplus
-from exhume.features.dense import DenseGradients
 from exhume.methods import METHODS, reconstruct
 from exhume.methods.buzaglo2023 import Buzaglo2023
 from exhume.methods.haim2022 import Haim2022
 from exhume.methods.iurada2025 import Iurada2025
 from exhume.methods.loo2023 import Loo2023
-from exhume.methods.penalised import (
-    Hyperparameters,
-    Penalised,
-    PenalisedState,
-    balanced_labels,
-    resting,
-    terms_of,
-)
-from exhume.methods.progress import Progress, stream
+from exhume.methods.penalised import Descending, Descent, Moments, Penalised
+from exhume.methods.penalties import Hyperparameters, Place, balanced_labels, loss_at, outputs
+from exhume.methods.progress import stream
 from exhume.methods.shen2026 import (
     CountMatched,
-    Penalty,
-    Projection,
     Shen2026,
+    SplitDescending,
     base_for,
-    curvatures,
-    divided,
     loss_of,
     paced,
+    with_splits,
 )
+from exhume.methods.splitting import Penalty, Projection, curvatures
 from exhume.search.split import halves
-from nets import make
-from problems import THREAT, case, gaussian
+from problems import case, gaussian
 
 SMOOTH: dict[str, Any] = {
     "rate": 0.01,
@@ -53,53 +42,30 @@ SMOOTH: dict[str, Any] = {
 }
 
 
-def planted(
-    outputs: int = 1,
-    rule: Rule = Rule.MARGIN,
-    samples: int = 4,
-    activation: str = "relu",
-    shape: tuple[int, ...] = (2, 3),
-    seed: int = 0,
-) -> Problem:
-    """A target that is a combination of gradients at samples, so some candidates explain it."""
-    net = make("mlp", outputs, seed, shape=list(shape), widths=[12, 9], activation=activation)
-    names = tuple(name for name, _ in net.network.module.named_parameters())
-    features = DenseGradients(net.network, (net.trained,), "gradients", block=names)
-    x = 0.5 * gaussian(samples, features.dim, seed=seed + 1)
-    labels = balanced_labels(samples, outputs)
-    if rule is Rule.FREE:
-        weights = gaussian(samples * outputs, 1, seed=seed + 2)
-    else:
-        rows = labels[:, None] if outputs == 1 else 2 * torch.eye(outputs)[labels] - 1
-        weights = (0.5 * rows).double().reshape(-1, 1)
-    target = features.linearize(x).combine(weights)
-    premise = Premise.MARGIN if rule is Rule.MARGIN else Premise.CHANGE
-    return Problem(target, features, THREAT, shape, Box(-1.0, 1.0), premise=premise)
-
-
 def penalty(problem: Problem, settings: Hyperparameters, count: int, divisor: float) -> Penalty:
     """The loss of a recipe at candidates of which some lie outside of the box."""
-    outputs = problem.features.network.outputs  # type: ignore[attr-defined]
-    x = gaussian(count, problem.dim, seed=7)
-    multipliers = 1 + gaussian(count, 1 if problem.rule is Rule.MARGIN else outputs, seed=8).abs()
-    memory = {
-        "multipliers": multipliers,
-        "labels": balanced_labels(count, outputs),
-        "shares": torch.rand(count, generator=stream(0, 9)).double(),
-        "divisor": torch.tensor(divisor).double(),
-        **resting(x, multipliers, settings.adam),
-    }
+    entries = 1 if problem.rule is Rule.MARGIN else outputs(problem)
+    place = Place(
+        gaussian(count, problem.dim, seed=7),
+        1 + gaussian(count, entries, seed=8).abs(),
+        balanced_labels(count, outputs(problem)),
+        torch.rand(count, generator=stream(0, 9)).double(),
+        divisor,
+    )
     smooth = replace(problem, features=problem.features.substituted(settings.surrogate(0)))
-    here = terms_of(smooth, settings, x, memory)
-    return Penalty(smooth, settings, PenalisedState(fit=here.fit, memory=memory), here)
+    moments = Moments.at_rest(place, settings)
+    velocity = gaussian(count, problem.dim), gaussian(*place.multipliers.shape)
+    state = Descent(place, replace(moments, velocity=velocity), 0, 1.0, 1.0)
+    return Penalty(smooth, settings, Descending(seed=0, samples=None, state=state))
 
 
+PUSHED = Hyperparameters(**SMOOTH, threshold=3.0, push=5.0)
 CASES = {
-    "margin": (planted(), Hyperparameters(**SMOOTH, least=3.0, floor=5.0)),
-    "margin of several": (planted(3), Hyperparameters(**SMOOTH, least=3.0, floor=5.0)),
-    "free": (planted(2, Rule.FREE), Hyperparameters(**SMOOTH, adam=True)),
+    "margin": (combined(), PUSHED),
+    "margin of several": (combined(3), PUSHED),
+    "free": (combined(2, Rule.FREE), Hyperparameters(**SMOOTH, adam=True)),
     "free and smooth": (
-        planted(1, Rule.FREE),
+        combined(1, Rule.FREE),
         Hyperparameters(**SMOOTH, box=0.3, smoothness=0.2, sparsity=0.1),
     ),
 }
@@ -121,31 +87,28 @@ def test_the_predicted_decrease_is_that_of_the_methods_own_loss(name: str) -> No
 @pytest.mark.parametrize("name", ["margin", "free"])
 def test_a_split_of_no_distance_changes_no_loss(name: str, forget: bool) -> None:
     loss = penalty(*CASES[name], count=4, divisor=8.0)
-    memory = loss.state.memory
-    memory["velocity.candidates"] = gaussian(4, loss.problem.dim)
-    memory["velocity.multipliers"] = gaussian(*memory["multipliers"].shape)
-    chosen = torch.tensor([1, 2])
+    before, chosen = loss.progress.state, torch.tensor([1, 2])
     still = halves(loss.candidates, chosen, torch.zeros_like(loss.candidates), 0.0)
-    state = loss.split(still, chosen, forget)
-    after = terms_of(loss.problem, loss.settings, state.fit.candidates, state.memory)
-    assert after.value == pytest.approx(loss.value, rel=1e-13)
-    assert state.memory["divisor"].item() == 8.0
-    assert state.memory["labels"][4:].tolist() == memory["labels"][chosen].tolist()
-    for key in ("velocity.candidates", "velocity.multipliers"):
-        assert len(state.memory[key]) == 6 and bool(state.memory[key].any()) != forget
+    after = loss.split(still, chosen, forget).state
+    value = loss_at(loss.problem, loss.settings, after.place).value
+    assert value == pytest.approx(loss.value, rel=1e-13)
+    assert after.place.divisor == 8.0
+    assert after.place.labels[4:].tolist() == before.place.labels[chosen].tolist()
+    for moment in (*after.moments.velocity, *(after.moments.square or ())):
+        assert len(moment) == 6
+    (x, multipliers), (old, steps) = after.moments.velocity, before.moments.velocity
+    assert bool(x.any()) == bool(multipliers.any()) != forget
     if not forget:  # the sum of the halves goes on as their parent did
-        velocity = state.memory["velocity.multipliers"]
-        assert torch.allclose(velocity[1] + velocity[4], memory["velocity.multipliers"][1])
-        carried = state.memory["velocity.candidates"]
-        assert torch.equal(carried[4:], memory["velocity.candidates"][chosen])
+        assert torch.allclose(multipliers[1] + multipliers[4], steps[1])
+        assert torch.equal(x[4:], old[chosen])
 
 
 def test_the_projection_predicts_what_halves_with_half_the_coefficients_do() -> None:
     known = case(6, 5, 6.0, "tanh", outputs=2)
     progress = Iurada2025(rate=1e-3).init(known.problem, 3, 0)
-    start = known.problem.domain.project(progress.state.fit.candidates)
+    start = known.problem.domain.project(progress.candidates)
     state = replace(progress.state, fit=fitted(known.problem, start))
-    loss = Projection.of(known.problem, replace(progress, state=state))
+    loss = Projection(known.problem, replace(progress, state=state))
     pairs = curvatures(loss, 6, stream(0, 0))
     chosen, epsilon = torch.tensor([0, 2]), 1e-3
     moved = known.problem.domain.project(halves(loss.candidates, chosen, pairs.vectors, epsilon))
@@ -165,17 +128,17 @@ def test_relu_is_smoothed_where_the_base_method_does_not() -> None:
     known = case(6, 5, 6.0, "relu")
     base = Iurada2025(rate=1e-3)
     problem = base.view(known.problem)
-    loss = Projection.of(problem, base.init(problem, 3, 0))
+    loss = Projection(problem, base.init(problem, 3, 0))
     assert curvatures(loss, 6, stream(0, 0)).values.min() < 0
 
 
 def haim(steps: int = 400, **changes: Any) -> Haim2022:
-    settings = {"rate": 0.05, "scale": 0.3, "least": 0.05, "sharpness": 20.0} | changes
+    settings = {"rate": 0.05, "scale": 0.3, "threshold": 0.05, "sharpness": 20.0} | changes
     return Haim2022(steps=steps, multiplier_rate=0.05, **settings)
 
 
 BASES: dict[str, tuple[Problem, Penalised | Iurada2025]] = {
-    "haim2022": (planted(samples=6), haim(800)),
+    "haim2022": (combined(samples=6), haim(800)),
     "iurada2025": (case(8, 6, 6.0, "relu+tanh").problem, Iurada2025(rate=1.0, steps=800)),
 }
 
@@ -187,34 +150,36 @@ BASES: dict[str, tuple[Problem, Penalised | Iurada2025]] = {
 def test_a_run_with_splits(name: str, rule: Any) -> None:
     problem, base = BASES[name]
     method = Shen2026(base, every=200, rule=rule)
-    seen: list[Progress] = []
+    seen: list[Any] = []
     found = reconstruct(problem, 2, 0, method, observe=lambda progress, _: seen.append(progress))
-    counts = [len(progress.state.fit.candidates) for progress in seen]
+    counts = [len(progress.candidates) for progress in seen]
     assert counts[-1] > counts[0] and sorted(counts) == counts
-    assert len(found.samples) == counts[-1]
-    assert seen[-1].memory["looks"].item() == 6
+    assert len(found.samples) == counts[-1] and seen[-1].looks == 6
     problem = method.view(problem)
     for before, after in itertools.pairwise(seen):
-        rows, parents = len(after.state.fit.candidates), after.memory["parents"]
-        assert len(parents) == rows
-        if name == "iurada2025":
-            continue
-        memory, start = after.state.memory, counts[0]
-        total = torch.zeros(start, dtype=torch.float64).index_add(0, parents, memory["shares"])
-        assert torch.allclose(total, torch.ones_like(total))
-        assert torch.equal(memory["labels"], seen[0].state.memory["labels"][parents])
-        assert memory["divisor"].item() == start
-        if rows > len(before.state.fit.candidates):
+        parents, count = after.parents, len(after.candidates)
+        assert len(parents) == count
+        if count > len(before.candidates):
             assert before.state.steps == after.state.steps >= 200
+            assert after.total_products >= before.total_products + method.iterations + 1
             assert loss_of(base, problem, after).value < loss_of(base, problem, before).value
+        if not isinstance(after, SplitDescending):
+            continue
+        place, start = after.state.place, counts[0]
+        total = torch.zeros(start, dtype=torch.float64).index_add(0, parents, place.shares)
+        assert torch.allclose(total, torch.ones_like(total))
+        assert torch.equal(place.labels, seen[0].state.place.labels[parents])
+        assert place.divisor == start
+        slower = place.shares.min().item() if rule == "adaptive" else 1.0
+        assert after.state.pace == slower
 
 
 def test_splits_come_at_multiples() -> None:
     problem, base = BASES["haim2022"]
     steps: list[tuple[int, int]] = []
 
-    def note(progress: Progress, _: float) -> None:
-        steps.append((progress.state.steps, int(progress.memory["looks"].item())))
+    def note(progress: Any, _: float) -> None:
+        steps.append((progress.state.steps, progress.looks))
 
     reconstruct(problem, 2, 0, Shen2026(base, rounds=2), observe=note)
     changes = [after for before, after in itertools.pairwise(steps) if after[1] > before[1]]
@@ -224,101 +189,75 @@ def test_splits_come_at_multiples() -> None:
 @pytest.mark.parametrize("rule", ["published", "adaptive"])
 def test_too_few_candidates_come_loose(rule: Any) -> None:
     """Four samples, two candidates: only splitting can explain them."""
-    problem = planted(samples=4, activation="tanh")
-    base = haim(600, rate=0.05)
+    problem, base = combined(activation="tanh"), haim(600)
     alone = reconstruct(problem, 1, 0, base)
     split = reconstruct(problem, 1, 0, Shen2026(base, every=150, rule=rule))
     assert len(alone.samples) == 2 and len(split.samples) >= 4
     assert split.residual < 0.5 * alone.residual
 
 
-def test_more_shares_make_smaller_steps_of_the_multipliers() -> None:
-    problem, base = BASES["haim2022"]
-    progress = base.init(problem, 2, 0)
-    memory = progress.state.memory | {"shares": torch.tensor([1.0, 0.25, 0.5, 1.0]).double()}
-    progress = replace(progress, state=replace(progress.state, memory=memory))
-    slower = paced(base, problem, progress)
-    assert isinstance(slower, Haim2022) and isinstance(base, Haim2022)
-    assert slower.multiplier_rate == 0.25 * base.multiplier_rate
-    assert replace(slower, multiplier_rate=base.multiplier_rate) == base
-    momentum = BASES["iurada2025"][1]
-    assert paced(momentum, problem, progress) is momentum
+def test_smaller_shares_make_smaller_steps_of_the_multipliers() -> None:
+    problem, base = combined(), haim(20)
+    whole = base.init(problem, 2, 0)
+    shares = torch.tensor([1.0, 0.25, 0.5, 1.0]).double()
+    place = replace(whole.state.place, shares=shares)
+    progress = replace(whole, state=replace(whole.state, place=place))
+    slower = base.advance(problem, paced(progress)).state.place.multipliers
+    slow = replace(base, multiplier_rate=0.25 * base.multiplier_rate)
+    assert torch.equal(slower, slow.advance(problem, progress).state.place.multipliers)
+    adam = Loo2023(steps=20, rate=0.02).init(combined(rule=Rule.FREE), 2, 0)
+    assert paced(adam) is adam
 
 
 def test_the_control_has_as_many_candidates() -> None:
     problem, _ = BASES["haim2022"]
     found = reconstruct(problem, 2, 0, CountMatched(haim(20), 7))
     assert len(found.samples) == 7 and found.method == "count-matched"
-    projected, momentum = BASES["iurada2025"]
-    control = CountMatched(replace(momentum, steps=5), 7)  # type: ignore[arg-type]
-    assert len(reconstruct(projected, 2, 0, control).samples) == 7
-
-
-@pytest.mark.parametrize("name", BASES)
-def test_an_interrupted_run_goes_on_to_the_same_bits(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Through a run folder, between two splits."""
-    problem, base = BASES[name]
-    method = Shen2026(base, every=200, rule="adaptive")
-    monkeypatch.setitem(METHODS, "shen2026", lambda: method)
-    monkeypatch.setattr(run_folder, "EVENT_SECONDS", 0.0)
-    asked, opened = run_folder.Settings(None, 2, method="shen2026"), run_folder.Opened(problem)
-    whole, _ = run_folder.run(asked, opened, tmp_path / "whole")
-
-    def interrupt(event: run_folder.Event) -> None:
-        if event.step >= 350:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run_folder.run(asked, opened, tmp_path / "half", show=interrupt)
-    again, _ = run_folder.run(asked, opened, tmp_path / "half", resume=True)
-    assert len(again.samples) > 2 and torch.equal(again.samples, whole.samples)
-    assert (again.steps, again.products) == (whole.steps, whole.products)
+    control = CountMatched(Iurada2025(rate=1.0, steps=5), 7)
+    assert len(reconstruct(BASES["iurada2025"][0], 2, 0, control).samples) == 7
+    begun = with_splits(control.init(BASES["iurada2025"][0], 2, 0))
+    assert begun.looks == 0 and len(begun.candidates) == 7
 
 
 def test_tuning_comes_before_splitting() -> None:
-    problem, _ = BASES["haim2022"]
-    base = Haim2022(steps=60, trials=2, probe=10)
     phases: list[tuple[str, bool]] = []
 
-    def note(progress: Progress, _: float) -> None:
-        phases.append((progress.phase, "parents" in progress.memory))
+    def note(progress: Any, _: float) -> None:
+        phases.append((progress.phase, progress.parents is not None))
 
-    reconstruct(problem, 2, 0, Shen2026(base), observe=note)
+    method = Shen2026(Haim2022(steps=60, trials=2, probe=10))
+    reconstruct(BASES["haim2022"][0], 2, 0, method, observe=note)
     assert ("tune", False) in phases and ("run", True) in phases
     assert ("tune", True) not in phases
 
 
 def test_the_base_follows_from_the_problem() -> None:
-    assert isinstance(base_for(planted()), Haim2022)
-    assert isinstance(base_for(planted(3)), Buzaglo2023)
-    assert isinstance(base_for(planted(rule=Rule.FREE)), Loo2023)
-    held = replace(planted(), premise=Premise.DECAY)
-    assert isinstance(base_for(held), Buzaglo2023)
-    assert isinstance(base_for(case(6, 3, 4.0).problem), Iurada2025)
+    held = replace(combined(), premise=Premise.DECAY)
+    for problem, base in (
+        (combined(), Haim2022),
+        (combined(3), Buzaglo2023),
+        (combined(rule=Rule.FREE), Loo2023),
+        (held, Buzaglo2023),
+        (case(6, 3, 4.0).problem, Iurada2025),
+    ):
+        assert type(base_for(problem)) is base
     assert isinstance(METHODS["shen2026"](), Shen2026)
 
 
-def test_memory_that_is_not_of_candidates_stays() -> None:
-    memory = {"clock": torch.tensor(3), "multipliers": torch.ones(2, 1)}
-    after = divided(memory, torch.tensor([1]))
-    assert after["clock"] is memory["clock"] and after["multipliers"].tolist() == [
-        [1],
-        [0.5],
-        [0.5],
-    ]
-    assert memory["multipliers"].tolist() == [[1], [1]]
-
-
 @pytest.mark.parametrize(
-    "settings", [{"rule": "greedy"}, {"every": 0}, {"rounds": -1}, {"iterations": 0}], ids=str
+    ("settings", "words"),
+    [
+        ({"rule": "greedy"}, "published or adaptive, got 'greedy'"),
+        ({"every": 0}, "at least 1.*got 0, 20 and 3"),
+        ({"rounds": -1}, "at least 0.*got None, 20 and -1"),
+        ({"iterations": 0}, "at least 1.*got None, 0 and 3"),
+    ],
 )
-def test_settings_that_cannot_be(settings: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match="expected"):
+def test_settings_that_cannot_be(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
         Shen2026(**settings)
 
 
 def test_the_projection_is_for_free_coefficients() -> None:
     with pytest.raises(InputError, match="iurada2025 where coefficients are free"):
-        reconstruct(planted(), 2, 0, Shen2026(Iurada2025()))
+        reconstruct(combined(), 2, 0, Shen2026(Iurada2025()))

@@ -1,91 +1,28 @@
-"""Ours for the weights themselves: starts, renewal, the answer, going on, and planted samples."""
+"""Ours for the weights themselves: starts, renewal, the answer, and planted samples."""
 
 import itertools
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 import torch
-from exhume.methods.sharpened import SPREAD, Sharpened, starts, traces
+from recipe_problems import DIM, SAMPLES, Planted, planted
 from torch import Tensor
 
-from exhume import methods
-from exhume.auditing import run as run_folder
-from exhume.auditing.run import Event, Opened, Settings
 from exhume.equation.domain import Box, Domain, Sphere
 from exhume.equation.objective import fitted, fitted_with
 from exhume.equation.problem import FirstLayer, Premise, Problem
 from exhume.features.activations import softplus
 from exhume.features.dense import DenseGradients
-from exhume.features.network import known_network
-from exhume.methods import reconstruct
-from exhume.methods import sharpened as module
+from exhume.methods import method_named, reconstruct
+from exhume.methods import stationary as module
 from exhume.methods.exhume import Exhume
-from exhume.methods.progress import Progress, stream
-from exhume.models import architectures
+from exhume.methods.progress import stream
+from exhume.methods.stationary import SPREAD, Sharpening, Stationary, softened, starts, traces
 from exhume.models.formulation import Told, weights_problem
 from exhume.solvers import Outcome
 from nets import Net, dense_rows, make
-from problems import THREAT, case, gaussian
-
-DIM, SAMPLES = 6, 3
-
-
-@dataclass(frozen=True)
-class Planted:
-    """A problem with a known answer: samples (n, d) and coefficients (n,)."""
-
-    problem: Problem
-    samples: Tensor
-    coefficients: Tensor
-
-    def cells(self, x: Tensor) -> Tensor:
-        """Which first neurons are on, (n, h): within such a cell all gradients are affine in x."""
-        features = self.problem.features
-        assert isinstance(features, DenseGradients)
-        weights = features.points[0]
-        on: Tensor = x @ weights["1.weight"].T + weights["1.bias"] > 0
-        return on
-
-
-def planted(premise: Premise = Premise.MARGIN, width: int = 100, seed: int = 0) -> Planted:
-    """Δ = Φ(X)ᵀA at weights of random ReLUs that are not Δ.
-
-    For the margin A = K⁻¹(γy), so that ΦΔ = γy: all samples are exactly on it. Else A is random.
-    ‖Δ‖ is the norm of the weights, so that sharpness has its usual unit.
-    """
-    arguments = {"shape": [DIM], "widths": [width], "outputs": 1, "bias": "first"}
-    net = architectures.initialise(architectures.build("mlp", arguments), seed).double()
-    weights = {name: w.detach().clone() for name, w in net.state_dict().items()}
-    weights["1.bias"] = 0.3 * gaussian(width, seed=seed + 3)
-    network = known_network(net, (DIM,), 1)
-    names = tuple(name for name, _ in net.named_parameters())
-    features = DenseGradients(network, (weights,), "gradients", block=names)
-    x = (0.5 * gaussian(SAMPLES, DIM, seed=seed + 1)).clamp(-1, 1)
-    there = features.linearize(x)
-    labels = torch.tensor([[1.0], [-1.0], [1.0]]).double()
-    a = torch.linalg.solve(there.gram(), labels)
-    if premise is Premise.MARGIN:
-        assert (a * labels > 0).all()  # else this is no KKT point
-    else:
-        a = gaussian(SAMPLES, 1, seed=seed + 9)
-        a = a + 0.3 * a.sign()
-    size = torch.cat([w.flatten() for w in weights.values()]).norm()
-    a = a * size / there.combine(a).norm()
-    target = there.combine(a)
-    first = target[: width * DIM, 0].reshape(width, DIM)
-    problem = Problem(
-        target,
-        features,
-        THREAT,
-        (DIM,),
-        Box(-1.0, 1.0),
-        first_layer=FirstLayer(torch.zeros_like(first), first),
-        premise=premise,
-    )
-    return Planted(problem, x, a[:, 0])
+from problems import case, gaussian
 
 
 def trained_net(outputs: int = 1, seed: int = 0, widths: tuple[int, ...] = (12,)) -> Net:
@@ -103,6 +40,13 @@ def layered(layer: Tensor, domain: Domain, initial: Tensor | None = None) -> Pro
     return replace(
         posed(trained_net(), domain=domain), first_layer=FirstLayer(before, before + layer)
     )
+
+
+def test_the_name_exhume_picks_the_search_by_the_premise() -> None:
+    for premise in (Premise.MARGIN, Premise.DECAY):
+        assert method_named("exhume", posed(trained_net(), premise)) == Stationary()
+    assert method_named("exhume", case(6, 2, 4).problem) == Exhume()
+    assert Stationary().name == Exhume().name == "exhume"
 
 
 # Traces
@@ -187,28 +131,24 @@ def test_without_a_first_layer_the_domain_draws_the_starts() -> None:
     problem = replace(posed(trained_net(), domain=domain), first_layer=None)
     found = starts(problem, 7, stream(1, 2))
     assert torch.equal(found, domain.start(7, DIM, stream(1, 2)))
-    progress = Sharpened().init(problem, None, 0)
-    assert len(progress.state.fit.candidates) == 2 * DIM  # all directions count as visible
+    progress = Stationary().init(problem, None, 0)
+    assert len(progress.candidates) == 2 * DIM  # all directions count as visible
 
 
 @pytest.mark.parametrize(("samples", "surplus", "count"), [(3, 2.0, 6), (3, 1.5, 5), (4, 1.0, 4)])
 def test_the_search_begins_with_a_surplus(samples: int, surplus: float, count: int) -> None:
     problem = posed(trained_net())
-    progress = Sharpened(surplus=surplus).init(problem, samples, 0)
-    assert progress.state.fit.candidates.shape == (count, DIM)
+    progress = Stationary(surplus=surplus).init(problem, samples, 0)
+    assert progress.candidates.shape == (count, DIM)
     assert progress.phase == "sharpen"
-    view = softplus(Sharpened().sharpness[0] / module._unit(problem))
-    at_start = fitted(
-        replace(problem, features=problem.features.substituted(view)),
-        progress.state.fit.candidates,
-    )
-    assert progress.state.fit.cost == at_start.cost
+    view = softened(problem, Stationary().sharpness[0] / module._unit(problem))
+    assert progress.state.fit.cost == fitted(view, progress.candidates).cost
 
 
 def test_the_number_is_that_of_the_visible_directions_if_it_is_not_told() -> None:
     layer, _ = two_directions()
-    progress = Sharpened().init(layered(layer, Box(-1.0, 1.0)), None, 0)
-    assert len(progress.state.fit.candidates) == 4  # two for each of two
+    progress = Stationary().init(layered(layer, Box(-1.0, 1.0)), None, 0)
+    assert len(progress.candidates) == 4  # two for each of two
 
 
 # Sharpness
@@ -226,7 +166,7 @@ def scaled(problem: Problem, factor: float) -> Problem:
 def test_the_size_of_the_weights_makes_no_difference(premise: Premise) -> None:
     """One hidden layer: f(sθ) = s² f(θ) with softplus too, where its sharpness follows."""
     problem = posed(trained_net(), premise)
-    method = Exhume(weights=Sharpened(trials=2, steps=5))
+    method = Stationary(trials=2, steps=5)
     found, other = (
         reconstruct(one, 3, method=method) for one in (problem, scaled(problem, 2.0**9))
     )
@@ -234,24 +174,26 @@ def test_the_size_of_the_weights_makes_no_difference(premise: Premise) -> None:
     assert other.residual == pytest.approx(found.residual, rel=1e-6)
 
 
-def test_sharpness_grows_from_trial_to_trial_and_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sharpness_grows_from_trial_to_trial_and_stays() -> None:
     problem = posed(trained_net())
-    asked: list[float] = []
-
-    def noted(beta: float) -> object:
-        asked.append(beta * module._unit(problem))
-        return softplus(beta)
-
-    monkeypatch.setattr(module, "softplus", noted)
-    moved(Sharpened(steps=1, trials=5, sharpness=(10.0, 20.0, 40.0)), problem, 3, until=99)
-    told = [asked[0]] + [b for a, b in itertools.pairwise(asked) if a != b]
-    assert told == pytest.approx([10, 20, 40])
+    method = Stationary(steps=1, trials=5, sharpness=(10.0, 20.0, 40.0))
+    moves = moved(method, problem, 3, until=99)
+    asked = {p.trial: p.sharpness * module._unit(problem) for p in moves}
+    assert list(asked.values()) == pytest.approx([10, 20, 40, 40, 40])
+    x = gaussian(3, DIM)
+    for progress in moves[::3]:
+        layer = problem.features.substituted(softplus(progress.sharpness)).linearize(x)
+        torch.testing.assert_close(
+            progress.seen(problem).features.linearize(x).gram(), layer.gram()
+        )
 
 
 # Renewal
 
 
-def moved(method: Sharpened, problem: Problem, samples: int | None, until: int) -> list[Progress]:
+def moved(
+    method: Stationary, problem: Problem, samples: int | None, until: int
+) -> list[Sharpening]:
     """The progress at the start and after every move."""
     moves = [method.init(problem, samples, 0)]
     while moves[-1].outcome is None and len(moves) <= until:
@@ -259,9 +201,9 @@ def moved(method: Sharpened, problem: Problem, samples: int | None, until: int) 
     return moves
 
 
-def with_some_unused() -> tuple[Problem, Progress, Sharpened]:
+def with_some_unused() -> tuple[Problem, Sharpening, Stationary]:
     """A search at the end of a trial, with candidates that have no multiplier."""
-    method = Sharpened(steps=4, trials=3, surplus=4.0)
+    method = Stationary(steps=4, trials=3, surplus=4.0)
     problem = posed(trained_net())
     progress = moved(method, problem, 3, until=4)[-1]
     assert progress.state.steps == 4 and progress.rounds == 0
@@ -275,27 +217,27 @@ def test_candidates_without_a_multiplier_start_again() -> None:
     unused = int((trace == 0).sum())
     assert math.ceil(method.renewed * len(trace)) < unused < len(trace)
     after = method.advance(problem, progress)
-    assert (after.rounds, after.attempt, after.total_steps) == (1, 1, 4)
-    same = (after.state.fit.candidates == fit.candidates).all(1)
+    assert (after.rounds, after.trial, after.total_steps) == (1, 1, 4)
+    same = (after.candidates == fit.candidates).all(1)
     assert torch.equal(same, trace > 0)
-    fresh = after.state.fit.candidates[~same]
+    fresh = after.candidates[~same]
     assert torch.equal(fresh, starts(problem, unused, stream(0, 1)))
 
 
 def test_at_least_a_share_of_the_candidates_starts_again() -> None:
     problem = posed(trained_net(), Premise.DECAY)  # where all have coefficients
-    method = Sharpened(steps=2, trials=3, surplus=4.0, renewed=0.25)
+    method = Stationary(steps=2, trials=3, surplus=4.0, renewed=0.25)
     progress = moved(method, problem, 3, until=2)[-1]
     trace = traces(progress.state.fit)
     assert trace.min() > 0
     after = method.advance(problem, progress)
-    same = (after.state.fit.candidates == progress.state.fit.candidates).all(1)
+    same = (after.candidates == progress.candidates).all(1)
     assert int((~same).sum()) == 3  # a quarter of 12
     assert trace[~same].max() < trace[same].min()
 
 
 def test_trials_begin_from_the_best_at_the_greatest_sharpness() -> None:
-    method = Sharpened(steps=3, trials=6, sharpness=(20.0, 40.0))
+    method = Stationary(steps=3, trials=6, sharpness=(20.0, 40.0))
     problem = planted(width=30).problem
     moves = moved(method, problem, SAMPLES, until=999)
     assert moves[-1].outcome is Outcome.STALLED and moves[-1].rounds == 5
@@ -304,20 +246,20 @@ def test_trials_begin_from_the_best_at_the_greatest_sharpness() -> None:
     least = math.inf
     for before, after in ends[1:]:
         least = min(least, before.state.fit.cost)
-        assert after.best_value == least and after.best is not None
-        kept = (after.state.fit.candidates == after.best).all(1)
+        assert after.best_cost == least and after.best is not None
+        kept = (after.candidates == after.best).all(1)
         assert kept.any() and not kept.all()
-    assert moves[-1].best_value == min(least, moves[-2].state.fit.cost)
+    assert moves[-1].best_cost == min(least, moves[-2].state.fit.cost)
 
 
 def test_a_trial_that_made_it_worse_is_forgotten() -> None:
     problem, progress, _ = with_some_unused()
-    method = Sharpened(steps=4, trials=9, sharpness=(25.0,))
+    method = Stationary(steps=4, trials=9, sharpness=(25.0,))
     best = starts(problem, 12, stream(9, 9))
-    after = method.advance(problem, replace(progress, best=best, best_value=0.0))
-    assert after.best is best and after.best_value == 0.0
-    kept = (after.state.fit.candidates[:, None] == best[None]).all(2).any(1)
-    fit = fitted(method._sharpened(problem, 0), best)
+    after = method.advance(problem, replace(progress, best=best, best_cost=0.0))
+    assert after.best is best and after.best_cost == 0.0
+    kept = (after.candidates[:, None] == best[None]).all(2).any(1)
+    fit = fitted(progress.seen(problem), best)
     assert torch.equal(kept, traces(fit) > 0) and kept.any()
 
 
@@ -339,7 +281,7 @@ def test_where_no_candidate_has_a_multiplier_all_are_the_answer(
     problem, progress, method = with_some_unused()
     monkeypatch.setattr(module, "traces", lambda fit: torch.zeros(len(fit.candidates)))
     answer = method.finish(problem, progress)
-    assert torch.equal(answer.candidates, progress.state.fit.candidates)
+    assert torch.equal(answer.candidates, progress.candidates)
 
 
 @pytest.mark.parametrize("better", [True, False])
@@ -347,16 +289,16 @@ def test_the_answer_is_the_better_of_the_best_and_the_trial_at_hand(better: bool
     problem, progress, method = with_some_unused()
     rival = starts(problem, 12, stream(9, 9))
     value = 0.0 if better else math.inf
-    answer = method.finish(problem, replace(progress, best=rival, best_value=value))
-    expected = rival if better else progress.state.fit.candidates
+    answer = method.finish(problem, replace(progress, best=rival, best_cost=value))
+    expected = rival if better else progress.candidates
     assert all((row == expected).all(1).any() for row in answer.candidates)
 
 
 def test_nothing_counts_as_explained_before_the_greatest_sharpness() -> None:
-    method = Sharpened(trials=9, tolerance=1.0, sharpness=(5.0, 10.0, 20.0))  # all is good enough
+    method = Stationary(trials=9, tolerance=1.0, sharpness=(5.0, 10.0, 20.0))  # all is good enough
     moves = moved(method, posed(trained_net()), 2, until=99)
     assert [p.state.outcome for p in moves] == [Outcome.CONVERGED] * len(moves)
-    assert [p.attempt for p in moves] == [0, 1, 2, 2]
+    assert [p.trial for p in moves] == [0, 1, 2, 2]
     assert [p.outcome for p in moves] == [None, None, None, Outcome.CONVERGED]
 
 
@@ -375,7 +317,7 @@ def test_weights_that_no_samples_left_stay_unexplained() -> None:
     problem = replace(
         truth.problem, target=random, first_layer=FirstLayer(torch.zeros_like(layer), layer)
     )
-    found = reconstruct(problem, SAMPLES, method=Exhume(weights=Sharpened(trials=5)))
+    found = reconstruct(problem, SAMPLES, method=Stationary(trials=5))
     assert found.outcome is Outcome.STALLED and found.residual > 0.5
 
 
@@ -417,7 +359,7 @@ def assert_recovered(truth: Planted, samples: Tensor, coefficients: Tensor) -> N
 def test_planted_samples_are_recovered(premise: Premise, number: int | None) -> None:
     truth = planted(premise, seed=1)
     assert truth.problem.ratio(2 * SAMPLES) > 20  # equations over unknowns
-    assert _cosines(truth, Sharpened().init(truth.problem, number, 0).state.fit.candidates) < 0.9
+    assert _cosines(truth, Stationary().init(truth.problem, number, 0).state.fit.candidates) < 0.9
     found = reconstruct(truth.problem, number, method="exhume")
     assert found.outcome is Outcome.CONVERGED and found.residual < 1e-6
     assert _cosines(truth, found.samples) > 0.99
@@ -428,48 +370,3 @@ def _cosines(truth: Planted, candidates: Tensor) -> float:
     """The least, over samples, of the largest cosine with any candidate."""
     cosine = torch.cosine_similarity(truth.samples[:, None], candidates[None], dim=2)
     return cosine.amax(1).min().item()
-
-
-# Going on
-
-
-def interrupting(after: int) -> Callable[[Event], None]:
-    left = [after]
-
-    def show(event: Event) -> None:
-        left[0] -= 1
-        if left[0] < 0:
-            raise KeyboardInterrupt
-
-    return show
-
-
-@pytest.mark.parametrize(
-    ("premise", "outputs", "samples"),
-    [(Premise.MARGIN, 1, 3), (Premise.DECAY, 1, None), (Premise.MARGIN, 3, 3)],
-)
-def test_an_interrupted_search_goes_on_to_the_same_numbers(
-    premise: Premise,
-    outputs: int,
-    samples: int | None,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(run_folder, "EVENT_SECONDS", 0.0)
-    method = Exhume(weights=Sharpened(trials=6, steps=5, sharpness=(20.0, 40.0, 80.0)))
-    monkeypatch.setitem(methods.METHODS, "exhume", lambda: method)
-    opened = Opened(posed(trained_net(outputs), premise))
-    asked = Settings(None, samples, method="exhume", premise=premise.value)
-    events: list[Event] = []
-    whole, _ = run_folder.run(asked, opened, tmp_path / "whole", show=events.append)
-    assert whole.outcome is Outcome.STALLED and len(events) > 30
-    for stop in (2, 9, len(events) - 3):  # in trials without and with a best
-        out = tmp_path / f"{stop}"
-        with pytest.raises(KeyboardInterrupt):
-            run_folder.run(asked, opened, out, show=interrupting(stop))
-        resumed, _ = run_folder.run(asked, opened, out, resume=True)
-        assert (resumed.steps, resumed.outcome) == (whole.steps, whole.outcome)
-        assert resumed.products == whole.products
-        assert torch.equal(resumed.samples, whole.samples)
-        assert torch.equal(resumed.coefficients, whole.coefficients)
-        assert resumed.residual == whole.residual

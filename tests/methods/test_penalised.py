@@ -1,0 +1,322 @@
+"""haim2022, buzaglo2023 and loo2023: their steps, starts, tuning and answers."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from published_losses import KINDS, spot
+from recipe_problems import net_of, posed
+
+from exhume.equation.coefficients import Rule
+from exhume.equation.domain import Box
+from exhume.equation.objective import Fit, fitted_with
+from exhume.equation.problem import Problem
+from exhume.errors import InputError
+from exhume.features.activations import softplus
+from exhume.methods import haim2022, loo2023, reconstruct
+from exhume.methods.buzaglo2023 import Buzaglo2023
+from exhume.methods.haim2022 import Haim2022
+from exhume.methods.loo2023 import Loo2023
+from exhume.methods.penalised import (
+    STRIDE,
+    Descending,
+    Moments,
+    Penalised,
+    advanced,
+    smoothed,
+    stepped,
+)
+from exhume.methods.penalties import loss_at
+from exhume.methods.progress import pack, stream
+from exhume.solvers import Outcome
+from problems import case, gaussian
+
+# Steps and starts
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_steps_are_those_of_torch(kind: str) -> None:
+    there = spot(kind)
+    x = there.place.candidates.clone().requires_grad_()
+    multipliers = there.place.multipliers.clone().requires_grad_()
+    chosen = there.settings
+    groups = [
+        {"params": [x], "lr": chosen.rate},
+        {"params": [multipliers], "lr": chosen.multiplier_rate},
+    ]
+    optimiser: torch.optim.Optimizer = torch.optim.SGD(groups, momentum=0.9)
+    if chosen.adam:
+        optimiser = torch.optim.Adam(groups)
+    place, moments = there.place, Moments.at_rest(there.place, chosen)
+    seen = smoothed(there.problem, chosen, 0)
+    for count in range(3):
+        loss = there.oracle(x, multipliers)
+        x.grad, multipliers.grad = torch.autograd.grad(loss, (x, multipliers))
+        optimiser.step()
+        before = place.candidates.clone()
+        after, moments = stepped(seen, chosen, place, moments)
+        assert torch.equal(place.candidates, before) and moments.clock == count + 1
+        place = after
+        torch.testing.assert_close(place.candidates, x.detach())
+        torch.testing.assert_close(place.multipliers, multipliers.detach())
+    assert not torch.allclose(place.candidates, there.place.candidates)
+
+
+def test_softplus_sharpens_as_published() -> None:
+    def beta(step: int) -> float:
+        return float(loo2023.surrogate(step).name.removeprefix("softplus:"))
+
+    assert [beta(0), beta(20_000)] == [11, 20]
+    assert beta(45_000) == pytest.approx(10 + 10**2.25)
+    assert beta(46_000) == beta(10**9) == 200
+    there, x = spot("change"), gaussian(3, 6)
+    for step in (0, 20_000, 20_000 + STRIDE - 1):
+        seen = smoothed(there.problem, there.settings, step).features.linearize(x)
+        near = there.problem.features.substituted(softplus(beta(step - step % STRIDE)))
+        torch.testing.assert_close(seen.gram(), near.linearize(x).gram())
+
+
+@pytest.mark.parametrize(
+    ("method", "rule", "outputs", "scale", "multipliers", "divisor"),
+    [
+        (Haim2022(scale=1e-3), Rule.MARGIN, 1, 1e-3, (0.0, 1.0, 0.5), 400),
+        (Buzaglo2023(scale=0.1), Rule.MARGIN, 3, 0.1, (0.0, 1.0, 0.5), 400),
+        (Buzaglo2023(scale=0.1), Rule.FREE, 3, 0.1, (-9.0, 9.0, 0.0), 400),
+        (Loo2023(), Rule.FREE, 3, 0.2, (-0.5, 0.5, 0.0), 1200),
+    ],
+)
+def test_the_start_is_the_published_one(
+    method: Penalised,
+    rule: Rule,
+    outputs: int,
+    scale: float,
+    multipliers: tuple[float, float, float],
+    divisor: float,
+) -> None:
+    """200 samples, so 400 candidates; the least, the most and the mean of the multipliers."""
+    place = method.init(posed(net_of(outputs), rule), 200, 0).state.place
+    assert place.candidates.shape == (400, 6) and place.divisor == divisor
+    assert place.candidates.std().item() == pytest.approx(scale, rel=0.05)
+    drawn, (low, high, mean) = place.multipliers, multipliers
+    assert drawn.shape == (400, outputs if rule is Rule.FREE else 1)
+    assert low <= drawn.min() and drawn.max() <= high
+    assert drawn.mean().item() == pytest.approx(mean, abs=0.06)
+    spread = 1.0 if high > 1 else 12**-0.5
+    assert drawn.std().item() == pytest.approx(spread, rel=0.1)
+    names = [-1, 1] if outputs == 1 else range(outputs)
+    numbers = [int((place.labels == name).sum()) for name in names]
+    assert sum(numbers) == 400 and max(numbers) - min(numbers) <= 1
+    assert place.shares.tolist() == [1.0] * 400
+    assert (Haim2022().steps, Buzaglo2023().steps, Loo2023().steps) == (50_000, 50_000, 80_000)
+
+
+# Refusals
+
+
+NEEDED = "needs the number of samples"
+
+
+@pytest.mark.parametrize(
+    ("method", "rule", "outputs", "samples", "words"),
+    [
+        (Haim2022(), Rule.FREE, 1, 2, "buzaglo2023.*premise decay.*loo2023.*premise change"),
+        (Haim2022(), Rule.MARGIN, 3, 2, "one output, but this has 3; use buzaglo2023"),
+        (Loo2023(), Rule.MARGIN, 1, 2, "premise margin.*haim2022 at the margin.*buzaglo2023"),
+        ("haim2022", Rule.MARGIN, 1, None, f"haim2022 {NEEDED}"),
+        ("buzaglo2023", Rule.MARGIN, 1, None, f"buzaglo2023 {NEEDED}"),
+        ("loo2023", Rule.FREE, 1, None, f"loo2023 {NEEDED}"),
+    ],
+)
+def test_a_problem_that_a_recipe_is_not_for(
+    method: Penalised | str, rule: Rule, outputs: int, samples: int | None, words: str
+) -> None:
+    with pytest.raises(InputError, match=words):
+        reconstruct(posed(net_of(outputs), rule), samples, method=method)
+
+
+def test_smoothness_is_for_images() -> None:
+    problem = replace(posed(net_of(1), Rule.FREE), shape=(6,))
+    with pytest.raises(InputError, match=r"smoothness: is for images.*\(6,\)"):
+        reconstruct(problem, 2, method=Loo2023(smoothness=0.05))
+
+
+# Tuning
+
+
+@dataclass(frozen=True)
+class Few(Haim2022):
+    """Two settings, one of them terrible."""
+
+    trials: int = 2
+    probe: int = 60
+    steps: int = 150
+    settings: tuple[Mapping[str, float], ...] = ()
+
+    def published(self, problem: Problem) -> Sequence[Mapping[str, float]]:
+        return self.settings
+
+
+GOOD = {"rate": 0.05, "scale": 0.05, "threshold": 0.1, "sharpness": 50.0}
+EXPLODES, STANDS_STILL = {**GOOD, "rate": 1e6}, {**GOOD, "rate": 1e-12, "scale": 1e-6}
+MARGIN = posed(net_of(1), Rule.MARGIN)
+
+
+def watched(method: Penalised, samples: int = 3, seed: int = 0) -> tuple[Any, list[Descending]]:
+    """What a run found, and its progress after every move."""
+    moves: list[Any] = []
+    found = reconstruct(MARGIN, samples, seed, method, observe=lambda p, _: moves.append(p))
+    return found, moves
+
+
+@pytest.mark.parametrize("terrible", [EXPLODES, STANDS_STILL])
+@pytest.mark.parametrize("turned", [False, True])
+def test_tuning_takes_the_better_of_two(terrible: Mapping[str, float], turned: bool) -> None:
+    method = Few(settings=(terrible, GOOD) if turned else (GOOD, terrible))
+    found, moves = watched(method)
+    last = moves[-1]
+    assert (last.phase, found.outcome) == ("run", Outcome.BUDGET)
+    assert method.settings_of(MARGIN, last).rate == GOOD["rate"]
+    assert last.tuning is None and last.state.steps == 150
+    taken = found.steps - last.state.steps + 60  # the run went on from the trial's last step
+    still = terrible is STANDS_STILL
+    assert taken == 2 * 60 + (60 + 60 if still else STRIDE)
+    assert found.products == taken + 150 - 60
+
+
+def test_a_trial_that_ends_above_its_start_is_dropped() -> None:
+    worse = {**GOOD, "rate": 3.0, "scale": 1.0}
+    method = Few(probe=2, settings=(worse, GOOD))
+    problem = posed(net_of(1), Rule.MARGIN, domain=Box(-1.0, 1.0))
+    first = method.init(problem, 3, 0)
+    chosen = method.settings_of(problem, first)
+    end = advanced(problem, chosen, first.state, 2)
+    assert first.state.began < loss_at(problem, chosen, end.place).relative < math.inf
+    after = method.advance(problem, first)
+    assert after.tuning is not None and after.state.trial == 1
+    assert after.tuning.table.residuals[0][0] == math.inf and after.tuning.best is None
+
+
+def test_the_run_goes_on_from_the_better_of_two_starts() -> None:
+    method, better = Few(trials=1, probe=40, steps=40, settings=(GOOD,)), set()
+    for seed in (0, 1, 2):
+        ends = []
+        for start in (0, 1):
+            state = method.begin(MARGIN, 6, seed, start=start)
+            chosen = method._settings(MARGIN, 0, stream(seed, 0))
+            place = advanced(MARGIN, chosen, state, 40).place
+            ends.append((loss_at(MARGIN, chosen, place).relative, start, place.candidates))
+        begun = next(p for p in watched(method, seed=seed)[1] if p.phase == "run")
+        assert begun.state.steps == 40 and begun.total_steps == 80
+        _, start, x = min(ends)
+        torch.testing.assert_close(begun.candidates, x)
+        better.add(start)
+    assert better == {0, 1}
+
+
+class Blown(Haim2022):
+    """A recipe that was stopped while its residual was huge and still finite."""
+
+    def finish(self, problem: Problem, progress: Descending) -> Fit:
+        return replace(super().finish(problem, progress), value=1e6)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        Few(settings=(EXPLODES, {**EXPLODES, "scale": 1.0})),  # every setting
+        Haim2022(steps=200, **EXPLODES),  # type: ignore[arg-type]
+        Blown(steps=10, **GOOD),  # type: ignore[arg-type]
+    ],
+)
+def test_a_run_that_explodes_has_diverged_and_ends_at_its_last_finite_look(
+    method: Penalised,
+) -> None:
+    found = reconstruct(MARGIN, 3, method=method)
+    assert found.outcome is Outcome.DIVERGED
+    assert found.samples.isfinite().all() and math.isfinite(found.residual)
+
+
+def test_what_is_given_is_not_tuned_and_the_rest_lies_in_the_published_ranges() -> None:
+    method = Haim2022(rate=0.123)
+    for trial in range(30):
+        chosen = method._settings(MARGIN, trial, stream(0, trial))
+        sharpness = float(chosen.surrogate(0).name.removeprefix("smoothed_relu:"))
+        if trial < len(haim2022.PUBLISHED):
+            expected = haim2022.PUBLISHED[trial]
+            assert (chosen.scale, chosen.threshold) == (expected["scale"], expected["threshold"])
+            assert sharpness == expected["sharpness"]
+        assert chosen.rate == 0.123 and 10 <= sharpness <= 500
+        assert 1e-6 <= chosen.scale <= 0.1 and 0.01 <= chosen.threshold <= 0.5
+    assert method.init(MARGIN, 2, 0).phase == "tune"
+    assert Haim2022(**GOOD).init(MARGIN, 2, 0).phase == "run"  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("rule", "outputs", "names"),
+    [
+        (Rule.MARGIN, 1, {"rate", "scale", "threshold", "sharpness"}),
+        (Rule.MARGIN, 3, {"rate", "scale", "threshold", "sharpness", "multiplier_rate"}),
+        (Rule.FREE, 1, {"rate", "scale", "sharpness", "multiplier_rate"}),
+    ],
+)
+def test_what_buzaglo_leaves_open(rule: Rule, outputs: int, names: set[str]) -> None:
+    problem = posed(net_of(outputs), rule)
+    method = Buzaglo2023()
+    assert set(method.ranges(problem)) == names
+    for published in method.published(problem):
+        assert names - {"multiplier_rate"} <= published.keys() <= names
+        for name, value in published.items():
+            span = method.ranges(problem)[name]
+            assert span.low <= value <= span.high
+
+
+def test_with_one_output_at_the_margin_buzaglo_is_haim() -> None:
+    options = {"steps": 40, "trials": 2, "probe": 10}
+    one, other = (
+        reconstruct(MARGIN, 2, 3, method)
+        for method in (Haim2022(**options), Buzaglo2023(**options))  # type: ignore[arg-type]
+    )
+    assert torch.equal(one.samples, other.samples)
+
+
+# The answer
+
+
+@pytest.mark.parametrize("kind", ["one", "several", "decay", "change"])
+def test_the_answer_has_the_recipes_own_coefficients(kind: str) -> None:
+    there = spot(kind)
+    recipes = {"one": Haim2022, "several": Buzaglo2023, "decay": Buzaglo2023, "change": Loo2023}
+    method = recipes[kind](steps=95, trials=3, probe=15)  # type: ignore[arg-type]
+    moves: list[Any] = []
+    found = reconstruct(there.problem, 3, method=method, observe=lambda p, _: moves.append(p))
+    place = moves[-1].state.place
+    assert found.samples.shape == (6, 6) and found.outcome is Outcome.BUDGET
+    assert torch.equal(found.samples, place.candidates)
+    net = replace(there.oracle, sigma=torch.relu, labels=place.labels, divisor=place.divisor)
+    residual = net.residual(found.samples, place.multipliers)
+    expected = residual.square().sum() / there.problem.target.square().sum()
+    assert found.residual == pytest.approx(expected.item())
+    again = fitted_with(there.problem, found.samples, found.coefficients)
+    assert again.value == found.residual and not again.eliminated
+    counted = [p.total_steps for p in moves]
+    assert counted == sorted(counted) and found.steps == counted[-1]
+
+
+def test_out_of_budget_while_tuning_the_best_trial_so_far_is_the_answer() -> None:
+    method = Few(settings=(GOOD, STANDS_STILL))
+    second = next(p for p in watched(method)[1] if p.tuning and p.state.trial == 1)
+    assert second.tuning is not None and second.tuning.best is not None
+    best = second.tuning.best.place.candidates
+    late = reconstruct(MARGIN, 3, method=method, resume=pack(second, 9.0), time_limit=1.0)
+    assert late.outcome is Outcome.BUDGET and torch.equal(late.samples, best)
+    assert not torch.equal(best, second.candidates)
+
+
+def test_features_that_are_not_a_networks_can_be_fitted_too() -> None:
+    truth = case(10, 2, 8, outputs=2)
+    found = reconstruct(truth.problem, 2, method=Loo2023(steps=400, rate=0.05))
+    assert found.samples.shape == (4, 10) and found.coefficients.shape == (4, 2)
+    assert found.residual < 0.5

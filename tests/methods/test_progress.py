@@ -1,0 +1,177 @@
+"""Every method goes on from a checkpoint to the same bits; a damaged one is refused."""
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from recipe_problems import combined, net_of, posed
+
+from exhume import data, victims
+from exhume.equation.coefficients import Rule
+from exhume.equation.problem import Premise, Problem
+from exhume.errors import InputError
+from exhume.methods import Reconstruction, reconstruct
+from exhume.methods.buzaglo2023 import Buzaglo2023
+from exhume.methods.haim2022 import Haim2022
+from exhume.methods.iurada2025 import Iurada2025
+from exhume.methods.loo2023 import Loo2023
+from exhume.methods.progress import Checkpoint, Method, Progress, Solving, pack, unpack
+from exhume.methods.shen2026 import Shen2026
+from exhume.methods.stationary import Stationary
+from exhume.models.formulation import weights_problem
+from nets import make
+from problems import case
+
+SHORT: dict[str, Any] = {"steps": 55, "trials": 2, "probe": 15}
+GIVEN = Haim2022(
+    steps=700, rate=0.05, scale=0.3, threshold=0.05, sharpness=20.0, multiplier_rate=0.05
+)
+SHARP = Stationary(trials=5, steps=4, sharpness=(20.0, 40.0, 80.0))
+
+
+def random_features(ratio: float = 2.5) -> Problem:
+    return case(30, 6, ratio, seed=2, dtype=torch.float32).problem
+
+
+def network() -> Problem:
+    return victims.two_layer(data.sphere(20, 4, 100), width=200, seed=100).problem
+
+
+def weights(premise: Premise, outputs: int) -> Problem:
+    sizes = {"shape": [6], "widths": [12], "activation": "relu", "bias": "first"}
+    net = make("mlp", outputs, 0, step=0.3, **sizes)
+    return weights_problem(net.network, net.trained, premise)
+
+
+RUNS: dict[str, tuple[Callable[[], Problem], str | Method, int | None]] = {
+    "exhume": (random_features, "exhume", 6),
+    "exhume, number unknown": (random_features, "exhume", None),
+    "exhume at the margin": (lambda: weights(Premise.MARGIN, 1), SHARP, 3),
+    "exhume at the margin of several": (lambda: weights(Premise.MARGIN, 3), SHARP, 3),
+    "exhume with decay": (lambda: weights(Premise.DECAY, 1), SHARP, None),
+    "iurada2025": (random_features, Iurada2025(steps=30), 6),
+    "tansley2026": (network, "tansley2026", 4),
+    "haim2022": (lambda: posed(net_of(1), Rule.MARGIN), Haim2022(**SHORT), 3),
+    "buzaglo2023": (lambda: posed(net_of(3), Rule.MARGIN), Buzaglo2023(**SHORT), 3),
+    "buzaglo2023, free": (lambda: posed(net_of(2), Rule.FREE), Buzaglo2023(**SHORT), 3),
+    "loo2023": (lambda: posed(net_of(2), Rule.FREE), Loo2023(**SHORT), 3),
+    "shen2026": (lambda: combined(samples=6), Shen2026(GIVEN, every=200, rule="adaptive"), 2),
+    "shen2026, forgetting": (lambda: combined(samples=6), Shen2026(GIVEN, every=200), 2),
+    "shen2026, tuned": (lambda: combined(), Shen2026(Haim2022(**SHORT), every=20), 2),
+    "shen2026 of iurada2025": (
+        lambda: case(8, 6, 6.0, "relu+tanh").problem,
+        Shen2026(Iurada2025(rate=1.0, steps=400), every=100, rule="adaptive"),
+        2,
+    ),
+}
+
+
+def same(a: Reconstruction, b: Reconstruction) -> bool:
+    """Whether two runs gave the same bits."""
+    alike = replace(a, seconds=0.0, samples=b.samples, coefficients=b.coefficients)
+    return (
+        torch.equal(a.samples, b.samples)
+        and torch.equal(a.coefficients, b.coefficients)
+        and vars(alike) == vars(replace(b, seconds=0.0))
+    )
+
+
+def through_a_file(progress: Progress, seconds: float = 5.0) -> Checkpoint:
+    packed = pack(progress, seconds)
+    tensors = {name: tensor.clone() for name, tensor in packed.tensors.items()}
+    return replace(packed, tensors=tensors, record=json.loads(json.dumps(packed.record)))
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_an_interrupted_run_goes_on_to_the_same_bits(name: str) -> None:
+    pose, method, samples = RUNS[name]
+    problem = pose()
+    moves: list[Progress] = []
+    whole = reconstruct(problem, samples, 0, method, observe=lambda p, _: moves.append(p))
+    assert len(moves) > 6
+    phases, counts = [p.phase for p in moves], [len(p.candidates) for p in moves]
+    if "shen2026" in name:
+        assert counts[-1] > counts[0] or "tuned" in name
+    stops = {0, len(moves) // 2, len(moves) - 2, counts.index(counts[-1])}
+    for stop in stops | {phases.index(phase) for phase in set(phases)}:
+        resumed = reconstruct(problem, samples, 0, method, resume=through_a_file(moves[stop]))
+        assert same(resumed, whole), f"interrupted at move {stop} of {len(moves)}"
+        assert resumed.seconds >= 5
+
+
+def test_the_seed_decides_and_nothing_else() -> None:
+    for name in ("exhume", "haim2022"):
+        pose, method, samples = RUNS[name]
+        results = []
+        for state, seed in ((1, 5), (2, 5), (2, 6)):
+            torch.manual_seed(state)
+            results.append(reconstruct(pose(), samples, seed, method))
+        assert same(*results[:2])
+        assert not torch.equal(results[0].samples, results[2].samples)
+
+
+# The codec
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Example(Solving):
+    """One field of every kind."""
+
+    nothing: float | None = None
+    infinite: float = math.inf
+    table: tuple[tuple[float, ...], ...] = ((1.0, math.nan), (0.1 + 0.2, 3.0))
+    pair: tuple[torch.Tensor, str] | None = None
+
+
+def example() -> tuple[Problem, Example]:
+    problem = random_features()
+    state = Iurada2025().init(problem, 3, 0).state
+    pair = (torch.arange(3), "word")
+    return problem, Example(seed=2**62, samples=None, state=state, pair=pair)
+
+
+def test_every_kind_of_field_comes_back() -> None:
+    problem, before = example()
+    after = unpack(problem, through_a_file(before))
+    assert type(after) is Example and type(after.state) is type(before.state)
+    assert after.nothing is None and after.infinite == math.inf and after.seed == 2**62
+    assert math.isnan(after.table[0][1]) and after.table[1] == before.table[1]
+    assert after.pair[0].tolist() == [0, 1, 2] and after.pair[1] == "word"
+    assert torch.equal(after.candidates, before.candidates)
+    assert after.residual == before.residual
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        (("class",), "Path", "Path is not what belongs there"),
+        (("state", "class"), "Example", "Example is not what belongs there"),
+        (("state", "steps"), "many", "'many'"),
+        (("outcome",), "perfect", "perfect"),
+        (("samples",), 1.5, "1.5"),
+        (("extra",), 1, "other fields"),
+        (("seed",), None, "None"),
+        (("pair",), [{"tensor": "nowhere"}, "word"], "nowhere"),
+        (("state", "fit"), {"fit": [{"tensor": "pair.0"}, None]}, ""),
+    ],
+)
+def test_a_damaged_checkpoint_is_refused(path: tuple[str, ...], value: Any, words: str) -> None:
+    problem, progress = example()
+    checkpoint = replace(through_a_file(progress), source="run/checkpoint")
+    *above, name = path
+    record = checkpoint.record
+    for step in above:
+        record = record[step]
+    record[name] = value
+    with pytest.raises(InputError, match=f"run/checkpoint: cannot be used.*{words}"):
+        unpack(problem, checkpoint)
+
+
+def test_what_a_file_cannot_hold_is_named() -> None:
+    _, progress = example()
+    with pytest.raises(TypeError, match=r"infinite.*cannot hold a complex"):
+        pack(replace(progress, infinite=1j), 0.0)

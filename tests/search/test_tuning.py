@@ -1,0 +1,84 @@
+"""Tuning by successive halving, and what two starts have in common."""
+
+import math
+from collections.abc import Callable
+from random import Random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from exhume.search.tuning import Range, Table, Trial, found_again, merit, rungs
+from problems import gaussian
+
+
+def simulated(trials: int, score: Callable[[int, int], float]) -> list[Trial]:
+    """All trials in turn, where score(rung, trial) is the residual."""
+    table, done = Table.empty(trials), list[Trial]()
+    while (here := table.next_trial()) is not None:
+        assert len(done) < 10 * trials
+        done.append(here)
+        table = table.entered(here, 0.5 if here.start else score(here.rung, here.setting))
+    return done
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 30), st.randoms(use_true_random=False), st.floats(0, 1))
+def test_halving_tries_all_and_goes_on_with_the_best(
+    trials: int, random: Random, bad: float
+) -> None:
+    table = [
+        [math.inf if random.random() < bad else random.random() for _ in range(trials)]
+        for _ in rungs(trials)
+    ]
+    done = simulated(trials, lambda rung, trial: table[rung][trial])
+    alive = set(range(trials))
+    for rung, size in enumerate(rungs(trials)):
+        firsts = [trial for r, trial, start in done if (r, start) == (rung, 0)]
+        assert set(firsts) == alive and len(firsts) == len(alive) <= size
+        finite = sorted((table[rung][trial], trial) for trial in alive if table[rung][trial] < 2)
+        if size <= 2:
+            again = {trial for r, trial, start in done if start == 1}
+            assert again == {trial for _, trial in finite}
+        else:
+            alive = {trial for _, trial in finite[: rungs(trials)[rung + 1]]}
+    assert [r for r, _, _ in done] == sorted(r for r, _, _ in done)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(1, 12), st.integers(0, 12), st.integers(0, 1000))
+def test_what_two_starts_share_is_counted_once(found: int, other: int, seed: int) -> None:
+    basis = torch.linalg.qr(gaussian(40, 40, seed=seed)).Q
+    first = basis[: found + other]
+    again = torch.cat([3 * basis[:found], basis[25 : 25 + other]])
+    order = torch.randperm(len(again), generator=torch.Generator().manual_seed(seed))
+    share = found / (found + other)
+    assert found_again(first, again[order]) == pytest.approx(share)
+    doubled = found_again(torch.cat([first, first]), torch.cat([again, again]))
+    assert doubled == pytest.approx(share / 2)  # copies prove nothing
+    assert found_again(first, -again) == 0
+
+
+def test_a_candidate_stands_for_one_of_the_other_start_alone() -> None:
+    turn = math.radians(20)
+    first = torch.tensor(
+        [[math.cos(turn), math.sin(turn), 0], [math.cos(turn), -math.sin(turn), 0]]
+    )
+    second = torch.tensor([[1.0, 0, 0], [0, 0, 1]])  # near to both of the first, which differ
+    assert found_again(first, second) == found_again(second, first) == 0.5
+
+
+@given(st.floats(1e-6, 1), st.floats(0, 1), st.integers(1, 100))
+def test_merit_falls_with_the_residual_and_with_what_is_found_again(
+    residual: float, share: float, count: int
+) -> None:
+    here = merit(residual, share, count)
+    assert merit(residual / 2, share, count) < here
+    assert merit(residual, share + 0.1, count) < here
+    assert merit(math.inf, share, count) == math.inf
+
+
+def test_ranges_cover_their_ends() -> None:
+    for span in (Range(1e-5, 1.0, logarithmic=True), Range(0.01, 0.5)):
+        assert span.at(0) == pytest.approx(span.low) and span.at(1) == pytest.approx(span.high)
