@@ -55,9 +55,6 @@ def chance(truth: Data | Tensor, candidates: int, seed: int = 0, trials: int = 5
         candidates: how many there were in the score to compare with.
         seed: of the random candidates.
         trials: how many draws to average over.
-
-    Returns:
-        The level for random candidates, and for the nearest other training sample.
     """
     whole_number("candidates", candidates)
     whole_number("trials", trials)
@@ -167,9 +164,6 @@ def other_data(candidates: Tensor, truth: Data, held_out: Data) -> OtherData:
         truth: the training data.
         held_out: other samples of the same kind in the same transform: `exhume.data.held_out`.
 
-    Returns:
-        Both sides.
-
     Example:
         >>> from exhume import data
         >>> known = data.load("digits", 20)
@@ -200,15 +194,13 @@ def _with_one_mean(truth: Data, held_out: Data) -> tuple[Data, Data]:
     pixels = [side.images().flatten(1) for side in (truth, held_out)]
     mean = torch.cat(pixels).mean(0)
     transform = replace(truth.transform, mean=mean, shift=mean.mean().item())
-    own, other = (
-        replace(
-            side,
-            inputs=transform.apply(rows, side.transform.norms),
-            transform=replace(transform, norms=side.transform.norms),
-        )
-        for side, rows in zip((truth, held_out), pixels, strict=True)
-    )
-    return own, other
+
+    def centred(side: Data, rows: Tensor) -> Data:
+        norms = side.transform.norms
+        inputs = transform.apply(rows, norms)
+        return replace(side, inputs=inputs, transform=replace(transform, norms=norms))
+
+    return centred(truth, pixels[0]), centred(held_out, pixels[1])
 
 
 def wrong_prior(problem: Problem, shift: float) -> Problem:

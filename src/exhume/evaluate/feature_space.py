@@ -25,9 +25,6 @@ def residual_at_truth(problem: Problem, truth: Data | Tensor) -> float:
     Args:
         problem: what the attack was given.
         truth: the training data, or its (n, d) inputs.
-
-    Returns:
-        The relative residual.
     """
     inputs, _ = true_inputs(truth)
     return float(objective.fitted(problem, inputs).value)
@@ -40,9 +37,6 @@ def floors(problem_at: Callable[[str], Problem], truth: Data | Tensor) -> dict[s
         problem_at: the problem with features at a point: initial, final, midpoint or both. It may
             refuse one, as where initial weights are missing that it needs; that one is left out.
         truth: the training data, or its (n, d) inputs.
-
-    Returns:
-        The floor by point.
     """
     found = {}
     for point in POINTS:

@@ -52,32 +52,24 @@ def distances(truth: Tensor, candidates: Tensor, kind: Kind = "sign_invariant") 
 
 
 def assign(costs: Tensor) -> Tensor:
-    """Pair rows and columns one to one at the least total cost; there are min(n, k) pairs.
+    """Pair rows and columns of costs (n, k) one to one at the least total cost.
 
-    Args:
-        costs: (n, k); infinity forbids a pair.
-
-    Returns:
-        (n,) int64: the column of each row, −1 for rows left over (k < n).
+    Infinity forbids a pair. The result is the column of each row, −1 for rows left over (k < n).
 
     Example:
         >>> assign(torch.tensor([[1.0, 2.0], [1.0, 9.0], [8.0, 8.0]])).tolist()
         [1, 0, -1]
     """
-    rows, columns = linear_sum_assignment(costs.numpy())
+    rows, columns = map(torch.from_numpy, linear_sum_assignment(costs.numpy()))
     matched = torch.full((costs.shape[0],), -1, dtype=torch.int64)
-    matched[torch.as_tensor(rows)] = torch.as_tensor(columns, dtype=torch.int64)
+    matched[rows] = columns
     return matched
 
 
 def nearest(costs: Tensor) -> Tensor:
-    """Return the cheapest column of each row; one column may serve several.
+    """Return the cheapest column of each row of costs (n, k), −1 where there is none (k = 0).
 
-    Args:
-        costs: (n, k).
-
-    Returns:
-        (n,) int64; −1 where there is no column (k = 0).
+    One column may serve several rows.
 
     Example:
         >>> nearest(torch.tensor([[1.0, 2.0], [1.0, 9.0]])).tolist()
@@ -108,9 +100,6 @@ def check_vectors(vectors: Tensor, what: str, dim: int | None = None) -> Tensor:
         vectors: (k, d).
         what: "candidate" or "true sample", for the message.
         dim: the d that is expected, if known.
-
-    Returns:
-        (k, d), float64, detached.
 
     Raises:
         InputError: not two-dimensional, another d, or a row that is not finite.

@@ -11,12 +11,7 @@ SSIM_WINDOW = 7
 
 
 def norms(vectors: Tensor) -> Tensor:
-    """Return the Euclidean norm of each row of (n, d), (n,).
-
-    Example:
-        >>> norms(torch.tensor([[3.0, 4.0]])).tolist()
-        [5.0]
-    """
+    """Return the Euclidean norm of each row of (n, d), (n,)."""
     lengths: Tensor = torch.linalg.vector_norm(vectors, dim=1)
     return lengths
 
@@ -24,14 +19,11 @@ def norms(vectors: Tensor) -> Tensor:
 def errors(truth: Tensor, paired: Tensor) -> Tensor:
     """Return the distance of each pair over the norm of the true sample, ‖x_i − y_i‖ / ‖x_i‖.
 
-    1 is the error of the zero vector. On the sphere of radius √d the norm is √d.
+    The zero vector has the error 1.
 
     Args:
         truth: (n, d), no zero row.
         paired: (n, d); row i belongs to row i.
-
-    Returns:
-        (n,).
 
     Example:
         >>> errors(torch.tensor([[6.0, 8.0]]), torch.tensor([[6.0, 3.0]])).tolist()
@@ -43,8 +35,7 @@ def errors(truth: Tensor, paired: Tensor) -> Tensor:
 def published_errors(truth: Tensor, paired: Tensor) -> Tensor:
     """Return the error of the published code, ‖|x_i| − |y_i|‖ / √d, absolute values by element.
 
-    Independent points on the sphere of radius √d are at √(2 − 4/π) ≈ 0.85, not at √2. Arguments and
-    result are those of `errors`.
+    Independent points on the sphere of radius √d are at √(2 − 4/π) ≈ 0.85, not at √2.
 
     Example:
         >>> published_errors(torch.tensor([[1.0, -1.0]]), torch.tensor([[-1.0, -1.0]])).tolist()

@@ -110,11 +110,11 @@ class PublishedScore:
             "window": "uniform",
             "good": self.good,
             "good_dssim": self.good_dssim,
-            **{f"top10_{name}": finite(getattr(self, f"top10_{name}")) for name in TOP},
+            "top10_ssim": finite(self.top10_ssim),
+            "top10_dssim": finite(self.top10_dssim),
+            "top10_psnr": finite(self.top10_psnr),
+            "top10_l2": finite(self.top10_l2),
         }
-
-
-TOP = ("ssim", "dssim", "psnr", "l2")
 
 
 def published_score(candidates: Tensor, data: Data) -> PublishedScore:
@@ -124,9 +124,6 @@ def published_score(candidates: Tensor, data: Data) -> PublishedScore:
         candidates: (k, d) in the space of the model's inputs; those of many runs are pooled by
             `torch.cat`.
         data: the training images.
-
-    Returns:
-        The score.
 
     Raises:
         InputError: the data is no images, or the candidates do not fit.
@@ -160,14 +157,10 @@ def published_score(candidates: Tensor, data: Data) -> PublishedScore:
 
 
 def chance_level(data: Data, held_out: Data) -> PublishedScore:
-    """Score real images of the same kind that the model never saw, in the place of candidates.
+    """Score real images that the model never saw (`exhume.data.held_out`) as candidates.
 
     A perfect generator that knows nothing of the training set would get this. It grows with the
     number of images, so take as many as there are candidates in the score to compare with.
-
-    Args:
-        data: the training images.
-        held_out: other images, in the same transform: `exhume.data.held_out`.
     """
     return published_score(held_out.inputs, data)
 

@@ -116,14 +116,8 @@ class Score:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything, for JSON: what is not finite, or not there, is None."""
-        columns = {
-            "error": self.errors,
-            "signed_error": self.signed_errors,
-            "published_error": self.published_errors,
-            "cosine": self.cosines,
-            "psnr": self.psnrs,
-            "ssim": self.ssims,
-        }
+        names = ("error", "signed_error", "published_error", "cosine", "psnr", "ssim")
+        columns = {name: getattr(self, f"{name}s") for name in names}
         rows = [
             {
                 "sample": i,
@@ -145,17 +139,9 @@ class Score:
 
 
 AGGREGATES = (
-    "recovered",
-    "exact",
-    "error",
-    "recall",
-    "precision",
-    "signed_error",
-    "published_error",
-    "cosine",
-    "psnr",
-    "ssim",
-)
+    "recovered", "exact", "error", "recall", "precision", "signed_error", "published_error",
+    "cosine", "psnr", "ssim",
+)  # fmt: skip
 
 
 def score(samples: Tensor, truth: Data | Tensor) -> Score:
@@ -164,9 +150,6 @@ def score(samples: Tensor, truth: Data | Tensor) -> Score:
     Args:
         samples: the candidates, (k, d), in the space of the model's inputs; k need not be n.
         truth: the training data, or its (n, d) inputs. Image metrics need the data.
-
-    Returns:
-        The score.
 
     Raises:
         InputError: shapes that do not fit, NaN, or a true sample that is zero.
@@ -239,13 +222,7 @@ def pictures(
     """Return the true samples and their candidates as images in [0, 1], (n, *shape) each.
 
     A candidate has its sign set right, and the norm of its true sample before rescaling. Where a
-    sample has none, the image is NaN.
-
-    Args:
-        truth: the training data.
-        samples: the candidates, (k, d).
-        matched: the candidate of each true sample, −1 for none, (n,).
-        flipped: whether its sign is reversed, (n,).
+    sample has none, the image is NaN. The last two arguments are those of a `Score`.
     """
     x = truth.inputs.detach().to("cpu", torch.float64)
     y = take(samples.to(x), matched, missing=math.nan)

@@ -179,9 +179,6 @@ def gallery_png(run: Path, out: Path, limit: int = 10) -> Path:
         out: the PNG file to write, readable by its owner only.
         limit: how many samples at most.
 
-    Returns:
-        The file.
-
     Raises:
         InputError: the run has no pairs of pictures.
     """

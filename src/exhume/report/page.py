@@ -73,9 +73,6 @@ def write(run: Path, redact: bool = False) -> Path:
         redact: leave out every picture and signal; the metrics stay. The file is then
             `report-redacted.html`, else `report.html`.
 
-    Returns:
-        The file.
-
     Raises:
         InputError: a file is missing or does not hold what it should.
     """
@@ -89,32 +86,29 @@ def render(run: RunFolder, redact: bool = False) -> str:
     result, scored, ratio = run.result, run.scored, ratio_of(run.result)
     extras = scored or {}
     as_published = extras.get("published")
-    return (
-        environment()
-        .get_template("report.html.jinja")
-        .render(
-            result=result,
-            problem=result["problem"],
-            config=run.config,
-            redact=redact,
-            scored=scored,
-            verdict=evidence.headline(result, scored),
-            cautions=evidence.cautions(result, scored),
-            cards=cards(run),
-            shares=shares(scored),
-            gallery=None if redact else gallery(run),
-            progress=figures.progress(run.events, finite(extras.get("residual_at_truth"))),
-            ratio=ratio,
-            law=figures.law(ratio) if ratio and ratio > 0 else None,
-            counting=evidence.counting(result),
-            model=model(run),
-            floors=floors(run),
-            span=evidence.first_layer(result, extras.get("subspace")),
-            published=evidence.published_figures(as_published) if as_published else None,
-            rows=ROWS,
-            grade=grade,
-            privacy_card=privacy_card(run),
-        )
+    template = environment().get_template("report.html.jinja")
+    return template.render(
+        result=result,
+        problem=result["problem"],
+        config=run.config,
+        redact=redact,
+        scored=scored,
+        verdict=evidence.headline(result, scored),
+        cautions=evidence.cautions(result, scored),
+        cards=cards(run),
+        shares=shares(scored),
+        gallery=None if redact else gallery(run),
+        progress=figures.progress(run.events, finite(extras.get("residual_at_truth"))),
+        ratio=ratio,
+        law=figures.law(ratio) if ratio and ratio > 0 else None,
+        counting=evidence.counting(result),
+        model=model(run),
+        floors=floors(run),
+        span=evidence.first_layer(result, extras.get("subspace")),
+        published=evidence.published_figures(as_published) if as_published else None,
+        rows=ROWS,
+        grade=grade,
+        privacy_card=privacy_card(run),
     )
 
 
