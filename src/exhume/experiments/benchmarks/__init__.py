@@ -3,8 +3,7 @@
 Speed is shown as ratios taken in one run.
 """
 
-from exhume.experiments.benchmarks.kkt import kkt
-from exhume.experiments.benchmarks.networks import networks
+from exhume.experiments.benchmarks.margin import kkt
 from exhume.experiments.benchmarks.polynomials import identifiability
 from exhume.experiments.benchmarks.random_features import (
     count,
@@ -13,7 +12,8 @@ from exhume.experiments.benchmarks.random_features import (
     streaming,
     threshold,
 )
-from exhume.experiments.benchmarks.splitting import splitting
+from exhume.experiments.benchmarks.splits import splitting
+from exhume.experiments.benchmarks.trained import networks
 
 COMMANDS = {
     "solvers": solvers,

@@ -1,0 +1,276 @@
+"""Every benchmark at a tiny size, on budgets of products and steps, prints what it measured."""
+
+import re
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+import exhume
+from exhume import data, victims
+from exhume.cli.main import main
+from exhume.evaluate import Score, score
+from exhume.experiments.benchmarks import common, margin, random_features, splits, trained
+from exhume.experiments.benchmarks.common import momentum_until
+from exhume.experiments.cells.attack import Attack
+from exhume.methods import reconstruct
+from exhume.methods.iurada2025 import Iurada2025
+from exhume.methods.progress import Progress
+
+SPHERE = ("--dim", 20, "--samples", 3)
+
+
+def budgeted(products: int) -> Any:
+    """The same attack on a budget of products in place of seconds."""
+
+    def run(*arguments: Any, **options: Any) -> Any:
+        given = {**options, "time_limit": None, "product_limit": products}
+        return reconstruct(*arguments, **given)
+
+    return run
+
+
+@pytest.fixture(autouse=True)
+def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attacks end after products, not seconds; all columns of a table have room."""
+    monkeypatch.setattr("exhume.experiments.cells.attack.reconstruct", budgeted(800))
+    monkeypatch.setattr(common, "console", Console(highlight=False, width=300))
+
+
+def bench(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    main(["bench", *map(str, words)])
+    said = capsys.readouterr()
+    assert said.err == ""
+    assert f"torch {torch.__version__}; exhume {exhume.__version__}; 20" in said.out
+    return said.out
+
+
+def table(said: str) -> list[list[str]]:
+    """The cells of a table, row by row."""
+    lines = [line for line in said.splitlines() if line.startswith("│")]
+    return [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]
+
+
+def row(said: str, first: str) -> list[str]:
+    """The row of a table that begins so."""
+    return next(cells for cells in table(said) if cells[0] == first)
+
+
+def test_count(capsys: pytest.CaptureFixture[str]) -> None:
+    said = bench(capsys, "count", *SPHERE, "--seeds", 2)
+    assert "within 1 of 3: 2 of 2 seeds" in said
+    assert [cells[2] for cells in table(said)] == ["100%", "100%"]
+
+
+def test_solvers(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = iter(((1e9, 0.5), (0.0, 1.0)))  # seconds and share of momentum
+    monkeypatch.setattr(random_features, "momentum_until", lambda *_: next(ends))
+    said = bench(capsys, "solvers", *SPHERE, "--seeds", 2, "--factor", 2)
+    assert "sphere d=20 n=3 p=10dn, seeds 0 to 1" in said
+    late, early = row(said, "0"), row(said, "1")
+    for cells in (late, early):
+        assert len(cells) == 6 and cells[2] == "100%" and float(cells[3]) < 1e-4
+    assert late[4] == "1000000000.0, ended at 50%" and late[5].startswith("> ")
+    assert early[4:] == ["0.0", "0"]
+    assert "ours: 2 of 2 seeds wholly exact. Momentum takes 0 times as long or more" in said
+    assert "1 of 2 runs were stopped at 2 times our time" in said
+
+
+@pytest.mark.parametrize("limit", [0, 1])
+def test_threshold(
+    limit: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(random_features, "momentum_until", lambda *_: (1.0, 0.25))
+    words = ("--seeds", 1, "--ratios", "[4,5.5]", "--momentum-limit", limit)
+    said = bench(capsys, "threshold", *SPHERE, *words)
+    for ratio in ("4", "5.5"):
+        assert row(said, ratio)[1:4] == ["1 of 1", "1 of 1", "100%"]
+        assert row(said, ratio)[6:] == (["0 of 1", "25%"] if limit else ["–", "–"])
+
+
+def test_streaming(capsys: pytest.CaptureFixture[str]) -> None:
+    said = bench(capsys, "streaming", *SPHERE, "--width", 5000)
+    assert "n=3 d=20 p=5,000" in said
+    assert "objective 0.99" in said and "gradient of norm" in said and "GiB" in said
+
+
+def test_images(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (60, 5, 5, 3), dtype=np.uint8)
+    np.savez(tmp_path / "cifar10.npz", x=noise, y=np.arange(60) % 10)
+    monkeypatch.setenv("EXHUME_DATA", str(tmp_path))
+    said = bench(capsys, "images", "--cases", "[4x4, 2x5.5, 3x1.02]", "--device", "cpu")
+    assert "images: cifar10" in said
+    assert row(said, "4")[1:3] == ["1,200", "4"]
+    assert row(said, "2")[1:3] == ["825", "5.5"]
+    for first in ("4", "2"):
+        cells = row(said, first)
+        assert len(cells) == 12 and cells[6:8] == ["100%", "100%"]
+        assert cells[5] != "–" and float(cells[8]) < 1e-3
+    short = row(said, "3")
+    assert short[5] == "–" and short[6] != "100%" and int(short[10]) > 0
+
+
+def test_networks(capsys: pytest.CaptureFixture[str]) -> None:
+    said = bench(capsys, "networks", "--cases", "[blocks]", "--seeds", 1)
+    assert "last parameters: recovered 0%" in said
+    last, every = table(said)
+    assert last[1:4] == ["0", "5", "0.60"] and last[6] == "last parameters"
+    assert every[3] == "12.60" and every[4:6] == last[4:6]  # the same network
+    assert float(last[12]) < 1e-6  # 60 numbers are explained by any five samples
+
+
+@pytest.mark.parametrize(("case", "width"), [("resnet", 6270), ("vit", 256), ("cifar10", 122_880)])
+def test_ratios_of_networks_say_the_widths_that_are_meant(case: str, width: int) -> None:
+    for _, _, cell in trained.CASES[case]:
+        cell.check()
+        targets = torch.rand(cell.samples, 10 if case == "cifar10" else 1)
+        known = data.from_arrays(torch.rand(cell.samples, 3, 32, 32), targets)
+        assert cell.width(known) == width
+
+
+def test_identifiability(capsys: pytest.CaptureFixture[str]) -> None:
+    said = bench(capsys, "identifiability", "--dim", 8, "--samples", 3, "--seeds", 1)
+    enough, too_few = table(said)
+    assert (enough[2], too_few[2]) == ("holds", "fails") and enough[7] == "3 of 3"
+    assert "1 of 1 seeds wholly recovered to 0.0001; with too few neurons it fails in 1" in said
+
+
+@pytest.mark.parametrize("case", ["margin", "classes", "change", "projection"])
+def test_splitting(
+    case: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def spent(method: Any, problem: Any, progress: Any, limit: float) -> Any:
+        end = progress.total_steps + 60
+        while progress.outcome is None and progress.total_steps < end:
+            progress = method.advance(problem, progress)
+        return progress
+
+    monkeypatch.setattr(splits, "_spent", spent)
+    monkeypatch.setattr("exhume.experiments.cells.splitting.TRIALS", 1)
+    monkeypatch.setattr("exhume.experiments.cells.splitting.PROBE", 5)
+    sizes = ("--samples", 3, "--width", 10, "--seeds", 1)
+    said = bench(capsys, "splitting", "--cases", f"[{case}]", *sizes)
+    count = 3 if case == "projection" else 6
+    assert row(said, "base")[1] == f"{count}"
+    for rule in ("published", "adaptive"):
+        split, control = row(said, f"split, {rule}"), row(said, f"count of {rule}")
+        assert split[1] == control[1] and int(split[1]) >= count
+    (ratio,) = re.findall(r"by seed: (\S+)", said)
+    assert float(ratio) == pytest.approx(1, abs=1e-3)
+    assert "split, adaptive, of 1 seeds" in said
+
+
+@pytest.fixture
+def tiny_kkt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network of 20 neurons and 4 digits, and one of three classes, in place of the cases."""
+    load = partial(data.load, "digits", centre="pixels")
+    cases = {
+        "tiny": margin.Case(lambda seed: load(4, seed, classes="parity"), (20,), "haim2022", 100),
+        "classes": margin.Case(
+            lambda seed: load(6, seed, classes=(1, 4, 7)), (20,), "buzaglo2023", 100
+        ),
+    }
+    monkeypatch.setattr(margin, "CASES", cases)
+    monkeypatch.setattr(margin, "reconstruct", budgeted(60))
+
+
+@pytest.mark.usefixtures("tiny_kkt")
+def test_kkt(capsys: pytest.CaptureFixture[str]) -> None:
+    said = bench(capsys, "kkt", "--cases", "[tiny]", "--first-seed", 3, "--device", "cpu")
+    rows = table(said)
+    assert [(cells[1], cells[2]) for cells in rows] == [
+        ("—", "rows of W₁"),
+        ("—", "blank, noise of 0.001"),
+        *[(box, name) for box in ("wide", "pixels") for name in ("exhume", "haim2022", "shen2026")],
+        ("[−1, 1] + 2", "exhume"),
+        ("pixels", "trained on the held-out, exhume"),
+    ]
+    for cells in rows:
+        assert len(cells) == 14 and cells[0] == "3"
+        recovered, close, closer, good = cells[7], *map(int, cells[8:11])
+        assert recovered.endswith("%") and 0 <= float(recovered[:-1]) <= 100
+        assert 0 <= closer <= close <= 4 and 0 <= good <= 4
+        assert re.fullmatch(r"AUC [01]\.\d\d, p \de[+-]\d\d", cells[13])
+    assert [cells[4] for cells in rows[:2]] == ["20", "8"]
+    assert all(cells[3] == cells[5] == cells[6] == "–" for cells in rows[:2])
+    for cells in rows[2:]:
+        assert 1 <= int(cells[4]) <= 8 and cells[5].isdigit() and 0 <= float(cells[6]) < 10
+    wrong = next(cells for cells in rows if cells[1].startswith("[−1, 1] +"))
+    assert wrong[7:10] == ["0.0%", "0", "0"]  # where no sample can lie
+    assert said.count("samples active") == 2  # the network and that of the held-out
+    assert "twice as many held-out images" in said and "of 4" in said
+
+
+@pytest.mark.usefixtures("tiny_kkt")
+def test_kkt_of_several_classes_without_controls(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--cases", "[classes]", "--boxes", "[pixels]", "--controls", "False")
+    rows = table(bench(capsys, "kkt", *words, "--device", "cpu"))
+    assert [cells[2] for cells in rows[2:]] == ["exhume", "buzaglo2023", "shen2026"]
+    assert all(cells[1] == "pixels" for cells in rows[2:])
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("threshold --dim 20 --samples 3 --ratios [0.01]", "width"),
+        ("threshold --seeds 0", "seeds"),
+        ("solvers --dim 0", "dim"),
+        ("solvers --seeds 0", "seeds"),
+        ("identifiability --samples 2", "expected 3 samples or more"),
+        ("images --device cpu --name imagenet", "imagenet"),
+        ("images --device cpu", "EXHUME_DATA"),
+        ("images --cases [axb] --device cpu", "axb"),
+        ("images --device abacus", "abacus"),
+        ("networks --cases [digit]", "case 'digit': expected some of digits"),
+        ("splitting --cases [margins]", "case 'margins': expected some of margin"),
+        ("kkt --cases [digit]", "case 'digit': expected some of digits"),
+        ("kkt --boxes [wide,pixel]", "box 'pixel': expected some of wide, pixels"),
+        ("kkt --seeds 0", "seeds"),
+        ("kkt --device abacus", "abacus"),
+    ],
+)
+def test_a_benchmark_that_cannot_be(
+    words: str, named: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("EXHUME_DATA", raising=False)
+    with pytest.raises(SystemExit) as ending:
+        main(["bench", *words.split()])
+    said = capsys.readouterr().err
+    assert ending.value.code == 2
+    assert said.startswith("exhume: ") and named in said
+
+
+@pytest.mark.parametrize(("share", "used", "looks"), [(2.0, 30.0, 8), (0.0, 4.0, 1)])
+def test_looking_at_the_truth_costs_momentum_no_time(
+    share: float, used: float, looks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, seen, advance = [0.0], [0], Iurada2025.advance
+
+    def step(*arguments: Any) -> Progress:
+        now[0] += 1
+        return advance(*arguments)
+
+    def look(*arguments: Any) -> Score:
+        now[0], seen[0] = now[0] + 1000, seen[0] + 1
+        return score(*arguments)
+
+    victim = victims.random_features(data.sphere(20, 10), 240)
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    monkeypatch.setattr(Iurada2025, "advance", step)
+    monkeypatch.setattr(common, "score", look)
+    spent, recovered = momentum_until(victim, share, limit=30.0, seed=0, every=4)
+    assert (spent, seen[0]) == (used, looks) and 0 <= recovered <= 1
+
+
+def test_a_row_is_what_the_cell_gives() -> None:
+    cell = Attack(dim=8, samples=3, ratio=4.0, products=None)
+    row = common.attacked(cell, common.trained(cell))
+    values = cell.run("cpu")
+    assert {name: row[name] for name in values} == values
+    assert row["equations"] == 4.0 and row["seed"] == 0

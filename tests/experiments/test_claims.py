@@ -1,0 +1,429 @@
+"""Claims: rules that come out either way on made-up records, and figures that survive any."""
+
+import base64
+import io
+import random
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from matplotlib.axes import Axes
+from PIL import Image
+
+from exhume.experiments import Attack, Failure, LabelFit
+from exhume.experiments.cells.flips import Flips
+from exhume.experiments.cells.identifiability import Determined, Rank, TensorTerms
+from exhume.experiments.claims import CLAIMS
+from exhume.experiments.table import NEAR, Table, Threshold, onset
+from exhume.report import plots
+from exhume.sweep import Cell, Record
+
+NAMES = list(CLAIMS)
+HOLDS, PART, FAILS, OPEN = "holds", "holds in part", "does not hold", "not decided"
+
+Outcome = dict[str, Any]
+Values = Callable[[Any], Outcome | None]
+"""What a cell would say; None for a cell that was not run."""
+
+
+def png() -> str:
+    buffer = io.BytesIO()
+    Image.new("RGB", (16, 4)).save(buffer, "PNG")
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+def attacked(cell: Attack, recovered: float, **more: Any) -> Outcome:
+    """What an attack would say that recovers so much."""
+    dim = cell.dim or 192
+    width = round(cell.ratio * dim * cell.samples)
+    return {
+        "inputs": dim,
+        "outputs": 1,
+        "width": width,
+        "parameters": width,
+        "actual_ratio": cell.ratio,
+        "fit": 0.0,
+        "label_error": 0.0,
+        "recovered": recovered,
+        "exact": recovered,
+        "error": 1.2 - 1.2 * recovered,
+        "published_error": 0.8 - 0.8 * recovered,
+        "recall": recovered,
+        "precision": recovered,
+        "span_residual": 0.5 * (1 - recovered) + 1e-6,
+        "residual": 1e-14,
+        "floor": 1e-9,
+        "recovered_flips": 0,
+        "chance": 1.2,
+        "picture": png() if cell.keep else None,
+        **more,
+    }
+
+
+def at(threshold: float, **more: Any) -> Values:
+    """Attacks that succeed from a ratio on; labels that fit from p = n on."""
+
+    def values(cell: Any) -> Outcome:
+        if isinstance(cell, Determined):
+            return {"rank": 120 if cell.ratio < 1 else 126, "unknowns": 126}
+        if isinstance(cell, LabelFit):
+            left = 1e-15 if cell.width >= cell.samples else 0.3
+            return {"label_error": left, "inputs": cell.dim or 192, "outputs": 1}
+        if cell.data == "cifar10" and cell.ratio == 1.0 < threshold < 2:
+            return attacked(cell, 0.5, **more)  # half of the error at p = dn, as published
+        inside = cell.rank is not None and cell.method == "tansley2026"
+        unit = cell.rank / cell.dim if inside else 1.0
+        return attacked(cell, float(cell.ratio / unit >= threshold), **more)
+
+    return values
+
+
+def changed(values: Values, where: Callable[[Any], bool], **changes: Any) -> Values:
+    """The same, with other values where a condition holds."""
+
+    def other(cell: Any) -> Outcome | None:
+        found = values(cell)
+        return {**found, **changes} if found is not None and where(cell) else found
+
+    return other
+
+
+def only(values: Values, where: Callable[[Any], bool]) -> Values:
+    """The same, of the cells for which a condition holds; no other was run."""
+    return lambda cell: values(cell) if where(cell) else None
+
+
+def is_attack(cell: Any) -> bool:
+    return isinstance(cell, Attack)
+
+
+def is_fit(cell: Any) -> bool:
+    return isinstance(cell, LabelFit)
+
+
+def partly(cell: Any) -> Outcome | None:
+    """Attacks that recover 60 % from about dn on."""
+    found = at(1.2)(cell)
+    return attacked(cell, 0.6 * found["recovered"]) if is_attack(cell) and found else found
+
+
+def diverged(values: Values, where: Callable[[Any], bool] = lambda cell: True) -> Values:
+    """The same, with attacks that ended at no residual."""
+    gone = lambda cell: is_attack(cell) and where(cell)  # noqa: E731
+    return changed(values, gone, residual=None, span_residual=None)
+
+
+def by_method(inside: float, outside: float) -> Values:
+    """Attacks in the subspace that succeed from one ratio on, in the full space from another."""
+
+    def values(cell: Any) -> Outcome:
+        start = inside if cell.method == "tansley2026" else outside
+        return attacked(cell, float(cell.ratio >= start))
+
+    return values
+
+
+def once_behind(cell: Any) -> Outcome:
+    """The subspace ahead from 0.1 dn on, but for the largest width."""
+    inside = 0.9 if cell.ratio == 4 else float(cell.ratio >= 0.1)
+    return attacked(cell, inside if cell.method == "tansley2026" else float(cell.ratio >= 2))
+
+
+def signs(relu: int, tanh: int, paired: float = 1e-15) -> Values:
+    def values(cell: Any) -> Outcome:
+        first = cell.activation == "relu"
+        if isinstance(cell, Flips):
+            return {"alone": 0.1, "paired": paired if first else 0.01, "odd": 0.0 if first else 0.1}
+        return attacked(cell, 1.0, recovered_flips=relu if first else tanh)
+
+    return values
+
+
+def counted(elbow: bool, duplicates: bool) -> Values:
+    def values(cell: Any) -> Outcome:
+        told, n = cell.told, cell.samples
+        return attacked(
+            cell,
+            min(1.0, told / n),
+            residual=1e-3 if told < n or not elbow else 1e-14,
+            precision=1.0 if duplicates or told <= n else n / told,
+        )
+
+    return values
+
+
+def failing(share: Callable[[int], bool]) -> Values:
+    def values(cell: Failure) -> Outcome:
+        failed = share(cell.width)
+        return {"failed": failed, "wrong": failed, "exact": 1, "error": 1.0, "residual": 0.0}
+
+    return values
+
+
+def splits(split: float, control: float, count: int = 15) -> Values:
+    arms = {"base": {"candidates": 12, "cosine": 0.5}}
+    for rule in ("published", "adaptive"):
+        arms[f"split, {rule}"] = {"candidates": count, "cosine": split}
+        arms[f"count of {rule}"] = {"candidates": count, "cosine": control}
+    return lambda cell: {"runs": arms, "predicted": 1.0}
+
+
+def ranked(flat: float = 0.9, missed: bool = False, **first: int) -> Values:
+    def values(cell: Any) -> Outcome:
+        if isinstance(cell, Rank):
+            holds = cell.width >= {"d3": 4, "d4": 5, "d5": 8, **first}[f"d{cell.dim}"]
+            return {"rank": 9 + holds, "unknowns": 10, "holds": holds}
+        if isinstance(cell, TensorTerms):
+            return {"rest": 0.0, "error": flat if cell.degree == 2 else 1e-12}
+        return {"error": None if missed else 1e-12}
+
+    return values
+
+
+THRESHOLDS = [
+    "sphere-thresholds", "cifar10-thresholds", "span-residual", "two-layer", "residual-net",
+    "transformer", "logistic", "cross-entropy", "subspace-synthetic",
+]  # fmt: skip
+PLAIN = [name for name in THRESHOLDS if name != "subspace-synthetic"]
+FITTING = ["sphere-thresholds", "cifar10-thresholds"]
+
+VERDICTS: list[tuple[str, str, str, Values]] = [
+    *[(name, HOLDS, "at one", at(1.2)) for name in THRESHOLDS],
+    *[(name, FAILS, "never", at(1e9)) for name in THRESHOLDS],
+    *[(name, PART, "partial", partly) for name in PLAIN],
+    *[(name, PART, "just beyond about one", at(4.0)) for name in PLAIN],
+    *[(name, PART, "far off", at(5.0)) for name in (*FITTING, "span-residual")],
+    *[
+        (name, OPEN, "one side", only(at(1.2), lambda c: getattr(c, "ratio", 9) <= 0.2))
+        for name in THRESHOLDS
+    ],
+    *[(n, PART, "labels do not fit", changed(at(1.2), is_fit, label_error=0.3)) for n in FITTING],
+    *[
+        (n, OPEN, "labels unmeasured", changed(at(1.2), lambda c: True, label_error=None))
+        for n in FITTING
+    ],
+    *[
+        (name, OPEN, "diverged at the top", diverged(at(1e9), lambda c: c.ratio >= 4))
+        for name in ("two-layer", "transformer")
+    ],
+    ("two-layer", PART, "one diverged at the top",
+     lambda c: attacked(c, 0.0, residual=None) if (c.ratio, c.seed) == (8, 20) else at(1.2)(c)),
+    ("transformer", OPEN, "the search failed", at(1e9, residual=1e-3, floor=1e-6)),
+    ("span-residual", HOLDS, "one diverged", diverged(at(1.2), lambda c: c.seed == 20)),
+    ("span-residual", OPEN, "all diverged", diverged(at(1.2))),
+    ("cifar10-thresholds", PART, "sharp at dn",
+     lambda c: attacked(c, 0.0) if is_attack(c) and c.ratio == 1.0 else at(1.2)(c)),
+    ("sphere-thresholds", PART, "no collapse", lambda c: at(1.0 if c.dim == 20 else 3.0)(c)),
+    ("subspace-synthetic", FAILS, "follows d", by_method(1.2, 1.2)),
+    ("subspace-synthetic", PART, "estimated helps less",
+     lambda c: at(9.0 if c.architecture == "two_layer" else 1.2)(c)),
+    ("subspace-synthetic", OPEN, "a rank without its upper side",
+     changed(at(1.2), lambda c: c.rank == 8 and c.method == "exhume" and c.ratio > 1,
+             recovered=None)),
+    ("subspace-cifar10", HOLDS, "ahead", by_method(0.1, 2.0)),
+    ("subspace-cifar10", FAILS, "behind", by_method(2.0, 0.1)),
+    ("subspace-cifar10", FAILS, "alike", by_method(2.0, 2.0)),
+    ("subspace-cifar10", PART, "once behind", once_behind),
+    ("subspace-cifar10", OPEN, "few widths", only(by_method(0.1, 2.0), lambda c: c.ratio < 0.15)),
+    ("signs", HOLDS, "observed", signs(1, 0)),
+    ("signs", PART, "constructed only", signs(0, 0)),
+    ("signs", PART, "observed only", signs(1, 0, paired=0.1)),
+    ("signs", FAILS, "neither", signs(0, 0, paired=0.1)),
+    ("signs", FAILS, "with both", signs(1, 1)),
+    ("signs", FAILS, "with tanh only", signs(0, 1)),
+    ("signs", OPEN, "no attack", only(signs(1, 0), lambda c: isinstance(c, Flips))),
+    ("tiny-imagenet", HOLDS, "all", lambda c: attacked(c, 1.0)),
+    ("tiny-imagenet", PART, "most", lambda c: attacked(c, 0.6)),
+    ("tiny-imagenet", FAILS, "few", lambda c: attacked(c, 0.2)),
+    ("tiny-imagenet", OPEN, "none", lambda c: None),
+    ("tiny-imagenet", PART, "one lost, without an error",
+     lambda c: attacked(c, 0.0, published_error=None) if c.seed == 20 else attacked(c, 1.0)),
+    ("sample-count", HOLDS, "elbow and duplicates", counted(True, True)),
+    ("sample-count", PART, "no duplicates", counted(True, False)),
+    ("sample-count", FAILS, "no elbow", counted(False, True)),
+    ("sample-count", OPEN, "too few told", only(counted(True, True), lambda c: c.told < c.samples)),
+    ("sample-count", HOLDS, "one diverged", diverged(counted(True, True), lambda c: c.seed == 20)),
+    ("sample-count", OPEN, "all diverged", diverged(counted(True, True))),
+    ("failure-probability", HOLDS, "below counting", failing(lambda width: width < 6)),
+    ("failure-probability", HOLDS, "also at the searched width", failing(lambda w: w <= 256)),
+    ("failure-probability", PART, "nowhere", failing(lambda width: False)),
+    ("failure-probability", FAILS, "everywhere", failing(lambda width: True)),
+    ("failure-probability", OPEN, "narrow",
+     only(failing(lambda width: False), lambda c: c.width < 6)),
+    ("splitting", HOLDS, "better than both", splits(0.7, 0.6)),
+    ("splitting", PART, "not at equal numbers", splits(0.7, 0.8)),
+    ("splitting", FAILS, "worse", splits(0.4, 0.3)),
+    ("splitting", OPEN, "nothing split", splits(0.7, 0.6, count=12)),
+    ("splitting", OPEN, "in turns", lambda c: splits(0.7 if c.seed % 2 else 0.4, 0.6)(c)),
+    ("identifiability", HOLDS, "as claimed", ranked()),
+    ("identifiability", PART, "another width", ranked(d5=9)),
+    ("identifiability", PART, "degree 2 too", ranked(flat=1e-12)),
+    ("identifiability", FAILS, "samples missed", ranked(missed=True)),
+    ("identifiability", OPEN, "ranks alone", only(ranked(), lambda c: isinstance(c, Rank))),
+]  # fmt: skip
+
+SYNTHETIC = {"subspace-cifar10": at(1.2), "tiny-imagenet": at(1.2)}
+for claim, word, _, found in VERDICTS:
+    if word == HOLDS:
+        SYNTHETIC.setdefault(claim, found)
+
+
+def records(cells: Iterable[Cell], values: Values) -> list[Record]:
+    said = ((cell, values(cell)) for cell in cells)
+    return [Record(cell, found, None, 0.5) for cell, found in said if found is not None]
+
+
+@pytest.mark.parametrize(
+    ("name", "verdict", "case", "values"), VERDICTS, ids=[f"{v[0]}-{v[2]}" for v in VERDICTS]
+)
+def test_verdicts(name: str, verdict: str, case: str, values: Values) -> None:
+    finding = CLAIMS[name].judge(records(CLAIMS[name].cells("small"), values))
+    assert finding.verdict == verdict
+    assert finding.figure and "\n" not in finding.figure
+    noted = {
+        "diverged at the top": "diverged",
+        "the search failed": "all unknowns from p_L = 1 dn on (95 % at 0.5, 95 % at 0.75)",
+        "also at the searched width": "far from tight",
+    }
+    assert noted.get(case, "") in finding.note
+
+
+def test_every_claim_can_come_out_either_way() -> None:
+    for name in NAMES:
+        assert {verdict for claim, verdict, *_ in VERDICTS if claim == name} >= {HOLDS, FAILS, OPEN}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_claims_of_which_cells_failed_are_not_decided(name: str) -> None:
+    claim = CLAIMS[name]
+    broken = [Record(cell, None, "ValueError: no", 0.0) for cell in claim.cells("small")]
+    assert claim.judge(broken).verdict == claim.rule(broken).verdict == OPEN
+    whole = records(claim.cells("small"), SYNTHETIC[name])
+    assert claim.judge(whole).verdict in (HOLDS, FAILS)
+    more = len(whole) // 20 + 1
+    failed = [Record(record.cell, None, "ValueError:\nno.", 0.0) for record in whole[-more:]]
+    finding = claim.judge([*whole[:-more], *failed])
+    assert finding.verdict == OPEN
+    assert f"{more} of {len(whole)} failed, the first with ValueError: no." in finding.note
+
+
+def test_few_cells_may_fail() -> None:
+    claim = CLAIMS["sphere-thresholds"]
+    whole = records(claim.cells("small"), at(1.2))
+    failed = [Record(record.cell, None, "ValueError: no", 0.0) for record in whole[:5]]
+    assert claim.judge([*failed, *whole[5:]]).verdict == HOLDS
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("scale", ["small", "full"])
+def test_cells_are_sound(name: str, scale: Any) -> None:
+    cells = CLAIMS[name].cells(scale)
+    assert cells and len(set(cells)) == len(cells)
+    for cell in cells:
+        getattr(cell, "check", lambda: None)()
+
+
+def damaged(values: Any, share: float, generator: random.Random) -> Any:
+    """Values of which a share is None, or zero where they are errors, at any depth."""
+    if not isinstance(values, dict):
+        return None if generator.random() < share else values
+    zero = {key for key in values if "error" in key or "residual" in key}
+    return {
+        key: 0.0
+        if key in zero and generator.random() < 0.2 * share
+        else damaged(value, share, generator)
+        for key, value in values.items()
+    }
+
+
+def damage(found: list[Record], seed: int) -> list[Record]:
+    """Records with values None'd at random: here and there, a field everywhere, whole cells."""
+    generator = random.Random(seed)
+    share = generator.choice((0.01, 0.3, 0.9, 1.0))
+    names = sorted({name for record in found for name in record.values or {}})
+    gone = {name for name in names if generator.random() < generator.choice((0, 0.3))}
+    failures = generator.choice((0, 0, 0.04, 0.9))
+    changed = []
+    for record in found:
+        values = damaged(record.values, share * generator.random(), generator)
+        values |= dict.fromkeys(gone & values.keys())
+        error = "ValueError: no" if generator.random() < failures else None
+        changed.append(Record(record.cell, None if error else values, error, 0.5))
+    return changed
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(seed=st.integers(0, 2**32))
+@settings(max_examples=15, deadline=None)
+def test_judges_survive_what_was_not_measured(name: str, seed: int) -> None:
+    claim = CLAIMS[name]
+    found = damage(records(claim.cells("small"), SYNTHETIC[name]), seed)
+    for judge in (claim.judge, claim.rule):
+        finding = judge(found)
+        assert finding.verdict in {HOLDS, PART, FAILS, OPEN}
+        assert "None" not in finding.figure + finding.note
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(seed=st.integers(0, 2**32))
+@settings(max_examples=2, deadline=None)
+def test_figures_survive_what_was_not_measured(name: str, seed: int) -> None:
+    claim = CLAIMS[name]
+    figure = claim.draw(damage(records(claim.cells("small"), SYNTHETIC[name]), seed))
+    assert figure is None or "<svg" in plots.svg(figure)
+
+
+@pytest.mark.parametrize("name", ["tiny-imagenet", "cifar10-thresholds"])
+def test_figures_do_without_pictures(name: str) -> None:
+    values = changed(at(1.2), is_attack, picture=None)
+    figure = CLAIMS[name].draw(records(CLAIMS[name].cells("small"), values))
+    assert (None if figure is None else len(figure.axes)) == (1 if "cifar" in name else None)
+
+
+def has_data(axes: Axes) -> bool:
+    """Whether a panel shows more than lines that mark a place."""
+    curves = [line for line in axes.lines if line.get_transform() is axes.transData]
+    points = [x for line in curves for x in line.get_xdata()]
+    return bool(points or axes.containers or axes.images)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_figures_are_drawn_and_are_small(name: str) -> None:
+    found = records(CLAIMS[name].cells("small"), SYNTHETIC[name])
+    first, second = CLAIMS[name].draw(found), CLAIMS[name].draw(found)
+    assert first is not None and second is not None
+    assert all(has_data(axes) for axes in first.axes)
+    text = plots.svg(first)
+    assert text == plots.svg(second)
+    assert "<svg" in text and len(text.encode()) < 200_000
+
+
+# Curves
+
+shares = st.lists(st.floats(0, 1), min_size=1, max_size=8)
+
+
+@given(shares, st.floats(0.1, 10))
+def test_recovery_starts_where_it_stays(share: list[float], unit: float) -> None:
+    curve = {float(2**k): y for k, y in enumerate(share)}
+    found, scaled = onset(curve), onset({unit * x: y for x, y in curve.items()})
+    if found is None:
+        assert share[-1] < 0.5 and scaled is None
+        return
+    assert scaled == pytest.approx(unit * found)
+    assert all(y >= 0.5 for x, y in curve.items() if x >= found)
+    before = [y for x, y in curve.items() if x < found]
+    assert not before or before[-1] < 0.5
+
+
+def test_curves_leave_out_what_was_not_attacked() -> None:
+    rows = [{"ratio": 1, "error": None}, {"ratio": 1, "error": 0.5}, {"ratio": 2, "error": None}]
+    assert Table(rows).curve("error") == {1: 0.5}
+
+
+def test_a_threshold_has_both_sides() -> None:
+    assert Threshold.of({}) is None
+    assert Threshold.of({0.5: 0.0, NEAR[1]: 1.0}) is None
+    assert Threshold.of({0.5: 0.0, NEAR[1]: 0.0, 4.0: 1.0}) is not None

@@ -1,0 +1,208 @@
+"""`exhume reproduce`: results that are written, a page that follows from them."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jsonargparse
+import pytest
+
+from exhume.cli.reproduce import reproduce
+from exhume.errors import InputError
+from exhume.experiments import runner
+from exhume.experiments.cells.identifiability import Rank, TensorTerms
+from exhume.experiments.claims import CLAIMS
+from exhume.experiments.claims.claim import Claim, Finding
+from exhume.experiments.document import document, publish, stored
+from exhume.experiments.runner import missing, perform, without_picture
+from exhume.experiments.table import Table
+from exhume.report import plots
+from exhume.sweep import Record
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@dataclass(frozen=True)
+class Half:
+    """A cell that fails where it is told to."""
+
+    seed: int
+    data: str = "sphere"
+
+    def run(self, device: str) -> dict[str, Any]:
+        if self.seed == 9:
+            raise ValueError("nine")
+        return {"half": self.seed / 2, "picture": "long"}
+
+
+def tiny(name: str = "sphere-thresholds", seeds: Iterable[int] = (1, 2)) -> Claim:
+    def judge(found: Any) -> Finding:
+        total = sum(row["half"] for row in Table.of(found, Half))
+        return Finding(f"{total:g} in all", "holds" if total > 1 else "does not hold", "A | note.")
+
+    def draw(found: Any) -> Any:
+        figure, (axes,) = plots.sheet("Halves")
+        halves = Table.of(found, Half).curve("half", "seed")
+        plots.lines(axes, {"half": halves}, "seed", "half")
+        return figure
+
+    cells = [Half(seed) for seed in seeds]
+    return Claim(name, "A source", "A claim.", lambda scale: [*cells], judge, draw, (1, 1))
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cells are run in this process: workers could not import those of a test."""
+
+    def run(cells: Any, **_: Any) -> list[Record]:
+        found = []
+        for cell in cells:
+            try:
+                found.append(Record(cell, cell.run("cpu"), None, 0.5))
+            except ValueError as error:
+                found.append(Record(cell, None, f"ValueError: {error}", 0.5))
+        return found
+
+    monkeypatch.setattr(runner.sweep, "run", run)
+
+
+@pytest.mark.usefixtures("here")
+def test_a_result_holds_what_it_takes_to_find_it_again(tmp_path: Path) -> None:
+    folder = tmp_path / "sphere-thresholds-small"
+    result = perform(tiny(seeds=range(1, 22)), "small", folder)
+    assert json.loads((folder / "result.json").read_text()) == result
+    assert result["figure"] == "111 in all" and result["verdict"] == "holds"
+    assert result["command"] == "exhume reproduce sphere-thresholds --scale small"
+    assert (result["cells"], result["failed"], result["seconds"]) == (21, 1, 10.5)
+    assert set(result) >= {"claim", "source", "note", "hardware", "torch", "exhume", "date"}
+    assert (folder / "figure.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (folder / "figure.svg").read_text()
+    table = (folder / "table.csv").read_text()
+    assert "ValueError: nine" in table and "long" not in table
+    record = Record(Half(1), {"half": 0.5, "picture": "long"}, None, 0.5)
+    assert without_picture(record).values == {"half": 0.5}
+
+
+@pytest.mark.usefixtures("here")
+def test_a_result_is_written_also_if_cells_failed(tmp_path: Path) -> None:
+    result = perform(tiny(seeds=(1, 2, 9)), "small", tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "result.json").read_text()) == result
+    assert result["verdict"] == "not decided" and "ValueError: nine" in result["note"]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"engine": "abacus"}, {"workers": 0}, {"address": "tcp://localhost:1"}]
+)
+def test_a_sweep_that_cannot_run_leaves_no_folder(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=next(iter(wrong))):
+        perform(tiny(), "small", tmp_path / "out", **wrong)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("here")
+def test_documents_that_cannot_be_written(tmp_path: Path) -> None:
+    known = {"signs": tiny("signs")}
+    with pytest.raises(InputError, match="no results in"):
+        publish(tmp_path / "nothing", tmp_path / "docs", known)
+    assert not (tmp_path / "docs").exists()
+    perform(known["signs"], "small", tmp_path / "out" / "signs-small")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="file: expected a folder"):
+        reproduce(out=tmp_path / "out", document=tmp_path / "file")
+
+
+@pytest.mark.usefixtures("here")
+def test_documents_keep_what_is_not_among_the_new(tmp_path: Path) -> None:
+    out, docs = tmp_path / "out", tmp_path / "docs"
+    known = {name: tiny(name) for name in ("sphere-thresholds", "signs")}
+    perform(known["signs"], "small", out / "signs-small")
+    (out / "else").mkdir()
+    (out / "else" / "result.json").write_text(json.dumps({"name": "else", "scale": "small"}))
+    assert publish(out, docs, known) == [("signs-small", None)]
+    perform(known["sphere-thresholds"], "full", tmp_path / "new" / "sphere-thresholds-full")
+    publish(tmp_path / "new", docs, known)
+    assert [result["name"] for result in stored(docs)] == ["signs", "sphere-thresholds"]
+    page = (docs / "reproduction.md").read_text()
+    assert page == document(stored(docs), list(known))
+    assert page.index("## sphere-thresholds") < page.index("## signs")
+    assert "| [signs](#signs) | A claim. | 1.5 in all | holds | small |" in page
+    assert "![signs, small](reproduction/signs-small.svg)" in page
+    assert (docs / "reproduction" / "signs-small.svg").exists()
+
+
+@pytest.mark.usefixtures("here")
+def test_a_large_figure_stays_out_of_the_docs(tmp_path: Path) -> None:
+    folder = tmp_path / "out" / "signs-small"
+    perform(tiny("signs"), "small", folder)
+    (folder / "figure.svg").write_text("x" * 200_001)
+    ((name, why),) = publish(tmp_path / "out", tmp_path / "docs", {"signs": tiny("signs")})
+    assert name == "signs-small" and why is not None and "200,001" in why
+    assert not stored(tmp_path / "docs")[0]["drawn"]
+    assert "signs-small.svg" not in (tmp_path / "docs" / "reproduction.md").read_text()
+
+
+@pytest.mark.usefixtures("here")
+def test_all_leaves_out_what_it_cannot_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("EXHUME_DATA", str(tmp_path / "nothing"))
+    assert missing(CLAIMS["two-layer"], "small") is None
+    assert CLAIMS["two-layer"].data("full") == ["cifar10"]
+    images = replace(tiny("signs"), cells=lambda scale: [Half(1, "cifar10")])
+    known = {"sphere-thresholds": tiny(), "signs": images}
+    monkeypatch.setattr("exhume.experiments.claims.CLAIMS", known)
+    reproduce("all", out=tmp_path / "out", device="cpu")
+    said = capsys.readouterr().out
+    assert "signs left out" in said and "verdict: holds" in said
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["sphere-thresholds-small"]
+    with pytest.raises(InputError, match="cifar10"):
+        reproduce("signs", out=tmp_path / "out", device="cpu")
+    reproduce(out=tmp_path / "out", document=tmp_path / "docs")
+    assert "sphere-thresholds" in (tmp_path / "docs" / "reproduction.md").read_text()
+
+
+def test_list_names_every_claim(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "220")
+    jsonargparse.auto_cli(reproduce, args=["--list=true"])
+    said = capsys.readouterr().out
+    assert len(CLAIMS) == 16 and all(name in said for name in CLAIMS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [({}, "--list"), ({"name": "nothing"}, "sphere-thresholds"),
+     ({"name": "all", "scale": "full"}, "one by one"),
+     ({"name": "signs", "device": "abacus"}, "abacus")],
+)  # fmt: skip
+def test_bad_requests(arguments: dict[str, Any], word: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=word):
+        reproduce(**arguments, out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_claim_through_the_engine(tmp_path: Path) -> None:
+    claim = replace(
+        CLAIMS["identifiability"], cells=lambda scale: [Rank(3, 3), TensorTerms(3, 2, 2)]
+    )
+    first = perform(claim, "small", tmp_path / "out", workers=1)
+    assert first["failed"] == 0 and first["verdict"] == "not decided"
+    assert perform(claim, "small", tmp_path / "out", workers=1) == first
+
+
+def test_the_page_follows_from_the_stored_results() -> None:
+    results = stored(DOCS)
+    page = (DOCS / "reproduction.md").read_text()
+    assert page == document(results, list(CLAIMS))
+    assert "0.7 to 3 equations for each unknown" in " ".join(page.split())
+    for result in results:
+        assert result["verdict"] in {"holds", "holds in part", "does not hold", "not decided"}
+        assert result["claim"] == CLAIMS[result["name"]].sentence
+        name = f"{result['name']}-{result['scale']}"
+        assert (DOCS / "reproduction" / f"{name}.svg").exists() == result["drawn"]
+    there = {(result["name"], result["scale"]) for result in results}
+    images = {(name, "full") for name in ("cifar10-thresholds", "tiny-imagenet")}
+    assert there >= {(name, "small") for name in CLAIMS} | images
