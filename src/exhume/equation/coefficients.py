@@ -6,15 +6,19 @@ import torch
 from torch import Tensor
 
 JITTER = 1e-12
-"""Added to the diagonal, relative to its mean, so that two equal candidates do no harm."""
-
+"""This share of the mean is added to the diagonal, so that two equal candidates do no harm."""
 
 RIVALS = 3
-"""With several outputs, how many classes may be at the margin of a sample at once."""
+"""With several outputs a sample may be at the margin of so many classes at once; with all of them
+every candidate would cost c − 1 multipliers."""
+
+STIFF = 1e15
+"""A multiplier that is held at zero gets a diagonal this many times the others', so that the
+inverse of the factor leaves it out to rounding."""
 
 
 class Rule(Enum):
-    """Which coefficients a problem allows.
+    """The rule says which coefficients a problem allows.
 
     FREE: any, one for each row of a candidate and column of the target.
     MARGIN: A_i = λ_i y_i with λ_i ≥ 0 and y_i = ±1 the network's own label of x_i; with several
@@ -27,7 +31,7 @@ class Rule(Enum):
 
 
 def factor(gram: Tensor, jitter: float = JITTER) -> Tensor:
-    """Cholesky factor L of K + jitter · tr(K)/n · I, the jitter raised until there is one.
+    """Return the Cholesky factor L of K + jitter · tr(K)/n · I; jitter grows until there is one.
 
     Args:
         gram: K, (n, n) float64, positive semi-definite.
@@ -49,7 +53,7 @@ def factor(gram: Tensor, jitter: float = JITTER) -> Tensor:
 
 
 def least_squares(gram: Tensor, products: Tensor) -> tuple[Tensor, Tensor]:
-    """The A that minimises ‖T − ΦᵀA‖², from K = ΦΦᵀ and ΦT.
+    """Return the A that minimises ‖T − ΦᵀA‖², from K = ΦΦᵀ and ΦT.
 
     Returns:
         A (n, m) and the Cholesky factor of K.
@@ -67,7 +71,7 @@ def least_squares(gram: Tensor, products: Tensor) -> tuple[Tensor, Tensor]:
 def eliminate(
     rule: Rule, gram: Tensor, products: Tensor, rows: int, warm: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The best A that the rule allows, from K = ΦΦᵀ and ΦT.
+    """Return the best A that the rule allows, from K = ΦΦᵀ and ΦT.
 
     A network that is homogeneous of degree L has Φθ = L f, so where T = θ, ΦT shows its outputs
     and with them the label that MARGIN asks for.
@@ -80,8 +84,8 @@ def eliminate(
         warm: coefficients of candidates nearby, from which to start; None for no such.
 
     Returns:
-        A (n·k, m), and a Cholesky factor of K. With one row a candidate, those that are held at
-        zero are so stiff in it that K⁻¹ leaves them out; with several, A counts as free there.
+        A (n·k, m), and a Cholesky factor of K. With one row a candidate, K⁻¹ by this factor leaves
+        out the candidates whose multiplier is held at zero; with several rows A counts as free.
     """
     if rule is Rule.FREE:
         return least_squares(gram, products)
@@ -102,7 +106,7 @@ def eliminate(
 
 
 def margins(outputs: Tensor, most: int = RIVALS) -> tuple[Tensor, Tensor]:
-    """The margins f_y − f_k of n samples, y the largest output, as pairs of rows of Φ.
+    """Return the margins f_y − f_k of n samples, y the largest output, as pairs of rows of Φ.
 
     Args:
         outputs: (n, c).
@@ -126,7 +130,7 @@ def margins(outputs: Tensor, most: int = RIVALS) -> tuple[Tensor, Tensor]:
 def non_negative(
     gram: Tensor, products: Tensor, start: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The λ ≥ 0 that minimises λᵀKλ − 2 pᵀλ, by block principal pivoting.
+    """Return the λ ≥ 0 that minimises λᵀKλ − 2 pᵀλ, by block principal pivoting.
 
     Some λ are free and the others zero. All that are on the wrong side (free and below zero, or
     zero and worth raising) change sides at once (Júdice and Pires 1994). Where that has not helped
@@ -198,7 +202,7 @@ def _solved(gram: Tensor, products: Tensor, free: Tensor) -> tuple[Tensor, Tenso
 def _held_factor(gram: Tensor, free: Tensor) -> Tensor:
     """A Cholesky factor of K between free rows; the others stand alone and do not give way."""
     index = free.nonzero()[:, 0]
-    stiff = 1e15 * gram.diagonal().max().clamp_min(torch.finfo(gram.dtype).tiny).sqrt()
+    stiff = STIFF * gram.diagonal().max().clamp_min(torch.finfo(gram.dtype).tiny).sqrt()
     lower = torch.diag((~free).to(gram.dtype) * stiff)
     lower[index[:, None], index] = factor(gram[index[:, None], index])
     return lower

@@ -15,12 +15,13 @@ from exhume.equation.problem import Problem
 from exhume.features import Linearization
 
 STIFFNESS = 0.3
-"""Weight of the margin beside the relative residual: off by its whole size counts as 30 %."""
+"""Candidates that are off the margin by its whole size count as 30 % of the residual: enough to
+steer them, while the residual still decides."""
 
 
 @dataclass(frozen=True, eq=False)
 class Slack:
-    """How far candidates are from the margin γ: STIFFNESS · Σ_i w_i (m_i/γ − 1)².
+    """The slack says how far candidates are from the margin γ: STIFFNESS · Σ_i w_i (m_i/γ − 1)².
 
     Attributes:
         weights: STIFFNESS · ‖Δ‖² · w, (n,) float64: w_i is the share of candidate i in all
@@ -35,13 +36,13 @@ class Slack:
 
     @property
     def value(self) -> Tensor:
-        """In units of ‖Δ‖²: to be added to ‖R‖²."""
+        """Return the sum in units of ‖Δ‖², to be added to ‖R‖²."""
         return (self.weights * self.deviation.square()).sum()
 
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """Everything known at one set of candidates.
+    """A fit holds everything that is known at one set of candidates.
 
     Attributes:
         candidates: X, (n, d).
@@ -66,32 +67,34 @@ class Fit:
 
     @property
     def cost(self) -> float:
-        """What a solver lowers."""
+        """Return what a solver lowers."""
         return self.value + self.penalty
 
     @property
     def eliminated(self) -> bool:
-        """Whether the coefficients are the best, and not a method's own."""
+        """Tell whether the coefficients are the best, and not a method's own."""
         return self.factor.numel() > 0
 
     @property
     def rows(self) -> int:
-        """k, the rows of Φ that belong to one candidate."""
+        """Return k, the rows of Φ that belong to one candidate."""
         return len(self.coefficients) // len(self.candidates)
 
     @property
     def shares(self) -> Tensor:
-        """The coefficients of each candidate in one row, (n, k·m)."""
+        """Return the coefficients of each candidate in one row, (n, k·m)."""
         return self.coefficients.reshape(len(self.candidates), -1)
 
 
 def fitted(problem: Problem, candidates: Tensor, near: Fit | None = None) -> Fit:
-    """L(X) = min_A ‖Δ − Φ(X)ᵀA‖² / ‖Δ‖², with the residual taken directly, not by cancellation.
+    """Return the fit with the best coefficients: L(X) = min_A ‖Δ − Φ(X)ᵀA‖² / ‖Δ‖².
+
+    The residual is taken directly, not by cancellation.
 
     Args:
         problem: with its rule for A.
         candidates: X, (n, d).
-        near: a point with as many candidates, whose coefficients are a good guess.
+        near: a fit with as many candidates, whose coefficients are a good guess.
     """
     candidates = candidates.to(problem.features.device, problem.features.dtype)
     linearization = problem.features.linearize(candidates)
@@ -128,7 +131,7 @@ def _slack(
 
 
 def fitted_with(problem: Problem, candidates: Tensor, coefficients: Tensor) -> Fit:
-    """‖Δ − Φ(X)ᵀA‖² / ‖Δ‖² with coefficients A (n·k, m) of the caller's."""
+    """Return the fit ‖Δ − Φ(X)ᵀA‖² / ‖Δ‖² with coefficients A (n·k, m) of the caller's."""
     candidates = candidates.to(problem.features.device, problem.features.dtype)
     coefficients = coefficients.to(candidates.device).double()
     linearization = problem.features.linearize(candidates)
@@ -139,7 +142,7 @@ def fitted_with(problem: Problem, candidates: Tensor, coefficients: Tensor) -> F
 
 
 def descent(fit: Fit) -> Tensor:
-    """JᵀR with J = push(·, A), (n, d), and what pulls candidates to the margin.
+    """Return JᵀR with J = push(·, A), (n, d), and what pulls candidates to the margin.
 
     A is optimal for the residual, so its change does not count there; the weights and the level of
     the slack, which move with A, are taken as they are. The factor 2/‖Δ‖² is left out.
@@ -152,13 +155,13 @@ def descent(fit: Fit) -> Tensor:
 
 
 def gradient(problem: Problem, fit: Fit) -> Tensor:
-    """∂L/∂X = −(2/‖Δ‖²) JᵀR, (n, d); with slack, that of the cost with weights and level held."""
+    """Return ∂L/∂X = −(2/‖Δ‖²) JᵀR, (n, d), with weights and level of the slack held."""
     pulled = descent(fit)
     return pulled * (-2 / problem.target.double().square().sum()).to(pulled.dtype)
 
 
 def curvature(fit: Fit) -> Tensor:
-    """The Gauss-Newton matrix averaged over input directions, (n, n), with that of the slack."""
+    """Return the Gauss-Newton matrix averaged over input directions, (n, n), with the slack's."""
     matrix = fit.linearization.curvature(fit.coefficients)
     if fit.slack is None:
         return matrix
@@ -167,7 +170,7 @@ def curvature(fit: Fit) -> Tensor:
 
 
 def gauss_newton(fit: Fit, direction: Tensor) -> Tensor:
-    """JᵀP⊥J D, (n, d): the Gauss-Newton product with the coefficients eliminated.
+    """Return JᵀP⊥J D, (n, d): the Gauss-Newton product with the coefficients eliminated.
 
     J = push(·, A) and P⊥ = I − ΦᵀK⁻¹Φ (Kaufman's form), with that of the slack; the factor 2/‖Δ‖²
     is left out.

@@ -19,7 +19,7 @@ SPHERE = Sphere()
 
 
 class Premise(Enum):
-    """Why the target should be a combination of the samples' features.
+    """The premise says why the target should be a combination of the samples' features.
 
     CHANGE: training moved the weights along the samples' gradients: Δ = θ − θ₀.
     MARGIN: training went on until the direction of the weights no longer changed. A homogeneous
@@ -35,7 +35,7 @@ class Premise(Enum):
 
 @dataclass(frozen=True)
 class ThreatModel:
-    """What the attack assumes the attacker knows, for the report.
+    """The threat model says, for the report, what the attack assumes the attacker knows.
 
     Attributes:
         knows: one phrase for each thing known.
@@ -60,13 +60,13 @@ class FirstLayer:
 
     @cached_property
     def spectrum(self) -> tuple[Tensor, Tensor]:
-        """Singular values (r,) and right singular vectors (r, d) of what training added."""
+        """Return singular values (r,) and right singular vectors (r, d) of what training added."""
         change = (self.trained.double() - self.initial.double()).cpu()
         _, sizes, directions = torch.linalg.svd(change, full_matrices=False)
         return sizes, directions
 
     def to(self, device: torch.device) -> "FirstLayer":
-        """The same elsewhere, in the precision it was stored in."""
+        """Return the same elsewhere, in the precision it was stored in."""
         return FirstLayer(self.initial.to(device), self.trained.to(device))
 
 
@@ -124,20 +124,20 @@ class Problem:
 
     @property
     def rule(self) -> Rule:
-        """Which coefficients are allowed."""
+        """Return which coefficients are allowed."""
         return Rule.MARGIN if self.premise is Premise.MARGIN else Rule.FREE
 
     @property
     def dim(self) -> int:
-        """d, the number of entries of one input."""
+        """Return d, the number of entries of one input."""
         return self.features.dim
 
     def ratio(self, samples: int) -> float:
-        """p·m/(d·n): equations over unknowns; below 1 nothing can be recovered."""
+        """Return p·m/(d·n), equations over unknowns; below 1 nothing can be recovered."""
         return self.target.numel() / (self.dim * samples)
 
     def describe(self) -> dict[str, Any]:
-        """Its sizes, for a report."""
+        """Return its sizes, for a report."""
         return {
             "name": self.features.name,
             "dim": self.dim,
@@ -148,7 +148,7 @@ class Problem:
         }
 
     def to(self, device: torch.device | str, dtype: torch.dtype = torch.float32) -> "Problem":
-        """The same problem elsewhere."""
+        """Return the same problem elsewhere."""
         device = torch.device(device)
         return replace(
             self,

@@ -9,18 +9,19 @@ from torch import Tensor
 from torch.func import grad
 from torch.nn.functional import softplus as torch_softplus
 
+from exhume.checks import number
 from exhume.errors import InputError
 
 LEAK = 0.02
-"""Backward slope of the published ReLU surrogate where the unit is off."""
+"""The published ReLU surrogate has this slope backward where the unit is off."""
 
 THRESHOLD = 40.0
-"""Where softplus is the identity: beyond it they differ by less than float64 can tell."""
+"""Beyond this softplus is taken for the identity: they differ by less than float64 can tell."""
 
 
 @dataclass(frozen=True)
 class Activation:
-    """An element-wise function and the derivative that the attack uses for it.
+    """An activation is an element-wise function with the derivative that the attack uses for it.
 
     Attributes:
         name: what the user writes, for example ``relu`` or ``polynomial:1,0,0.5``.
@@ -42,7 +43,7 @@ class Activation:
     piecewise_linear: bool = False
 
     def second(self, z: Tensor) -> Tensor:
-        """σ''(z), the derivative of the slope.
+        """Return σ''(z), the derivative of the slope.
 
         Example:
             >>> polynomial(0, 0, 0, 1).second(torch.tensor([2.0])).tolist()
@@ -51,7 +52,7 @@ class Activation:
         return self._differentiated(self.slope, z)
 
     def third(self, z: Tensor) -> Tensor:
-        """σ'''(z), the derivative of `second`."""
+        """Return σ'''(z), the derivative of `second`."""
         return self._differentiated(self.second, z)
 
     def _differentiated(self, function: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
@@ -61,7 +62,7 @@ class Activation:
         return derivative
 
     def leaky_backward(self, leak: float = LEAK) -> "Activation":
-        """The same forward function with slope 1 where it is positive, else `leak` (ReLU only)."""
+        """Return ReLU with the slope `leak` where it is off; other activations stay."""
         if self.name != "relu":
             return self
         return replace(self, slope=lambda z: (z > 0).to(z.dtype) * (1 - leak) + leak)
@@ -89,13 +90,13 @@ def _erf_slope(z: Tensor) -> Tensor:
 
 
 def softplus(beta: float) -> Activation:
-    """The smooth function σ(z) = log(1 + exp(βz))/β, which is ReLU in the limit of large β.
+    """Return σ(z) = log(1 + exp(βz))/β, which is ReLU in the limit of large β.
 
     Example:
         >>> softplus(2.0).slope(torch.tensor(0.0)).item()
         0.5
     """
-    beta = _positive("softplus: beta", beta)
+    beta = number("softplus: beta", beta, above=0)
     return Activation(
         f"softplus:{beta!r}".removesuffix(".0"),
         lambda z: torch_softplus(z, beta, THRESHOLD),
@@ -105,7 +106,7 @@ def softplus(beta: float) -> Activation:
 
 
 def smoothed_relu(alpha: float) -> Activation:
-    """ReLU forward with the slope sigmoid(αz) of a softplus backward: the published surrogate.
+    """Return the published surrogate: ReLU forward, the slope sigmoid(αz) of softplus backward.
 
     Torch differentiates `value` to that slope, and the slope to α·sigmoid'(αz), however its
     transforms are nested.
@@ -118,7 +119,7 @@ def smoothed_relu(alpha: float) -> Activation:
         >>> torch.allclose(z.grad, torch.sigmoid(2 * z))
         True
     """
-    alpha = _positive("smoothed_relu: alpha", alpha)
+    alpha = number("smoothed_relu: alpha", alpha, above=0)
     smooth = softplus(alpha)
 
     def value(z: Tensor) -> Tensor:
@@ -127,12 +128,6 @@ def smoothed_relu(alpha: float) -> Activation:
 
     name = f"smoothed_relu:{alpha!r}".removesuffix(".0")
     return Activation(name, value, smooth.slope, homogeneous=True, sign="weak")
-
-
-def _positive(what: str, number: float) -> float:
-    if not (math.isfinite(number) and number > 0):
-        raise InputError(f"{what}: expected a finite number above 0, got {number!r}.")
-    return float(number)
 
 
 _NAMED = {
@@ -150,7 +145,7 @@ _NAMED = {
 
 
 def polynomial(*coefficients: float) -> Activation:
-    """The polynomial σ(z) = c₀ + c₁z + c₂z² + … of given coefficients.
+    """Return the polynomial σ(z) = c₀ + c₁z + c₂z² + … of given coefficients.
 
     Example:
         >>> cube = polynomial(0, 0, 0, 1)
@@ -183,7 +178,7 @@ def _horner(coefficients: tuple[float, ...], z: Tensor) -> Tensor:
 
 
 def activation(name: str) -> Activation:
-    """The activation of that name.
+    """Return the activation of that name.
 
     Args:
         name: one of ``relu``, ``relu+tanh``, ``tanh``, ``gelu``, ``erf``, ``softplus``, or
@@ -196,11 +191,10 @@ def activation(name: str) -> Activation:
     kind, _, rest = name.partition(":")
     if kind == "polynomial":
         try:
-            return polynomial(*(float(c) for c in rest.split(",") if c.strip()))
-        except InputError:
-            raise
+            coefficients = [float(c) for c in rest.split(",") if c.strip()]
         except ValueError as error:
             raise InputError(f"activation {name!r}: {rest!r} is not a list of numbers.") from error
+        return polynomial(*coefficients)
     if name not in _NAMED:
         known = ", ".join([*_NAMED, "polynomial:c0,c1,…"])
         raise InputError(f"unknown activation {name!r}; known are {known}.")

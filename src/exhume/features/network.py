@@ -37,15 +37,15 @@ class Network:
 
     @property
     def dim(self) -> int:
-        """The number of entries, or of coordinates, of one input."""
+        """Return the number of entries, or of coordinates, of one input."""
         return torch.Size(self.shape).numel() if self.basis is None else self.basis.shape[1]
 
     def __call__(self, weights: Weights, inputs: Tensor) -> Tensor:
-        """f(x; θ), (n, d) → (n, c)."""
+        """Return f(x; θ), (n, d) → (n, c)."""
         return self._run(weights, inputs).reshape(len(inputs), self.outputs)
 
     def hidden(self, weights: Weights, inputs: Tensor) -> Tensor:
-        """What the head is given, (n, d) → (n, h)."""
+        """Return what the head is given, (n, d) → (n, h)."""
         seen: list[Tensor] = []
 
         def keep(module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
@@ -68,14 +68,14 @@ class Network:
 
     @property
     def head_weight(self) -> str:
-        """The name of the head's weight (c, h)."""
+        """Return the name of the head's weight (c, h)."""
         return f"{self.head}.weight" if self.head else "weight"
 
     def first_dense(self, weights: Weights) -> str | None:
-        """The name of the first layer's weight (h, d), if that is dense and sees the input itself.
+        """Return the name of the first layer's weight (h, d), if it is dense and sees the input.
 
-        None where the input goes into something else first (a convolution, patches, a norm), or
-        where the layer is used again further on.
+        It is None where the input goes into something else first (a convolution, patches, a norm),
+        or where the layer is used again further on.
         """
         generator = torch.Generator().manual_seed(0)
         like = next(w for w in weights.values() if w.is_floating_point())
@@ -121,7 +121,7 @@ def known_network(module: nn.Module, shape: tuple[int, ...], outputs: int) -> Ne
 
 
 def named_block(weights: Weights, trainable: tuple[str, ...], pattern: str) -> tuple[str, ...]:
-    """The parameters that a user means.
+    """Return the names of the parameters that a user means.
 
     Args:
         weights: all of them, in the order of the model.
@@ -156,14 +156,14 @@ def named_block(weights: Weights, trainable: tuple[str, ...], pattern: str) -> t
 
 
 def midpoint(initial: Weights, trained: Weights) -> dict[str, Tensor]:
-    """(θ₀ + θ)/2 for floating-point weights; the trained ones for the others."""
+    """Return (θ₀ + θ)/2 for floating-point weights, and the trained ones for the others."""
     return {
         name: (initial[name] + w) / 2 if w.is_floating_point() else w for name, w in trained.items()
     }
 
 
 def moved(weights: Weights, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The same weights elsewhere; integers stay integers."""
+    """Return the same weights elsewhere; integers stay integers."""
     return {
         name: w.to(device, dtype) if w.is_floating_point() else w.to(device)
         for name, w in weights.items()

@@ -11,7 +11,7 @@ from exhume.equation.problem import Problem
 
 
 class Outcome(Enum):
-    """How a run ended. It says nothing about being right: that is the evaluation's business."""
+    """The outcome says how a run ended, and nothing about being right: that is evaluation's."""
 
     CONVERGED = "converged"
     SETTLED = "settled"
@@ -21,7 +21,7 @@ class Outcome(Enum):
 
     @property
     def sentence(self) -> str:
-        """What it means, for a reader of the report."""
+        """Say what it means, for a reader of the report."""
         return _SENTENCES[self]
 
 

@@ -20,6 +20,13 @@ from exhume.equation.objective import Fit, curvature, descent, fitted, gauss_new
 from exhume.equation.problem import Problem
 from exhume.solvers import Outcome, State
 
+LEAST_DAMPING = 1e-7
+"""Damping does not fall below this: steps are Gauss-Newton's long before."""
+
+FLAT = 1e-12
+"""A candidate without any curvature is damped as if it had this share of the largest, so that the
+preconditioner exists."""
+
 Operator = Callable[[Tensor], Tensor]
 
 
@@ -80,7 +87,7 @@ class DampedState(State):
 
 @dataclass(frozen=True)
 class LevenbergMarquardt:
-    """Levenberg-Marquardt with adaptive damping.
+    """The Levenberg-Marquardt method with adaptive damping.
 
     Attributes:
         tolerance: relative residual at which the run has converged.
@@ -115,7 +122,7 @@ class LevenbergMarquardt:
         return self._judged(
             DampedState(
                 fit=fit if accepted else state.fit,
-                damping=max(damping / 3, 1e-7) if accepted else damping * 4,
+                damping=max(damping / 3, LEAST_DAMPING) if accepted else damping * 4,
                 steps=state.steps + 1,
                 products=state.products + used,
                 stalled=0 if gain > self.progress else state.stalled + 1,
@@ -135,14 +142,14 @@ class LevenbergMarquardt:
 def damped_step(
     problem: Problem, fit: Fit, damping: float, accuracy: float, products: int
 ) -> tuple[Tensor, int]:
-    """D with (JᵀP⊥J + λS) D = JᵀR in the tangent space, S = diag(C).
+    """Return D with (JᵀP⊥J + λS) D = JᵀR in the tangent space, S = diag(C).
 
     Returns:
         D (n, d) and the number of products used.
     """
     domain, candidates = problem.domain, fit.candidates
     mean = curvature(fit)
-    scale = mean.diagonal().clamp_min(1e-12 * mean.diagonal().max())
+    scale = mean.diagonal().clamp_min(FLAT * mean.diagonal().max())
     lower = factor(mean + damping * torch.diag(scale))
     damp = (damping * scale)[:, None].to(candidates.dtype)
     inverse = torch.cholesky_inverse(lower).to(candidates.dtype)
