@@ -102,15 +102,11 @@ def test_a_file_that_changed_is_read_again() -> None:
     assert width(load_factory("model.py:ready")) == 11
 
 
-@pytest.mark.parametrize("spec", ["", "model", "model.py", ":make", "model:", "model:a.b", " :x"])
-def test_malformed_names_are_refused(spec: str) -> None:
-    with pytest.raises(InputError, match=r"expected package.module:factory or path/to/file.py"):
-        load_factory(spec)
-
-
 @pytest.mark.parametrize(
     ("spec", "sentence"),
     [
+        *((spec, "expected package.module:factory or") for spec in ("", "model", "model.py")),
+        *((spec, "expected package.module:factory or") for spec in (":make", "a:", "a:b.c", " :x")),
         ("my_gone:make", "no module 'my_gone', neither installed nor in this folder"),
         ("my_gone.inner:make", "no module 'my_gone'"),
         ("torch.my_gone:make", "no module 'torch.my_gone'"),
@@ -121,11 +117,8 @@ def test_malformed_names_are_refused(spec: str) -> None:
         ("..model:make", "cannot be imported"),
         ("model.py:gone", "no 'gone' there; it offers Config, Net, make, needs, fails"),
         ("my_empty.py:gone", "it offers no function or class"),
-        (
-            "my_broken.py:make",
-            r"cannot be imported; ModuleNotFoundError: No module named 'my_lost'",
-        ),
-        ("my_broken:make", r"cannot be imported; ModuleNotFoundError: No module named 'my_lost'"),
+        ("my_broken.py:make", "imported; ModuleNotFoundError: No module named 'my_lost'"),
+        ("my_broken:make", "imported; ModuleNotFoundError: No module named 'my_lost'"),
         ("my_syntax:make", "cannot be imported; SyntaxError"),
         ("my_syntax.py:make", "cannot be imported; SyntaxError"),
         ("my_exit:make", "cannot be imported; SystemExit: 2"),

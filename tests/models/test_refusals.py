@@ -1,0 +1,225 @@
+"""Modules that cannot be attacked as they are: refused with what to do. The head is found."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, prune
+
+from exhume.errors import InputError
+from exhume.models.prepare import prepare
+from odd_modules import Make, Shape, Written, mlp, normed
+
+
+def two_heads() -> nn.Module:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        outputs: Tensor = self.main(x.tanh())
+        self.other(x)
+        return outputs.reshape(-1, 3)
+
+    return Written(forward, other=nn.Linear(5, 3), main=nn.Linear(5, 3))
+
+
+def softmaxed() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3), nn.Softmax(1))
+
+
+def on_tokens() -> nn.Module:
+    parts = {"a": nn.Linear(5, 4), "b": nn.Linear(4, 3)}
+    return Written(lambda self, x: self.b(self.a(x).mean(1)), **parts)
+
+
+@pytest.mark.parametrize(
+    ("make", "shape", "named", "head"),
+    [
+        (two_heads, (5,), None, "main"),  # the layer whose output is returned
+        (two_heads, (5,), "other", "other"),
+        (softmaxed, (5,), "2", "2"),  # a named head may be followed by anything
+        (softmaxed, (5,), "0", "0"),
+        (on_tokens, (4, 5), None, "b"),
+        (lambda: Written(lambda self, x: self.a(x)[:, 0], a=nn.Linear(5, 1)), (5,), None, "a"),
+        (lambda: Written(lambda self, x: self.a(x).squeeze(), a=nn.Linear(5, 1)), (5,), None, "a"),
+    ],
+)
+def test_the_head_is_found_or_named(make: Make, shape: Shape, named: str | None, head: str) -> None:
+    assert prepare(make(), shape, head=named).head == head
+
+
+def refusal(model: Any, shape: Shape = (5,), **options: Any) -> str:
+    with pytest.raises(InputError) as caught:
+        prepare(model, shape, **options)
+    return str(caught.value)
+
+
+class Crooked(torch.autograd.Function):
+    """Its derivative is not that of its value."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x**3
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+def with_head(forward: Callable[..., Any], **parts: nn.Module) -> Make:
+    return lambda: Written(forward, a=nn.Linear(5, 3), **parts)
+
+
+def chain(*layers: nn.Module) -> Make:
+    return lambda: nn.Sequential(*layers)
+
+
+def shared_head() -> nn.Module:
+    return Written(lambda self, x: self.a(self.a(x).tanh()), a=nn.Linear(5, 5))
+
+
+def tied() -> nn.Module:
+    model = nn.Sequential(nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 5))
+    model[2].weight = model[0].weight
+    return model
+
+
+def recurrent() -> nn.Module:
+    parts = {"a": nn.GRU(5, 4, batch_first=True), "head": nn.Linear(4, 3)}
+    return Written(lambda self, x: self.head(self.a(x)[0][:, -1]), **parts)
+
+
+def damaged() -> nn.Module:
+    model = mlp()
+    nn.init.constant_(model[0].bias, torch.nan)
+    return model
+
+
+def untracked() -> nn.Module:
+    return nn.BatchNorm1d(8, track_running_stats=False)
+
+
+def quiet(make: Make) -> Make:
+    def made() -> nn.Module:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return make()
+
+    return made
+
+
+def computed() -> nn.Module:
+    model = mlp()
+    model.computed = model[0].weight * 2
+    return model
+
+
+def changed_by_a_hook() -> nn.Module:
+    model = mlp()
+    model[0].register_forward_hook(lambda module, args, outputs: 2 * outputs)
+    return model
+
+
+class TwoInputs(nn.Linear):
+    def forward(self, x: Tensor, mask: Tensor, *, scale: float, bias: float = 0) -> Tensor:
+        return super().forward(x)
+
+
+class NoInput(nn.Linear):
+    def forward(self) -> Tensor:
+        return self.weight
+
+
+def without_gradients(self: Any, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        hidden = self.b(x).tanh()
+    outputs: Tensor = self.a(hidden)
+    return outputs
+
+
+def parametrized(by: Callable[[nn.Module], nn.Module]) -> Make:
+    return quiet(lambda: nn.Sequential(by(nn.Linear(5, 3))))
+
+
+def pruned(layer: nn.Module) -> nn.Module:
+    pruned_: nn.Module = prune.random_unstructured(layer, "weight", 0.5)
+    return pruned_
+
+
+REFUSED: list[tuple[Any, Shape, str]] = [
+    # what it is
+    (lambda: {"weight": 1}, (5,), "expected a torch.nn.Module, got dict"),
+    (lambda: nn.LazyLinear(3), (5,), "weight is not initialised yet (a lazy module)"),
+    (lambda: nn.Linear(5, 3, device="meta"), (5,), "load the weights first"),
+    (damaged, (5,), "0.bias holds NaN or infinite entries"),
+    (lambda: nn.Conv2d(1, 2, 3), (1, 5, 5), "has no nn.Linear"),
+    (parametrized(parametrizations.weight_norm), (5,), "parametrize.remove_parametrizations."),
+    (parametrized(nn.utils.weight_norm), (5,), "with torch.nn.utils.remove_weight_norm."),
+    (parametrized(nn.utils.spectral_norm), (5,), "with torch.nn.utils.remove_spectral_norm."),
+    (parametrized(pruned), (5,), "0 (Linear) is parametrized, such as by weight_norm, spectral"),
+    (parametrized(pruned), (5,), "with torch.nn.utils.prune.remove."),
+    (lambda: normed(untracked()), (5,), "1 (BatchNorm1d) has no running statistics"),
+    (quiet(lambda: torch.jit.trace(mlp(), torch.zeros(1, 5))), (5,), "is TorchScript"),
+    (computed, (5,), "cannot be copied (RuntimeError: Only Tensors created explicitly"),
+    # how it is called
+    (mlp, (), "expected the positive sizes of one input"),
+    (mlp, (5, -1), "expected the positive sizes of one input"),
+    (mlp, (2**28,), "entries; at most 134,217,728 can be looked for"),
+    (lambda: TwoInputs(5, 3), (5,), "positional argument: 'mask'); mend the shape, or wrap it"),
+    (lambda: NoInput(5, 3), (5,), "positional argument"),
+    (mlp, (6,), "a batch of 8 with inputs of shape (6,) (RuntimeError: mat1 and mat2"),
+    (chain(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(20, 3)), (5,), "takes integer tokens, but"),
+    (with_head(lambda self, x: self.a(x.float())), (5,), "runs in float32 but not in float64"),
+    # what it returns
+    (with_head(lambda self, x: (self.a(x), x)), (5,), "returns a tuple and not a tensor"),
+    (with_head(lambda self, x: {"logits": self.a(x)}), (5,), "returns a dict and not"),
+    (lambda: nn.Linear(5, 3), (4, 5), "outputs of shape (8, 4, 3); expected (8, c)"),
+    (with_head(lambda self, x: self.a(x).sum()), (5,), "outputs of shape ()"),
+    (with_head(lambda self, x: self.a(x.squeeze())), (5,), "(5,) gives outputs of shape (3,)"),
+    (with_head(lambda self, x: self.a(x).log()), (5,), "NaN or infinite entries, though"),
+    (with_head(lambda self, x: F.dropout(self.a(x))), (5,), "two calls with the same inputs"),
+    (with_head(lambda self, x: self.a(x - x.mean(0))), (5,), "depend on the other inputs"),
+    (with_head(lambda self, x: x @ x.T + self.a(x)[:, :1]), (5,), "depend on the other inputs"),
+    (with_head(lambda self, x: self.a(x.sub_(1))), (5,), "forward overwrites its input"),
+    (changed_by_a_hook, (5,), "if hooks take part in computing them"),
+    # its head
+    (chain(nn.Linear(5, 3), nn.Softmax(1)), (5,), "in softmax; return the logits, the output of 0"),
+    (chain(nn.Linear(5, 3), nn.LogSoftmax(1)), (5,), "ends in log_softmax"),
+    (chain(nn.Linear(5, 1), nn.Sigmoid(), nn.Flatten(0)), (5,), "ends in sigmoid; return the log"),
+    (with_head(lambda self, x: self.a(x)[:, 0].sigmoid()), (5,), "something follows a"),
+    (chain(nn.Linear(5, 3), nn.ReLU()), (5,), "something follows 0"),
+    (with_head(lambda self, x: self.a(x).mean(1)), (4, 5), "shape (8, 4, 5); expected (8, h)"),
+    (with_head(lambda self, x: self.a(x[:, None])[:, 0]), (5,), "a tensor of shape (8, 1, 5)"),
+    (with_head(lambda self, x: F.linear(x, self.a.weight)), (5,), "none of the linear layers (a)"),
+    (shared_head, (5,), "a runs 2 times in one forward"),
+    (tied, (5,), "the weight of 2 is shared with 0.weight"),
+    # its derivatives
+    (with_head(lambda self, x: self.a(Crooked.apply(x))), (5,), "torch.func cannot different"),
+    (recurrent, (4, 5), "Recurrent layers"),
+    (with_head(lambda self, x: self.a(x.round())), (5,), "do not change with the input"),
+    (with_head(lambda self, x: self.a(x.detach() ** 2)), (5,), "derivatives"),
+    (with_head(without_gradients, b=nn.Linear(5, 5)), (5,), "no_grad"),
+]
+
+
+@pytest.mark.parametrize(("make", "shape", "sentence"), REFUSED)
+def test_refusals(make: Make, shape: Shape, sentence: str) -> None:
+    model = make()
+    state = torch.get_rng_state()
+    assert sentence in refusal(model, shape)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(
+    ("make", "shape", "head", "sentence"),
+    [
+        (mlp, (5,), "fc", "'fc' is no linear layer; the linear layers are 0, 2."),
+        (mlp, (5,), "1", "'1' is no linear layer; the linear layers are 0, 2."),
+        (shared_head, (5,), "a", "a runs 2 times"),
+        (on_tokens, (4, 5), "a", "a is applied to a tensor of shape (8, 4, 5)"),
+        (with_head(lambda self, x: self.a(x), b=mlp()), (5,), "b.0", "name one that it calls: a"),
+    ],
+)
+def test_refusals_of_named_heads(make: Make, shape: Shape, head: str, sentence: str) -> None:
+    assert sentence in refusal(make(), shape, head=head)
