@@ -1,6 +1,5 @@
 """Premises: trained weights alone, what they deny, and audits of networks trained to the margin."""
 
-import copy
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,8 +23,8 @@ from exhume.errors import InputError
 from exhume.evaluate import residual_at_truth, wrong_prior
 from exhume.evaluate.runs import score_run
 from exhume.features.gradient import ParameterGradients
-from exhume.features.modules import ModuleFeatures
 from exhume.features.network import Network
+from exhume.files import read_tensors
 from exhume.methods.tansley2026 import reduced
 from exhume.models import architectures
 from exhume.models.card import DataCard
@@ -37,11 +36,12 @@ from exhume.search.subspace import estimate
 from exhume.victims import Victim, kkt_mlp, two_layer
 from problems import gaussian
 
-NET = """from torch import nn
-from exhume.models.architectures import build
-def make(widths=(30,)):
-    return build('mlp', {'shape': [8, 8], 'outputs': 1, 'widths': list(widths), 'bias': 'first'})
+SIZES = {"shape": [8, 8], "outputs": 1, "widths": [30], "bias": "first"}
+NET = f"""from exhume.models.architectures import build
+def make():
+    return build('mlp', {SIZES})
 """
+TOLD = DataCard((8, 8))
 
 
 @pytest.fixture(scope="module")
@@ -58,17 +58,11 @@ def folder(victim: Victim, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def module() -> nn.Module:
-    arguments = {"shape": [8, 8], "outputs": 1, "widths": [30], "bias": "first"}
-    return architectures.build("mlp", arguments)
-
-
 # Homogeneity
 
 
 def dense(bias: tuple[bool, ...], between: Callable[[], nn.Module] = nn.ReLU) -> nn.Module:
     """5 → 7 → … → 2, float64, with biases where they are asked for."""
-    torch.manual_seed(0)
     sizes = [5, *[7] * (len(bias) - 1), 2]
     layers: list[nn.Module] = []
     for i, given_ in enumerate(bias):
@@ -83,7 +77,7 @@ def norm() -> nn.Module:
     return part
 
 
-def of(net: nn.Module) -> tuple[float, float]:
+def degree_of(net: nn.Module) -> tuple[float, float]:
     weights = {name: w.detach() for name, w in (*net.named_parameters(), *net.named_buffers())}
     network, names = Network(net, (5,), 2, ""), tuple(name for name, _ in net.named_parameters())
     features = ParameterGradients(network, (weights,), "all of them", block=names)
@@ -93,7 +87,7 @@ def of(net: nn.Module) -> tuple[float, float]:
 @pytest.mark.parametrize("bias", [(False,), (True, False), (False, False, False)], ids=str)
 def test_the_degree_is_the_number_of_layers_and_eulers(bias: tuple[bool, ...]) -> None:
     net = dense(bias)
-    found, missed = of(net)
+    found, missed = degree_of(net)
     assert found == pytest.approx(len(bias), abs=1e-9) and missed < 1e-12
     value = net(gaussian(6, 5))[0, 0]
     slopes = torch.autograd.grad(value, list(net.parameters()))
@@ -101,26 +95,17 @@ def test_the_degree_is_the_number_of_layers_and_eulers(bias: tuple[bool, ...]) -
     assert along == pytest.approx(len(bias) * value.item(), rel=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("bias", "between"),
-    [((True, True), nn.ReLU), ((True, False), nn.Tanh), ((True, False), norm)],
-    ids=["bias", "tanh", "norm"],
-)
-def test_biases_bends_and_norms_have_no_degree(
-    bias: tuple[bool, ...], between: Callable[[], nn.Module]
-) -> None:
-    assert 1e-3 < of(dense(bias, between))[1] <= 1
-
-
-def test_a_network_of_zeros_has_no_degree() -> None:
-    net = dense((False,))
+def test_biases_bends_norms_and_zeros_have_no_degree() -> None:
+    for net in (dense((True, True)), dense((True, False), nn.Tanh), dense((True, False), norm)):
+        assert 1e-3 < degree_of(net)[1] <= 1
+    zero = dense((False,))
     with torch.no_grad():
-        next(net.parameters()).zero_()
-    found, missed = of(net)
+        next(zero.parameters()).zero_()
+    found, missed = degree_of(zero)
     assert found != found and missed == 1
 
 
-# The first layer
+# What the weights deny
 
 
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(0, 12), st.integers(0, 99))
@@ -133,12 +118,8 @@ def test_what_is_beyond_the_largest_directions(
     assert found == pytest.approx(float(expected), abs=1e-9 * float(weight.square().sum()))
 
 
-def test_a_network_at_the_margin_leaves_no_doubt(victim: Victim) -> None:
-    assert doubts(victim.problem, 4) == doubts(victim.posed(premise="decay"), 4) == ()
-
-
-def test_what_the_initial_weights_left_is_a_lower_bound_of_the_residual() -> None:
-    known = data.load("digits", 4, classes="parity", centre="pixels")
+def test_what_the_initial_weights_left_is_a_lower_bound_of_the_residual(victim: Victim) -> None:
+    known = victim.truth
     lazy = two_layer(known, 40, loss="logistic", steps=200)
     for word in ("margin", "decay"):
         problem = lazy.posed(premise=word)
@@ -151,28 +132,28 @@ def test_what_the_initial_weights_left_is_a_lower_bound_of_the_residual() -> Non
         assert residual_at_truth(problem.to("cpu", torch.float64), known) > share - 1e-9
         assert doubts(problem, None) == ()
     assert doubts(lazy.problem, 4) == ()
+    assert doubts(victim.problem, 4) == doubts(victim.posed(premise="decay"), 4) == ()
 
 
-# Naming
-
-
-def test_premises_are_named() -> None:
-    assert [premise_named(word) for word in ("change", "margin", Premise.DECAY)] == list(Premise)
-    with pytest.raises(InputError, match="change, margin, decay, got 'rest'"):
-        premise_named("rest")
+def test_deep_biases_are_doubted_under_the_margin_alone() -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 20), nn.ReLU(), nn.Linear(20, 1))
+    state = {name: w.clone() for name, w in net.state_dict().items()}
+    state["1.weight"] = (gaussian(20, 2) @ gaussian(2, 64)).float()  # two samples explain it
+    source = Source(net, state, card=TOLD)
+    (sentence,) = open_model(source, premise="margin", samples=2).warnings
+    assert "not homogeneous" in sentence and "Biases in deeper layers" in sentence
+    assert open_model(source, premise="decay", samples=2).warnings == ()
 
 
 # A model of one's own
 
 
-CARD_OF = DataCard((8, 8))
-
-
-def opened_(victim: Victim, card: DataCard = CARD_OF, **more: Any) -> Opened:
+def opened_(victim: Victim, card: DataCard = TOLD, **more: Any) -> Opened:
     given = {"trained": dict(victim.trained), **more}
     asked = {word: given.pop(word) for word in ("parameters", "point") if word in given}
     premise = given.pop("premise", Premise.MARGIN)
-    return open_model(Source(module(), card=card, **given), premise=premise, **asked)
+    module = architectures.build("mlp", SIZES)
+    return open_model(Source(module, card=card, **given), premise=premise, **asked)
 
 
 def test_trained_weights_alone_are_the_target(victim: Victim) -> None:
@@ -187,27 +168,23 @@ def test_trained_weights_alone_are_the_target(victim: Victim) -> None:
     x = victim.truth.inputs.float()
     rows, expected = (p.features.linearize(x).gram() for p in (problem, posed))
     assert torch.allclose(rows, expected)
+    half = opened_(victim, trained={name: w.half() for name, w in victim.trained.items()})
+    assert half.problem.resolution == pytest.approx(0.1 * torch.finfo(torch.half).eps ** 2)
+    assert "float16" in half.warnings[0]
+    (sentence,) = opened_(victim, initial="nowhere.pt").warnings
+    assert "are not used" in sentence and "margin" in sentence
+    span = replace(problem, domain=Sphere())
+    assert span.first_layer is not None
+    assert reduced(span, estimate(span.first_layer, 4)).premise is Premise.MARGIN
 
 
 def test_the_card_gives_the_box(victim: Victim) -> None:
-    card = replace(CARD_OF, range=(0, 1), mean=0.5)
+    card = replace(TOLD, range=(0, 1), mean=0.5)
     problem = opened_(victim, card).problem
     assert problem.domain.name == "box [-0.5, 0.5]" and problem.display == card.display
     assert problem.threat_model.knows[2:] == card.knows
     assert BOUNDED not in problem.threat_model.assumes
-    assert opened_(victim, replace(CARD_OF, norm=3)).problem.domain == Sphere(3)
-
-
-def test_initial_weights_are_left_alone_and_that_is_said(victim: Victim) -> None:
-    (sentence,) = opened_(victim, initial="nowhere.pt").warnings
-    assert "are not used" in sentence and "margin" in sentence
-
-
-def test_half_precision_widens_the_resolution(victim: Victim) -> None:
-    half = {name: w.half() for name, w in victim.trained.items()}
-    opened = opened_(victim, trained=half)
-    assert opened.problem.resolution == pytest.approx(0.1 * torch.finfo(torch.half).eps ** 2)
-    assert "float16" in opened.warnings[0]
+    assert opened_(victim, replace(TOLD, norm=3)).problem.domain == Sphere(3)
 
 
 @pytest.mark.parametrize(
@@ -217,65 +194,37 @@ def test_half_precision_widens_the_resolution(victim: Victim) -> None:
         ({"point": "midpoint"}, "takes all trained weights.*leave out"),
         ({"initial": "zero-head"}, "zero-head: says that only the last layer"),
         ({"premise": Premise.CHANGE}, "--premise margin, if .* homogeneous .* --premise decay"),
+        ({"premise": "rest"}, "premise: expected one of change, margin, decay, got 'rest'"),
     ],
     ids=str,
 )
 def test_what_does_not_go_with_a_premise(more: dict[str, Any], words: str, victim: Victim) -> None:
+    assert [premise_named(word) for word in ("change", "margin", Premise.DECAY)] == list(Premise)
     with pytest.raises(InputError, match=words):
         opened_(victim, **more)
 
 
-def test_deep_biases_are_warned_of_under_the_margin_alone() -> None:
-    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 20), nn.ReLU(), nn.Linear(20, 1))
-    common: dict[str, Any] = {"card": CARD_OF, "time_limit": 0, "device": "cpu"}
-    state = copy.deepcopy(net.state_dict())
-    with torch.no_grad():  # a first layer that two samples explain
-        state["1.weight"] = gaussian(20, 2).float() @ gaussian(2, 64).float()
-    found = exhume.audit(net, None, state, premise="margin", samples=2, **common)
-    (sentence,) = found.warnings
-    assert "not homogeneous" in sentence and "Biases in deeper layers" in sentence
-    assert exhume.audit(net, None, state, premise="decay", samples=2, **common).warnings == ()
-
-
-def test_an_audit_in_python_claims_nothing_of_a_residual(victim: Victim) -> None:
-    found = exhume.audit(
-        *(module(), None, dict(victim.trained), (8, 8)),
-        samples=4,
-        premise="margin",
-        time_limit=2,
-        device="cpu",
-    )
-    assert found.samples.shape[1:] == (8, 8) and found.samples.abs().max() <= 1
-    claims, limits = " ".join(found.claims), " ".join(found.limits)
-    assert "weak evidence" in claims and "not met by chance" not in claims
-    assert "on the margin leave a trace" in limits and "kinks" in limits
-    with pytest.raises(InputError, match="got 'rest'"):
-        exhume.audit(module(), None, dict(victim.trained), (8, 8), premise="rest")
-
-
-def test_a_named_model_without_initial_weights_can_be_scored(
+def test_a_named_model_without_initial_weights_is_audited_and_scored(
     victim: Victim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("net.py").write_text(NET)
     torch.save(dict(victim.trained), "after.pt")
     data.save(victim.truth, "truth.safetensors")
-    exhume.audit(
-        *("net.py:make", None, "after.pt", (8, 8)),
-        samples=4,
-        premise="margin",
-        time_limit=1,
-        out="run",
-        device="cpu",
-    )
+    weights = ("net.py:make", None, "after.pt", (8, 8))
+    options = {"samples": 4, "premise": "margin", "product_limit": 300, "device": "cpu"}
+    found = exhume.audit(*weights, out="run", **options)
+    assert found.samples.shape[1:] == (8, 8) and found.samples.abs().max() <= 1
+    claims, limits = " ".join(found.claims), " ".join(found.limits)
+    assert "weak evidence" in claims and "not met by chance" not in claims
+    assert "on the margin leave a trace" in limits and "kinks" in limits
     asked = RunFolder(Path("run")).settings
     assert (asked.premise, asked.initial) == ("margin", None)
     record = score_run(Path("run"), Path("truth.safetensors"), "net.py:make")
     floor = victim.training["violation"]
     assert record["residual_at_truth"] == pytest.approx(floor, rel=1e-3)
     assert record["floors"] == {} and "samples recovered" in record["verdict"]
-    again = replace(asked, model="net.py:make").open()
-    assert again.problem.premise is Premise.MARGIN
+    assert replace(asked, model="net.py:make").open().problem.premise is Premise.MARGIN
 
 
 # Model folders
@@ -294,33 +243,23 @@ def test_a_folder_has_the_premise_of_its_training(folder: Path, victim: Victim) 
     assert Settings(str(folder), 4, point="both", premise="change").open().point == "both"
 
 
-def copied(folder: Path, to: Path, change: Callable[[dict[str, Any]], None]) -> Path:
-    to.mkdir()
+def test_damaged_and_incomplete_folders(folder: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    copy.mkdir()
     for file in folder.iterdir():
-        (to / file.name).write_bytes(file.read_bytes())
-    card = json.loads((to / CARD).read_text())
-    change(card)
-    (to / CARD).write_text(json.dumps(card))
-    return to
-
-
-def test_initial_weights_may_be_missing_from_a_folder(folder: Path, tmp_path: Path) -> None:
-    copy_ = copied(folder, tmp_path / "copy", lambda card: None)
-    (copy_ / INITIAL).unlink()
-    assert torch.equal(read_model(copy_).target, read_model(folder).target)
+        (copy / file.name).write_bytes(file.read_bytes())
+    (copy / INITIAL).unlink()
+    assert torch.equal(read_model(copy).target, read_model(folder).target)
     with pytest.raises(InputError, match=INITIAL):
-        read_model(copy_, premise="change")
-
-
-def test_a_card_with_a_premise_that_is_none(folder: Path, tmp_path: Path) -> None:
-    bad = copied(folder, tmp_path / "bad", lambda card: card["training"].update(premise=3))
+        read_model(copy, premise="change")
+    (copy / INITIAL).write_bytes((folder / INITIAL).read_bytes())
+    card = json.loads((copy / CARD).read_text())
+    (copy / CARD).write_text(json.dumps({**card, "training": {"premise": 3}}))
     with pytest.raises(InputError, match=r"card.json: is damaged; premise: expected one of"):
-        read_model(bad)
-    silent = copied(folder, tmp_path / "silent", lambda card: card.pop("training"))
-    assert read_model(silent).premise is Premise.CHANGE
-
-
-def test_random_features_have_one_premise(tmp_path: Path) -> None:
+        read_model(copy)
+    del card["training"]
+    (copy / CARD).write_text(json.dumps(card))
+    assert read_model(copy).premise is Premise.CHANGE
     exhume.victims.random_features(data.sphere(8, 2), 60).save(tmp_path / "model")
     assert read_model(tmp_path / "model", premise="change").premise is Premise.CHANGE
     with pytest.raises(InputError, match="premise margin: is for networks"):
@@ -349,26 +288,14 @@ def test_a_run_at_the_margin_goes_on_where_it_was(
     with pytest.raises(InputError, match="premise"):
         run(replace(settings, premise=None), opened, tmp_path / "run", resume=True)
     until(30, tmp_path / "run", resume=True)
-    one, other = (
-        exhume.files.read_tensors(tmp_path / name / CHECKPOINT, ("candidates",))
-        for name in ("whole", "run")
-    )
-    assert torch.equal(one["candidates"], other["candidates"])
+    one, other = (read_tensors(tmp_path / name / CHECKPOINT) for name in ("whole", "run"))
+    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
     ended = replace(settings, time_limit=0.0)
     found, result = run(ended, opened, tmp_path / "ended")
     assert result["premise"] == "margin" and result["parameters"] == "all"
     assert len(found.samples) >= 4
     page = report.write(tmp_path / "ended").read_text()
     assert "the trained weights alone" in page and "weak evidence" in page
-
-
-# The subspace keeps the premise
-
-
-def test_a_problem_in_a_subspace_keeps_its_premise(victim: Victim) -> None:
-    problem = replace(victim.problem, domain=Sphere())
-    assert problem.first_layer is not None
-    assert reduced(problem, estimate(problem.first_layer, 4)).premise is Premise.MARGIN
 
 
 # The wrong prior
@@ -386,13 +313,5 @@ def test_a_wrong_prior_moves_the_box_and_nothing_else(shift: float) -> None:
     both = wrong_prior(replace(made, domain=SphereInBox(Sphere(3.0), Box(-1, 1))), shift).domain
     assert isinstance(both, SphereInBox) and both.sphere == Sphere(3.0)
     assert torch.allclose(both.box.bounds.value, torch.tensor([-1.0, 1.0]).double() + shift)
-
-
-def test_a_sphere_has_no_bounds_to_shift() -> None:
     with pytest.raises(InputError, match="sphere of radius √d; pose the problem with a box"):
-        wrong_prior(exhume.victims.random_features(data.sphere(6, 2), 30).problem, 0.5)
-
-
-def test_features_of_a_margin_problem_are_those_of_a_module(victim: Victim) -> None:
-    """What the check of homogeneity relies on; a margin problem of another kind is not checked."""
-    assert isinstance(victim.problem.features, ModuleFeatures)
+        wrong_prior(made, 0.5)
