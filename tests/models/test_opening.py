@@ -105,7 +105,7 @@ def test_tied_weights_and_unsaved_buffers() -> None:
     assert isinstance(features, LastLayer)
     x = torch.randn(2, 16)
     model.load_state_dict(trained)
-    rows = features.rows(features.points[1], x)[:, 0]
+    rows = features.network.hidden(features.points[1], x)
     assert torch.allclose(rows, model.hidden(x), atol=1e-6)
     assert "second.weight" not in features.points[0]
     everywhere = opened.problem.to("cpu", torch.float64)

@@ -160,7 +160,7 @@ def at(desk: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Desk:
 
 TANSLEY = ("--method", "tansley2026")
 MLP = ("--input-shape", 16, "--norm", "sqrt_d", "--samples", 3)
-SHORT = ("--product-limit", 40)
+SHORT = ("--product-limit", 8)
 
 
 # Each works, or is refused with what to do
