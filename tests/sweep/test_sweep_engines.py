@@ -150,7 +150,8 @@ def test_an_ended_driver_loses_nothing_and_resumes(
             sweep.run([Square(1.0)], folder=folder)
         if engine == "loky" and ended == signal.SIGINT:
             os.killpg(driver.pid, ended)  # as a terminal does: to the workers, too
-        driver.send_signal(ended)
+        else:
+            driver.send_signal(ended)
         assert driver.wait(60) == (77 if ended == signal.SIGINT else -signal.SIGKILL)
     if engine == "loky":
         workers = set(noted(log, "process"))

@@ -59,18 +59,14 @@ def test_a_known_subspace_takes_the_place_of_the_space() -> None:
     assert error_bound(3.0, 6, uniform) < error_bound(3.0, 6)
 
 
-def test_on_the_sphere_in_three_dimensions_there_is_a_closed_form() -> None:
-    for kappa in (1e-3, 0.3, 2.0, 30.0):
-        length = 1 / math.tanh(kappa) - 1 / kappa
-        nats = kappa * length + math.log(kappa / math.sinh(kappa))
-        assert sphere_error_bound(nats, 3) == pytest.approx(1 - length**2, rel=1e-6)
-
-
-def test_on_the_circle_by_bessel_functions() -> None:
-    for kappa in (0.1, 1.0, 20.0):
-        length = special.ive(1, kappa) / special.ive(0, kappa)
-        nats = kappa * length - math.log(special.ive(0, kappa)) - kappa
-        assert sphere_error_bound(nats, 2) == pytest.approx(1 - length**2, rel=1e-8)
+@pytest.mark.parametrize("kappa", [1e-3, 0.1, 1.0, 20.0])
+def test_on_the_circle_and_in_three_dimensions_there_are_closed_forms(kappa: float) -> None:
+    length = 1 / math.tanh(kappa) - 1 / kappa
+    nats = kappa * length + math.log(kappa / math.sinh(kappa))
+    assert sphere_error_bound(nats, 3) == pytest.approx(1 - length**2, rel=1e-6)
+    length = special.ive(1, kappa) / special.ive(0, kappa)
+    nats = kappa * length - math.log(special.ive(0, kappa)) - kappa
+    assert sphere_error_bound(nats, 2) == pytest.approx(1 - length**2, rel=1e-6)
 
 
 @pytest.mark.parametrize("dim", [2, 3, 5, 40])

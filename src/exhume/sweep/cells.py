@@ -13,7 +13,7 @@ MOST = 100_000
 
 
 class Cell(Protocol):
-    """A frozen dataclass whose fields are plain JSON values; what `run` gives depends on no more.
+    """A cell is a frozen dataclass of plain JSON values; what `run` gives depends on no more.
 
     A cell may have a method `check`, which refuses fields that make no sense with an InputError;
     it is called for all cells before the first one runs. Workers must be able to import its class.
@@ -26,7 +26,7 @@ class Cell(Protocol):
 
 @dataclass(frozen=True)
 class Grid:
-    """All combinations of the values of some fields.
+    """A grid holds a cell for each combination of the values of some fields.
 
     Attributes:
         cell: the dataclass.

@@ -30,14 +30,13 @@ def run(
 ) -> list[Record]:
     """Run every cell of a grid that is not finished yet.
 
-    A cell that raises is recorded with its error and stops no other. A cell whose worker dies is
-    run again, and recorded as failed when that happened too often.
+    A cell that raises is recorded with its error and stops no other; one whose worker dies is run
+    again, and recorded as failed when that happened too often.
 
     Args:
         grid: a Grid, or the cells themselves; all different.
         engine: loky (processes on this machine), dask or ray (a cluster that is running).
-        folder: where finished cells are kept, and found by the next run; nowhere if None. One
-            sweep at a time may run in it.
+        folder: where finished cells are kept, and found by the next run; for one at a time.
         address: of the cluster; for ray, the one on this machine if None.
         workers: the most cells at a time; all cores of the machine or the cluster if None.
         device: cpu, cuda (cells take turns on all GPUs), or one device.
@@ -48,8 +47,7 @@ def run(
         A record a cell, in the order of the grid.
 
     Raises:
-        InputError: something cannot be used. Nothing has run then, unless it is the workers that
-            turn out not to be able to run cells.
+        InputError: something cannot be used. Nothing has run, unless it is the workers' fault.
     """
     one_of("engine", engine, ENGINES)
     if workers is not None:
@@ -64,23 +62,21 @@ def run(
                 show(record)
 
     kept = _kept(folder, cells, retry)
-    with ExitStack() as stack:
-        left = {place: cell for place, cell in cells.items() if place not in kept}
-        if left:
-            on = usable_device(device) if engine == "loky" or device == "auto" else device
-            executor = stack.enter_context(ENGINES[engine](address, workers, on, len(left)))
-            if folder is not None:
-                stack.enter_context(store.held(folder))
-                kept |= _kept(folder, left, retry)  # another driver may have finished some since
+    if len(kept) == len(cells):
         take(kept)
-        tasks = [
-            Task(cell, place, number, on)
-            for number, (place, cell) in enumerate(cells.items())
-            if place not in kept
-        ]
-        if tasks:
-            for records in _finish(tasks, executor, folder):
-                take(records)
+        return [found[place] for place in cells]
+    device = usable_device(device) if engine == "loky" or device == "auto" else device
+    with ExitStack() as stack:
+        left = len(cells) - len(kept)
+        executor = stack.enter_context(ENGINES[engine](address, workers, device, left))
+        if folder is not None:
+            stack.enter_context(store.held(folder))
+            kept = _kept(folder, cells, retry)  # another driver may have finished some since
+        take(kept)
+        numbered = enumerate(cells.items())
+        tasks = [Task(cell, at, n, device) for n, (at, cell) in numbered if at not in kept]
+        for records in _finish(tasks, executor, folder):
+            take(records)
     return [found[place] for place in cells]
 
 

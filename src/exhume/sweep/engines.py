@@ -44,7 +44,7 @@ THREADS = ("OMP", "OPENBLAS", "MKL", "BLIS", "NUMEXPR")
 
 @dataclass(frozen=True)
 class Executor:
-    """Workers that are ready.
+    """An executor runs tasks on workers that are ready.
 
     Attributes:
         workers: the most cells at a time.

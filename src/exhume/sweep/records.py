@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Record:
-    """A finished cell.
+    """A record says what a finished cell gave, or why it failed.
 
     Attributes:
         cell: the cell.

@@ -18,7 +18,7 @@ from exhume.sweep.store import address_of
 
 @dataclass(frozen=True)
 class Task:
-    """A cell on its way to a worker.
+    """A task is a cell on its way to a worker.
 
     Attributes:
         cell: the cell.

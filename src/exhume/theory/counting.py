@@ -113,7 +113,7 @@ def most_samples(
 
 @dataclass(frozen=True)
 class Block:
-    """Parameters that an attack could use, and what they could give up at most.
+    """A block is parameters that an attack could use, with what they could give up at most.
 
     Attributes:
         name: of a tensor; or `first layer`, `last layer`, `all`.

@@ -42,7 +42,7 @@ NEGLIGIBLE = 1e-20
 
 @dataclass(frozen=True, eq=False)
 class Expansion:
-    """The Hermite coefficients of an activation.
+    """An expansion holds the Hermite coefficients of an activation.
 
     Attributes:
         values: h_0 … h_K, float64.
@@ -56,7 +56,7 @@ class Expansion:
 
     @property
     def rest(self) -> float:
-        """Share of the energy in orders above K."""
+        """Return the share of the energy in orders above K."""
         return max(0.0, 1 - float(self.values.square().sum()) / self.energy) if self.energy else 0.0
 
 
@@ -125,7 +125,7 @@ def kernel(activation: Function, rho: Tensor | float) -> Tensor:
 
 @dataclass(frozen=True)
 class SignAmbiguity:
-    """Whether features of σ tell a sample from its negative.
+    """This says whether features of σ tell a sample from its negative.
 
     Attributes:
         verdict: lost, weak or determined, as in `Activation.sign`.

@@ -20,7 +20,7 @@ cancel in G."""
 
 @dataclass(frozen=True)
 class Setting:
-    """What a bound on the width assumes of samples and candidates.
+    """A setting says what a bound on the width assumes of samples and candidates.
 
     Attributes:
         samples: n, of samples and of candidates.

@@ -28,7 +28,7 @@ little more than rounding, elsewhere a large share."""
 
 @dataclass(frozen=True, eq=False)
 class Identifiability:
-    """What the weights determine.
+    """This says what the weights determine.
 
     Attributes:
         degrees: of the polynomial σ, lowest first.
@@ -72,28 +72,28 @@ class Identifiability:
 
     @property
     def degree(self) -> int:
-        """α, the highest degree."""
+        """Return α, the highest degree."""
         return self.degrees[-1]
 
     @property
     def holds(self) -> bool:
-        """Whether the equations determine the tensors."""
+        """Tell whether the equations determine the tensors."""
         return self.rank == self.unknowns
 
     @property
     def margin(self) -> float:
-        """The last singular value over the tolerance; the condition holds above 1."""
+        """Return the last singular value over the tolerance; the condition holds above 1."""
         return self.smallest / self.tolerance
 
     @property
     def sufficient(self) -> bool:
-        """Whether span{w_k^{⊗(α−1)}} is all of Sym^{α−1}(U), which is more than is needed."""
+        """Tell whether span{w_k^{⊗(α−1)}} is all of Sym^{α−1}(U), which is more than is needed."""
         return self.sufficient_rank == self.sufficient_unknowns
 
 
 @dataclass(frozen=True, eq=False)
 class Recovered:
-    """Samples that explain the weights.
+    """These samples explain the weights.
 
     Attributes:
         samples: (n, d) float64.

@@ -30,7 +30,7 @@ TOLERANCE = 1e-9
 
 @dataclass(frozen=True, eq=False)
 class LocalIdentifiability:
-    """What is determined to first order.
+    """This says what is determined to first order.
 
     Attributes:
         unknowns: of the candidates, n·d, or the dimension of the domain's tangent space.
@@ -50,12 +50,12 @@ class LocalIdentifiability:
 
     @property
     def holds(self) -> bool:
-        """Whether every direction is determined."""
+        """Tell whether every direction is determined."""
         return self.rank == self.unknowns
 
     @property
     def smallest(self) -> float:
-        """The last singular value of as many as there are unknowns, relative to the first."""
+        """Return the last of as many singular values as unknowns, relative to the first; or 0."""
         values = self.singular_values
         return float(values[-1] / values[0]) if len(values) == self.unknowns else 0.0
 

@@ -59,7 +59,7 @@ def fewest_neurons(degree: int, size: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """A network in coordinates of the span of its neurons.
+    """A view is a network in coordinates of the span of its neurons.
 
     Attributes:
         neurons: the network.
@@ -75,12 +75,12 @@ class View:
 
     @property
     def dim(self) -> int:
-        """d, of a sample."""
+        """Return d, the dimension of a sample."""
         return len(self.basis) - self.neurons.lifted
 
     @property
     def rank(self) -> int:
-        """r, the dimension of the span."""
+        """Return r, the dimension of the span."""
         return self.basis.shape[1]
 
 
@@ -124,7 +124,7 @@ def _span(first: Tensor, eps: float, rank: int | None) -> tuple[Tensor, float]:
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """The tensors of least norm that fit the equations best.
+    """Moments are the tensors of least norm that fit the equations best.
 
     Attributes:
         tensors: T_q in coordinates, by degree.
@@ -146,7 +146,7 @@ class Moments:
 
     @property
     def determined(self) -> bool:
-        """Whether no other tensors fit as well."""
+        """Tell whether no other tensors fit as well."""
         return self.rank == self.unknowns
 
 

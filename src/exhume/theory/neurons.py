@@ -28,7 +28,7 @@ below it, and another function far above."""
 
 @dataclass(frozen=True, eq=False)
 class Neurons:
-    """A two-layer network with activation σ(z) = Σ_q s_q z^q and one output.
+    """Neurons make up a two-layer network with activation σ(z) = Σ_q s_q z^q and one output.
 
     Attributes:
         first: w_k, (K, d) float64 on the CPU; (K, d + 1) with the hidden bias where there is one.
@@ -46,20 +46,20 @@ class Neurons:
 
     @property
     def degree(self) -> int:
-        """α."""
+        """Return α, the highest degree."""
         return len(self.coefficients) - 1
 
     @property
     def degrees(self) -> tuple[int, ...]:
-        """The q with s_q ≠ 0, lowest first."""
+        """Return the q with s_q ≠ 0, lowest first."""
         return tuple(q for q, s in enumerate(self.coefficients) if s)
 
     def value(self, z: Tensor) -> Tensor:
-        """σ(z)."""
+        """Return σ(z)."""
         return torch.stack([self.coefficients[q] * z**q for q in self.degrees]).sum(0)
 
     def slope(self, z: Tensor) -> Tensor:
-        """σ'(z)."""
+        """Return σ'(z)."""
         return torch.stack([q * self.coefficients[q] * z ** (q - 1) for q in self.degrees]).sum(0)
 
 

@@ -36,12 +36,12 @@ FAR = 40.0
 
 
 class NoBoundError(InputError):
-    """The input is sound, but there is no bound for it."""
+    """It is raised where the input is sound, but there is no bound for it."""
 
 
 @dataclass(frozen=True)
 class WidthBound:
-    """From which width on exact solutions are the samples, with probability 1 − failure.
+    """From these widths on exact solutions are the samples, with probability 1 − failure.
 
     Attributes:
         hoeffding: width by Hoeffding's inequality, the paper's way.
@@ -108,14 +108,7 @@ def width_bound(
     _check(setting, dim, failure)
     sigma = named_activation(activation) if isinstance(activation, str) else activation
     slope = steepest(sigma)
-    mass = (2 * samples - 1) * setting.largest / setting.least
-    gap = setting.least**2 * kernel_gap(sigma, rank, tolerance, mass)
-    if not gap > 0:
-        raise NoBoundError(
-            f"kernel gap of {sigma.name} in dimension {rank}: not above what can be resolved, so "
-            f"there is no bound. Ask for a larger tolerance (now {tolerance:g}), fewer samples or "
-            "a higher floor of the coefficients."
-        )
+    gap = _gap(sigma, setting)
     tau = math.sqrt(gap / 8)
     certified, radius = _certified(sigma, setting, gap)
     found = smallest_hit(sigma, setting, tau, seed=0)
@@ -124,12 +117,11 @@ def width_bound(
             f"hits of {sigma.name} in dimension {rank}: a solution was found that violates no "
             "equation noticeably; ask for a larger tolerance or a higher floor."
         )
-    outside = found / 20  # of the hits found, so many may lie beyond R
-    radius = max(radius, stats.chi.isf(outside, rank))
+    numerical = found - found / 20  # of the hits found, a twentieth may lie beyond R
+    radius = max(radius, stats.chi.isf(found / 20, rank))
     origin = abs(float(sigma.value(torch.zeros(1, dtype=torch.float64))[0]))
     log_covering = covering(setting, tau, slope, origin, radius)
     needed = log_covering - math.log(failure)
-    numerical = found - outside
     return WidthBound(
         hoeffding=math.ceil(needed / (2 * certified**2)),
         certified=math.ceil(needed / -math.log1p(-certified)),
@@ -141,6 +133,19 @@ def width_bound(
         failure=failure,
         assumptions=_assumptions(setting, dim, sigma),
     )
+
+
+def _gap(sigma: Activation, setting: Setting) -> float:
+    """Return δ, the least E G² of a solution that fails."""
+    mass = (2 * setting.samples - 1) * setting.largest / setting.least
+    gap = setting.least**2 * kernel_gap(sigma, setting.rank, setting.tolerance, mass)
+    if not gap > 0:
+        raise NoBoundError(
+            f"kernel gap of {sigma.name} in dimension {setting.rank}: not above what can be "
+            "resolved, so there is no bound. Ask for a larger tolerance (now "
+            f"{setting.tolerance:g}), fewer samples or a higher floor of the coefficients."
+        )
+    return gap
 
 
 def _certified(sigma: Activation, setting: Setting, gap: float) -> tuple[float, float]:
