@@ -2,6 +2,8 @@
 
 import os
 import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -29,3 +31,16 @@ def device_name(device: str) -> str:
 def hardware(device: str) -> str:
     """The device and the cores beside it, in words."""
     return f"{device_name(device).partition(',')[0]}, {os.cpu_count()} cores"
+
+
+@contextmanager
+def tensor_cores(allowed: bool) -> Iterator[None]:
+    """Let a GPU round the factors of float32 products and convolutions to TF32, or not."""
+    products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("high" if allowed else "highest")
+    torch.backends.cudnn.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(products)
+        torch.backends.cudnn.allow_tf32 = convolutions

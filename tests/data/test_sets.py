@@ -65,38 +65,30 @@ def test_sphere_targets_are_linear_without_noise() -> None:
 
 
 @bundled
-@pytest.mark.parametrize("normalise", [True, False])
-def test_bundled(name: str, normalise: bool) -> None:
-    drawn = data.load(name, samples=12, seed=3, normalise=normalise)
-    assert (drawn.shape, drawn.samples, drawn.name) == (BUNDLED[name], 12, name)
-    images = drawn.images()
-    assert images.shape == (12, *drawn.shape)
-    assert images.min() >= -1e-12
+def test_bundled(name: str) -> None:
+    plain = data.load(name, samples=12, seed=3, normalise=False)
+    assert (plain.shape, plain.samples, plain.name) == (BUNDLED[name], 12, name)
+    images = plain.images()
+    assert images.shape == (12, *plain.shape) and images.min() >= -1e-12
     assert 0.5 < images.max() <= 1 + 1e-12
-    assert drawn.transform.shift == pytest.approx(images.mean().item())
-    assert drawn.transform.scale == pytest.approx(images.std(correction=0).item())
-    if normalise:
-        root = torch.full((12,), math.sqrt(drawn.dim), dtype=torch.float64)
-        torch.testing.assert_close(drawn.inputs.norm(dim=1), root)
-    else:
-        assert drawn.transform.norms is None
-        assert drawn.inputs.mean().item() == pytest.approx(0.0, abs=1e-12)
-
-
-@bundled
-def test_mean_image_is_subtracted(name: str) -> None:
-    drawn = data.load(name, samples=12, seed=3, centre="pixels")
-    plain = data.load(name, samples=12, seed=3)
-    torch.testing.assert_close(drawn.images(), plain.images())
-    pixels = plain.images().flatten(1)
-    torch.testing.assert_close(drawn.inputs, pixels - pixels.mean(0))
-    assert drawn.inputs.abs().max() <= 1
-    assert drawn.transform.norms is None
-    assert drawn.transform.shift == pytest.approx(pixels.mean().item())
+    assert plain.transform.shift == pytest.approx(images.mean().item())
+    assert plain.transform.scale == pytest.approx(images.std(correction=0).item())
+    assert plain.inputs.mean().item() == pytest.approx(0.0, abs=1e-12)
+    centred = data.load(name, samples=12, seed=3, centre="pixels")
+    torch.testing.assert_close(centred.inputs, (images - images.mean(0)).flatten(1))
+    assert plain.transform.norms is None and centred.transform.norms is None
+    assert centred.transform.shift == pytest.approx(images.mean().item())
+    drawn = data.load(name, samples=12, seed=3)
     rescaled = data.load(name, samples=12, seed=3, centre="pixels", normalise=True)
-    root = torch.full((12,), math.sqrt(drawn.dim)).double()
-    torch.testing.assert_close(rescaled.inputs.norm(dim=1), root)
-    torch.testing.assert_close(rescaled.images(), plain.images())
+    for made in (drawn, rescaled):
+        root = torch.full((12,), math.sqrt(made.dim), dtype=torch.float64)
+        torch.testing.assert_close(made.inputs.norm(dim=1), root)
+    for made in (drawn, rescaled, centred):
+        torch.testing.assert_close(made.images(), images)
+    again, more, other = (data.load(name, n, seed) for n, seed in ((12, 3), (20, 3), (12, 1)))
+    assert drawn.inputs.equal(again.inputs) and drawn.targets.equal(again.targets)
+    torch.testing.assert_close(more.images()[:12], images)  # a prefix stays
+    assert not torch.allclose(other.images(), images)
 
 
 def test_images_are_shrunk_by_averaging_squares() -> None:
@@ -109,15 +101,6 @@ def test_images_are_shrunk_by_averaging_squares() -> None:
         torch.testing.assert_close(small.images(), means)
         assert data.held_out(small).shape == shape
         assert data.load(name, 6, size=whole.shape[-1]).inputs.equal(data.load(name, 6).inputs)
-
-
-@bundled
-def test_seed_decides_and_a_prefix_stays(name: str) -> None:
-    first, again, other = (data.load(name, 10, seed=seed) for seed in (0, 0, 1))
-    assert first.inputs.equal(again.inputs)
-    assert first.targets.equal(again.targets)
-    assert not torch.allclose(first.images(), other.images())
-    torch.testing.assert_close(data.load(name, 20, seed=0).images()[:10], first.images())
 
 
 def test_every_image_is_drawn_once() -> None:

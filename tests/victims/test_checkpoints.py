@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from exhume import data
-from exhume.data import Data
 from exhume.errors import InputError
 from exhume.files import read_metadata, read_tensors, write_tensors
 from exhume.models.architectures import initialise, two_layer
@@ -126,23 +125,25 @@ def test_checkpoints_are_written_on_the_way(path: Path, monkeypatch: pytest.Monk
     assert list(path.parent.iterdir()) == []
 
 
-OTHERS: dict[str, tuple[nn.Module, Data, Training, torch.dtype]] = {
-    "until": (small(), KNOWN, replace(LONG, until=1e-9), torch.float64),
-    "rate": (small(), KNOWN, replace(LONG, rate=0.01), torch.float64),
-    "dtype": (small(), KNOWN, LONG, torch.float32),
-    "initial weights": (small(seed=1), KNOWN, LONG, torch.float64),
-    "initial weight": (small(width=31), KNOWN, LONG, torch.float64),
-    "data": (small(), replace(KNOWN, targets=-KNOWN.targets), LONG, torch.float64),
-}
-
-
-@pytest.mark.parametrize("word", OTHERS)
-def test_a_checkpoint_of_another_training_is_refused(word: str, path: Path) -> None:
+@pytest.mark.parametrize(
+    ("word", "changes"),
+    [
+        ("until", {"settings": replace(LONG, until=1e-9)}),
+        ("rate", {"settings": replace(LONG, rate=0.01)}),
+        ("dtype", {"dtype": torch.float32}),
+        ("initial weights", {"module": small(seed=1)}),
+        ("initial weights", {"module": small(width=31)}),
+        ("data", {"data": replace(KNOWN, targets=-KNOWN.targets)}),
+    ],
+)
+def test_a_checkpoint_of_another_training_is_refused(
+    word: str, changes: dict[str, Any], path: Path
+) -> None:
     interrupt(path, 1)
     content = path.read_bytes()
-    network, known, how, dtype = OTHERS[word]
+    usual: dict[str, Any] = {"module": small(), "data": KNOWN, "settings": LONG}
     with pytest.raises(InputError, match=f"{path.name}.*another {word}"):
-        train(network, known, how, dtype=dtype, checkpoint=path)
+        train(**usual | changes, checkpoint=path)
     assert path.read_bytes() == content
 
 

@@ -145,24 +145,31 @@ def test_steps_are_those_of_a_plain_loop(
 
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize(
-    "how",
+    ("how", "within"),
     [
-        {"optimizer": "gd"},
-        {"optimizer": "gd", "momentum": 0.9},
-        {"optimizer": "sgd", "batch": 2},
-        {"optimizer": "sgd", "batch": 4, "momentum": 0.0},
-        {"optimizer": "adam"},
-        {"optimizer": "adam", "batch": 4},
+        ({"optimizer": "gd"}, True),
+        ({"optimizer": "gd", "momentum": 0.9}, True),
+        ({"optimizer": "gd", "decay": 1e-3}, False),
+        ({"optimizer": "gd", "lazy": 10.0}, True),
+        ({"optimizer": "sgd", "batch": 2}, True),
+        ({"optimizer": "sgd", "batch": 4, "momentum": 0.0}, True),
+        ({"optimizer": "adam"}, False),
+        ({"optimizer": "adam", "batch": 4}, False),
     ],
-    ids=lambda how: " ".join(map(str, how.values())),
+    ids=str,
 )
-def test_every_optimizer_lowers_every_loss(how: dict[str, Any], loss: str) -> None:
+def test_every_optimizer_lowers_every_loss_and_some_stay_in_the_span_of_the_samples(
+    how: dict[str, Any], within: bool, loss: str
+) -> None:
     network = small(SEVERAL)
     until = 1e-3 if loss == "squared" else 0.1
     result = train(network, SEVERAL, Training(loss=loss, until=until, steps=3000, **how))
     assert result.record["reached"] and result.record["loss"] <= until
-    assert result.record["loss"] == pytest.approx(loss_of(after(network, result), SEVERAL, loss))
     assert result.record["undone"] == 0
+    if "lazy" not in how:
+        found = loss_of(after(network, result), SEVERAL, loss)
+        assert result.record["loss"] == pytest.approx(found)
+    assert outside(result, SEVERAL) < 1e-10 if within else outside(result, SEVERAL) > 1e-3
 
 
 def test_minibatches_take_every_sample_once_an_epoch() -> None:
@@ -253,29 +260,6 @@ def test_training_ends_where_precision_does() -> None:
 
 
 # What an attack relies on
-
-
-@pytest.mark.parametrize(
-    "how",
-    [
-        {},
-        {"momentum": 0.9},
-        {"optimizer": "sgd", "batch": 2},
-        {"loss": "logistic", "until": 1e-2},
-        {"lazy": 10.0},
-    ],
-    ids=str,
-)
-def test_gradient_descent_moves_the_first_layer_within_the_span_of_the_samples(
-    how: dict[str, Any],
-) -> None:
-    result = train(small(SEVERAL), SEVERAL, Training(**{"until": 1e-4, **how}))
-    assert result.record["reached"] and outside(result, SEVERAL) < 1e-10
-
-
-@pytest.mark.parametrize("how", [{"optimizer": "adam"}, {"decay": 0.01}], ids=str)
-def test_adam_and_decay_leave_the_span(how: dict[str, Any]) -> None:
-    assert outside(train(small(), ONE, Training(steps=200, **how)), ONE) > 0.01
 
 
 def test_decay_ends_where_its_gradient_vanishes() -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from exhume.device import tensor_cores
 from exhume.errors import InputError
 from exhume.features.exact import exact_operations, load_forward_mode
 
@@ -174,11 +175,5 @@ def moved(weights: Weights, device: torch.device, dtype: torch.dtype) -> dict[st
 def derivatives(rounded: bool) -> Iterator[None]:
     """Take derivatives with TF32 on a GPU where they may be rounded, else without."""
     load_forward_mode()
-    matmul, convolution = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    torch.set_float32_matmul_precision("high" if rounded else "highest")
-    torch.backends.cudnn.allow_tf32 = rounded
-    try:
+    with tensor_cores(rounded):
         yield
-    finally:
-        torch.set_float32_matmul_precision(matmul)
-        torch.backends.cudnn.allow_tf32 = convolution

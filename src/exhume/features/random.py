@@ -1,12 +1,12 @@
 """Features σ(Vx + b) of one dense layer: V in memory, made from a seed, or read from a file."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from exhume.device import tensor_cores
 from exhume.features import NO_NORM, NO_SIGN, WEAK_SIGN
 from exhume.features.activations import Activation
 from exhume.features.weights import (
@@ -145,17 +145,6 @@ class RandomFeatures:
             total += v.T @ (weights[part, None] * (v @ directions))
         scale = self.dim if self.spread is None else 1 / self.spread**2
         return total * (scale / self.width) - weights.mean() * directions
-
-
-@contextmanager
-def tensor_cores(allowed: bool) -> Iterator[None]:
-    """Let a GPU round the factors of float32 products to TF32, or not."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if allowed else "highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 @dataclass(frozen=True, eq=False)

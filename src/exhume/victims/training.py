@@ -29,9 +29,8 @@ from torch.autograd.grad_mode import set_multithreading_enabled
 
 from exhume.checks import number, one_of, whole_number
 from exhume.data import Data
-from exhume.device import usable_device
+from exhume.device import tensor_cores, usable_device
 from exhume.errors import InputError
-from exhume.features.random import tensor_cores
 from exhume.files import finite
 from exhume.victims.checkpoint import Checkpoint, Place, digest
 from exhume.victims.descent import Descent, largest_eigenvalue
