@@ -92,8 +92,9 @@ def test_eigenpairs_of_all_candidates_at_once(n: int, d: int, seed: int, size: f
 def test_few_iterations_give_an_eigenvalue_within_the_bound() -> None:
     matrices = symmetric(5, 60, 0)
     exact = torch.linalg.eigvalsh(matrices)
-    loose = smallest_eigenpairs(times(matrices), gaussian(5, 60, seed=1), 8)
-    tight = smallest_eigenpairs(times(matrices), gaussian(5, 60, seed=1), 25)
+    loose, tight = (
+        smallest_eigenpairs(times(matrices), gaussian(5, 60, seed=1), steps) for steps in (8, 25)
+    )
     for found in (loose, tight):
         nearest = (exact - found.values[:, None]).abs().amin(1)
         assert (nearest <= found.bounds * (1 + 1e-9)).all()
@@ -120,33 +121,29 @@ def test_a_candidate_that_is_not_a_number_spoils_no_other() -> None:
     found = smallest_eigenpairs(times(matrices), gaussian(3, 5, seed=1), 5)
     assert found.values.isnan().tolist() == [False, True, False]
     assert torch.allclose(found.values[[0, 2]], whole.values[[0, 2]])
-    assert 1 not in chosen_adaptively(found, 1.0, 0.0) and 1 not in chosen_as_published(
-        found.values, 3
-    )
+    assert 1 not in chosen_adaptively(found, 1.0, 0.0)
+    assert 1 not in chosen_as_published(found.values, 3)
 
 
-def test_eigenpairs_in_single_precision() -> None:
-    matrices = symmetric(4, 20, 0).float()
-    found = smallest_eigenpairs(times(matrices), gaussian(4, 20, seed=1).float(), 20)
-    exact = torch.linalg.eigvalsh(matrices.double())[:, 0]
-    assert found.vectors.dtype == torch.float32 and found.values.dtype == torch.float64
-    assert torch.allclose(found.values, exact, atol=1e-4) and (found.bounds < 1e-2).all()
-
-
-def test_memory_limits_the_iterations(monkeypatch: pytest.MonkeyPatch) -> None:
-    matrices, used = symmetric(2, 10, 0), 0
+def test_single_precision_and_memory_limit_the_eigenpairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    matrices, used = symmetric(4, 20, 0).float(), 0
 
     def product(direction: Tensor) -> Tensor:
         nonlocal used
         used += 1
         return times(matrices)(direction)
 
-    monkeypatch.setattr(split, "free_memory", lambda device: 2 * 10 * 8 * 2 * 3.5)
-    smallest_eigenpairs(product, gaussian(2, 10), 10)
-    assert used == 3 + 1
-    monkeypatch.setattr(split, "free_memory", lambda device: 2 * 10 * 8 * 2 * 1.5)
-    with pytest.raises(InputError, match="2 candidates of 10 entries"):
-        smallest_eigenpairs(product, gaussian(2, 10), 10)
+    found = smallest_eigenpairs(product, gaussian(4, 20, seed=1).float(), 20)
+    exact = torch.linalg.eigvalsh(matrices.double())[:, 0]
+    assert found.vectors.dtype == torch.float32 and found.values.dtype == torch.float64
+    assert torch.allclose(found.values, exact, atol=1e-4) and (found.bounds < 1e-2).all()
+    assert used == 20 + 1
+    monkeypatch.setattr(split, "free_memory", lambda device: 2 * 4 * 20 * 4 * 3.5)
+    smallest_eigenpairs(product, gaussian(4, 20).float(), 20)
+    assert used == 21 + 3 + 1
+    monkeypatch.setattr(split, "free_memory", lambda device: 2 * 4 * 20 * 4 * 1.5)
+    with pytest.raises(InputError, match="4 candidates of 20 entries"):
+        smallest_eigenpairs(product, gaussian(4, 20).float(), 20)
 
 
 def penalised(features: RandomFeatures, target: Tensor, x: Tensor, a: Tensor, w: Tensor) -> float:
@@ -169,23 +166,15 @@ def test_the_predicted_decrease_is_the_measured_one(name: str) -> None:
         6,
     )
     chosen, epsilon = torch.tensor([0, 2, 3]), 3e-4
+
+    def loss(moved: float) -> float:
+        halved = halves(x, chosen, pairs.vectors, moved)
+        return penalised(features, target, halved, shared(a, chosen), shared(w, chosen))
+
     before = penalised(features, target, x, a, w)
-    assert penalised(
-        features,
-        target,
-        halves(x, chosen, pairs.vectors, 0.0),
-        shared(a, chosen),
-        shared(w, chosen),
-    ) == pytest.approx(before, rel=1e-14)
-    after = penalised(
-        features,
-        target,
-        halves(x, chosen, pairs.vectors, epsilon),
-        shared(a, chosen),
-        shared(w, chosen),
-    )
+    assert loss(0.0) == pytest.approx(before, rel=1e-14)
     predicted = 0.5 * epsilon**2 * float(pairs.values[chosen].sum())
-    assert after - before == pytest.approx(predicted, rel=1e-3)
+    assert loss(epsilon) - before == pytest.approx(predicted, rel=1e-3)
 
 
 def test_halves_on_a_sphere_feel_its_curvature() -> None:
@@ -272,23 +261,26 @@ def test_the_published_choice() -> None:
     assert chosen_as_published(torch.ones(3), 1).tolist() == []
 
 
-def pairs_of(values: list[float], bounds: list[float]) -> Eigenpairs:
-    n = len(values)
-    return Eigenpairs(
-        torch.tensor(values).double(), torch.zeros(n, 2).double(), torch.tensor(bounds).double()
-    )
+NEGATIVE = [-2.0, -2.0, -2.0, 0.1]
 
 
-def test_the_adaptive_choice() -> None:
-    pairs = pairs_of([-2.0, -2.0, -2.0, 0.1], [0.0] * 4)
-    assert chosen_adaptively(pairs, 1.0, 0.0).tolist() == [0, 1, 2]
-    assert chosen_adaptively(pairs, 1.0, 0.99).tolist() == [0, 1, 2]  # ½·2 against 0.99
-    assert chosen_adaptively(pairs, 1.0, 1.01).tolist() == []
-    assert chosen_adaptively(pairs, 0.1, 0.0101).tolist() == []
-    uneven = pairs_of([-1.0, -100.0, -1.1, -1.0], [0.0] * 4)
-    assert chosen_adaptively(uneven, 1.0, 0.0).tolist() == [1, 2]  # 1.06 equal parts
-    unsure = pairs_of([-1.0, -1.0], [0.5, 1.5])
-    assert chosen_adaptively(unsure, 1.0, 0.0).tolist() == [0]
+@pytest.mark.parametrize(
+    ("values", "bounds", "upper", "price", "chosen"),
+    [
+        (NEGATIVE, [0.0] * 4, 1.0, 0.0, [0, 1, 2]),
+        (NEGATIVE, [0.0] * 4, 1.0, 0.99, [0, 1, 2]),  # ½·2 against 0.99
+        (NEGATIVE, [0.0] * 4, 1.0, 1.01, []),
+        (NEGATIVE, [0.0] * 4, 0.1, 0.0101, []),
+        ([-1.0, -100.0, -1.1, -1.0], [0.0] * 4, 1.0, 0.0, [1, 2]),  # 1.06 equal parts
+        ([-1.0, -1.0], [0.5, 1.5], 1.0, 0.0, [0]),
+    ],
+)
+def test_the_adaptive_choice(
+    values: list[float], bounds: list[float], upper: float, price: float, chosen: list[int]
+) -> None:
+    vectors = torch.zeros(len(values), 2).double()
+    pairs = Eigenpairs(torch.tensor(values).double(), vectors, torch.tensor(bounds).double())
+    assert chosen_adaptively(pairs, upper, price).tolist() == chosen
 
 
 @settings(deadline=None, max_examples=30)

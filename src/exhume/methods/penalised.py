@@ -26,6 +26,7 @@ from exhume.methods.penalties import (
     coefficients_at,
     loss_at,
     outputs,
+    pattern_at,
 )
 from exhume.methods.progress import Progress, stream
 from exhume.search.tuning import FACTOR, Range, Table, found_again, merit
@@ -312,7 +313,9 @@ class Penalised:
         """Return candidates and multipliers as they stand, or those of the best trial so far."""
         best = progress.tuning and progress.tuning.best
         place = (best or progress.state).place
-        return fitted_with(problem, place.candidates, coefficients_at(problem, place))
+        pattern = pattern_at(problem, place)
+        coefficients = coefficients_at(problem, place, pattern)
+        return fitted_with(problem, place.candidates, coefficients)
 
     def _limit(self, tuning: Tuning) -> int:
         """Return how many steps the trial at hand may take."""

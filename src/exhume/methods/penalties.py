@@ -128,12 +128,8 @@ def pattern_at(problem: Problem, place: Place) -> Tensor | None:
     return margin_pattern(place.labels, values)
 
 
-def coefficients_at(problem: Problem, place: Place) -> Tensor:
-    """Return A, (n·k, m), with 1/s inside."""
-    return _coefficients(problem, place, pattern_at(problem, place))
-
-
-def _coefficients(problem: Problem, place: Place, pattern: Tensor | None) -> Tensor:
+def coefficients_at(problem: Problem, place: Place, pattern: Tensor | None) -> Tensor:
+    """Return A, (n·k, m), with 1/s inside; the pattern is that of `pattern_at`."""
     weighed = place.multipliers if pattern is None else place.multipliers * pattern
     return (weighed / place.divisor).reshape(-1, problem.target.shape[1])
 
@@ -155,17 +151,6 @@ def bounds(domain: Domain, like: Tensor) -> tuple[Tensor, Tensor]:
         return -length, length
     low, high = (*boxes, ASSUMED)[0].bounds.like(like).unbind()
     return low, high
-
-
-def excess(candidates: Tensor, domain: Domain) -> Tensor:
-    """Return by how much entries are above the box, or below it (negative), (n, d)."""
-    low, high = bounds(domain, candidates)
-    return torch.relu(candidates - high) - torch.relu(low - candidates)
-
-
-def shortfall(place: Place, threshold: float) -> Tensor:
-    """Return relu(threshold − λ/ω), (n, q)."""
-    return torch.relu(threshold - place.multipliers / place.shares[:, None])
 
 
 def roughness(candidates: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -280,17 +265,22 @@ class PenalisedLoss:
 
     @cached_property
     def _excess(self) -> Tensor:
-        return excess(self.place.candidates, self.problem.domain)
+        """By how much entries are above the box, or below it (negative), (n, d)."""
+        x = self.place.candidates
+        low, high = bounds(self.problem.domain, x)
+        return torch.relu(x - high) - torch.relu(low - x)
 
     @cached_property
     def _shortfall(self) -> Tensor:
-        return shortfall(self.place, self.settings.threshold)
+        """relu(threshold − λ/ω), (n, q)."""
+        multipliers, shares = self.place.multipliers, self.place.shares[:, None]
+        return torch.relu(self.settings.threshold - multipliers / shares)
 
 
 def loss_at(problem: Problem, settings: Hyperparameters, place: Place) -> PenalisedLoss:
     """Return the loss at a place, for a problem with the surrogate in place or as it is."""
     linearization = problem.features.linearize(place.candidates)
     pattern = pattern_at(problem, place)
-    coefficients = _coefficients(problem, place, pattern)
+    coefficients = coefficients_at(problem, place, pattern)
     residual = problem.target - linearization.combine(coefficients)
     return PenalisedLoss(problem, settings, place, pattern, linearization, coefficients, residual)

@@ -22,20 +22,6 @@ from exhume.errors import InputError
 from exhume.solvers import Outcome, State
 
 
-class Trial(Protocol):
-    """What the trial at hand must tell: how much it has cost."""
-
-    @property
-    def steps(self) -> int:
-        """How many steps it has taken."""
-        ...
-
-    @property
-    def products(self) -> int:
-        """How often it applied the features' derivative, the unit of cost."""
-        ...
-
-
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Progress:
     """Where a method stands; each derives a class with what it carries from move to move.
@@ -43,7 +29,7 @@ class Progress:
     Attributes:
         seed: of the whole run; each round draws from its own stream.
         samples: the number asked for, or None if it is to be found.
-        state: of the trial at hand.
+        state: of the trial at hand, of the method's own type; it counts its `steps` and `products`.
         phase: what that trial is for, in one word.
         rounds: how many trials were begun before this one.
         steps: how many steps were taken in those.
@@ -54,7 +40,7 @@ class Progress:
 
     seed: int
     samples: int | None
-    state: Trial
+    state: Any
     phase: str = "explore"
     rounds: int = 0
     steps: int = 0
@@ -75,18 +61,18 @@ class Progress:
     @property
     def total_steps(self) -> int:
         """How many steps were taken so far."""
-        return self.steps + self.state.steps
+        return self.steps + int(self.state.steps)
 
     @property
     def total_products(self) -> int:
-        """How many products were taken so far."""
-        return self.products + self.state.products
+        """How many products were taken so far: the unit of cost."""
+        return self.products + int(self.state.products)
 
     def seen(self, problem: Problem) -> Problem:
         """Return the problem as the trial at hand sees it: there its fits are made."""
         return problem
 
-    def next_round(self, state: Trial, **changes: Any) -> Self:
+    def next_round(self, state: Any, **changes: Any) -> Self:
         """Begin another trial; the cost of this one is added to the total."""
         steps, products = self.total_steps, self.total_products
         rounds = self.rounds + 1

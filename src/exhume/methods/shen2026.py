@@ -177,8 +177,8 @@ class Shen2026:
                 moved = halves(loss.candidates, chosen, pairs.vectors, epsilon)
                 assert progress.parents is not None
                 parents = copied(progress.parents, chosen)
-                after: Splitting = loss.split(moved, chosen, forget=self.rule == "published")
-                progress = replace(after, parents=parents)
+                after = loss.split(moved, chosen, forget=self.rule == "published")
+                progress = replace(cast(Splitting, after), parents=parents)
                 if self.rule == "adaptive" and isinstance(progress, Descending):
                     progress = paced(progress)
             cost = self.iterations + 1 + used

@@ -1,14 +1,15 @@
 """Losses whose candidates can be split: what a split needs to know of the run it interrupts.
 
 `Penalty` is the loss of the recipes with multipliers, `Projection` the residual of iurada2025,
-whose coefficients are eliminated. Either one says what the splitting matrices do (`search.split`),
-what the loss is with halves in the place of candidates, and how the run goes on with them.
+whose coefficients are eliminated. Either one says what the splitting matrices S do
+(`search.split`), what the loss is with halves (n + q, d) of the chosen candidates in their place,
+and how the run goes on with them. Its `unit` is by what eigenvalues are multiplied before the
+published thresholds: m.
 """
 
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -38,52 +39,6 @@ from exhume.search.split import (
 SMOOTHING = 50.0
 """Slope of the ReLU surrogate of the splitting matrices where the base method has none, as
 published: a ReLU itself bends nowhere, and nothing would be split."""
-
-
-class Loss(Protocol):
-    """What a split needs to know of the run that it interrupts."""
-
-    @property
-    def value(self) -> float:
-        """The loss as it stands."""
-        ...
-
-    @property
-    def noise(self) -> float:
-        """What rounding does to it."""
-        ...
-
-    @property
-    def unit(self) -> float:
-        """By what eigenvalues are multiplied before the published thresholds: m."""
-        ...
-
-    @property
-    def candidates(self) -> Tensor:
-        """X, (n, d)."""
-        ...
-
-    def admissible(self, direction: Tensor) -> Tensor:
-        """Return the part of a direction (n, d) along which candidates may be moved."""
-        ...
-
-    def product(self, direction: Tensor) -> Tensor:
-        """Return S D, (n, d)."""
-        ...
-
-    def after(self, candidates: Tensor, chosen: Tensor) -> float:
-        """Return the loss with halves (n + q, d) of the chosen in their place."""
-        ...
-
-    def split(self, candidates: Tensor, chosen: Tensor, forget: bool) -> Any:
-        """Return the run with them; `forget` what the optimiser carries, or hand it on."""
-        ...
-
-
-def curvatures(loss: Loss, iterations: int, generator: torch.Generator) -> Eigenpairs:
-    """Return the way to split each candidate, and what it promises."""
-    start = torch.randn(loss.candidates.shape, generator=generator, dtype=torch.float64)
-    return smallest_eigenpairs(loss.product, loss.admissible(start.to(loss.candidates)), iterations)
 
 
 def split_place(place: Place, candidates: Tensor, chosen: Tensor) -> Place:
@@ -267,3 +222,13 @@ class Projection:
 
     def _fitted(self, candidates: Tensor) -> Fit:
         return fitted(self.problem, self.problem.domain.project(candidates))
+
+
+Loss = Penalty | Projection
+"""What a base method minimises, where a run of it is."""
+
+
+def curvatures(loss: Loss, iterations: int, generator: torch.Generator) -> Eigenpairs:
+    """Return the way to split each candidate, and what it promises."""
+    start = torch.randn(loss.candidates.shape, generator=generator, dtype=torch.float64)
+    return smallest_eigenpairs(loss.product, loss.admissible(start.to(loss.candidates)), iterations)

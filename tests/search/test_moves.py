@@ -1,4 +1,4 @@
-"""Search: dropping, merging, new starts and signs, each against brute force or a known answer."""
+"""Moves: dropping, merging, new starts and signs, against brute force or a known answer."""
 
 import pytest
 import torch
@@ -46,36 +46,13 @@ def unexplained(phi: Tensor, target: Tensor) -> float:
     return (dense_complement(phi) @ target).square().sum().item()
 
 
-def dropped_by_trying_all(phi: Tensor, target: Tensor) -> tuple[list[int], list[float]]:
-    left, order, costs = list(range(len(phi))), [], []
-    start = unexplained(phi, target)
-    while left:
-        tries = {i: unexplained(phi[[j for j in left if j != i]], target) for i in left}
-        best = min(tries, key=tries.__getitem__)
-        left.remove(best)
-        order.append(best)
-        costs.append(tries[best] - start)
-    return order, costs
-
-
-@fast
-@given(st.integers(1, 6), st.integers(1, 3), st.integers(0, 2**31))
-def test_greedy_order_against_trying_all(n: int, m: int, seed: int) -> None:
-    phi, target = gaussian(n, 12, seed=seed), gaussian(12, m, seed=seed + 1)
-    order, costs = greedy_order(phi @ phi.T, phi @ target)
-    expected_order, expected_costs = dropped_by_trying_all(phi, target)
-    assert order.tolist() == expected_order
-    torch.testing.assert_close(costs, torch.tensor(expected_costs).double(), rtol=1e-5, atol=1e-7)
-
-
-def dropped_in_groups_by_trying_all(
-    phi: Tensor, target: Tensor, rows: int
+def dropped_by_trying_all(
+    phi: Tensor, target: Tensor, rows: int = 1
 ) -> tuple[list[int], list[float]]:
-    """The same with so many rows a candidate, all of which go at once."""
+    """With so many rows a candidate, all of which go at once."""
 
     def left_without(kept: list[int]) -> float:
-        picked = [i * rows + j for i in kept for j in range(rows)]
-        return unexplained(phi[picked], target)
+        return unexplained(phi[[i * rows + j for i in kept for j in range(rows)]], target)
 
     left, order, costs = list(range(len(phi) // rows)), [], []
     start = left_without(left)
@@ -90,12 +67,10 @@ def dropped_in_groups_by_trying_all(
 
 @fast
 @given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 3), st.integers(0, 2**31))
-def test_greedy_order_with_several_rows_against_trying_all(
-    n: int, rows: int, m: int, seed: int
-) -> None:
+def test_greedy_order_against_trying_all(n: int, rows: int, m: int, seed: int) -> None:
     phi, target = gaussian(n * rows, 25, seed=seed), gaussian(25, m, seed=seed + 1)
     order, costs = greedy_order(phi @ phi.T, phi @ target, rows)
-    expected_order, expected_costs = dropped_in_groups_by_trying_all(phi, target, rows)
+    expected_order, expected_costs = dropped_by_trying_all(phi, target, rows)
     assert order.tolist() == expected_order
     torch.testing.assert_close(costs, torch.tensor(expected_costs).double(), rtol=1e-5, atol=1e-7)
 
@@ -168,28 +143,22 @@ def groups_by_walking(x: Tensor, cosine: float) -> list[list[int]]:
 
 
 @fast
-@given(st.integers(1, 12), st.floats(0.3, 0.9), st.integers(0, 2**31))
-def test_merged_groups_against_walking_the_links(n: int, cosine: float, seed: int) -> None:
-    x, a = on_sphere(n, 3, seed), gaussian(n, 2, seed=seed + 1)
-    weights = a.norm(dim=1)
-    expected = torch.stack(
-        [weights[g] @ x[g] / weights[g].sum() for g in groups_by_walking(x, cosine)]
-    )
-    torch.testing.assert_close(merged(x, a, cosine), expected, rtol=1e-9, atol=1e-9)
-
-
-@fast
-@given(st.integers(2, 8), st.integers(1, 4), st.integers(1, 3), st.integers(0, 2**31))
-def test_a_mean_is_weighted_by_all_rows_of_a_candidate(
-    n: int, rows: int, m: int, seed: int
+@given(
+    st.integers(1, 12),
+    st.integers(1, 3),
+    st.integers(1, 2),
+    st.floats(0.3, 0.9),
+    st.integers(0, 2**31),
+)
+def test_merged_groups_against_walking_the_links(
+    n: int, rows: int, m: int, cosine: float, seed: int
 ) -> None:
-    """Coefficients of k rows and m outputs count as one long row each: `Fit.shares`."""
+    """A mean is weighted by all coefficients of a candidate: `Fit.shares`."""
     x, a = on_sphere(n, 3, seed), gaussian(n * rows, m, seed=seed + 1)
     weights = torch.stack([a[i * rows : (i + 1) * rows].square().sum().sqrt() for i in range(n)])
-    expected = torch.stack(
-        [weights[g] @ x[g] / weights[g].sum() for g in groups_by_walking(x, 0.6)]
-    )
-    found = merged(x, a.reshape(n, rows * m), 0.6)
+    groups = groups_by_walking(x, cosine)
+    expected = torch.stack([weights[g] @ x[g] / weights[g].sum() for g in groups])
+    found = merged(x, a.reshape(n, rows * m), cosine)
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
 
 
@@ -259,27 +228,17 @@ def test_reseeding_keeps_what_matters_most_and_looks_where_the_rest_is_missing()
     torch.testing.assert_close(found.norm(dim=1), torch.full((7,), 15.0).double().sqrt())
 
 
-def test_reseeding_without_dropping_only_adds() -> None:
+def test_reseeding_may_drop_nothing_or_everything() -> None:
     truth = case(15, 3, 60, even=True)
-    fit = fitted(truth.problem, truth.inputs[:2])
-    found = reseed(truth.problem, fit, 0, 5, generator())
-    assert torch.equal(found[:2], truth.inputs[:2])
-    assert len(found) == 5
+    found = reseed(truth.problem, fitted(truth.problem, truth.inputs[:2]), 0, 5, generator())
+    assert torch.equal(found[:2], truth.inputs[:2]) and len(found) == 5
     assert cosines(found[2:3], truth.inputs[2:]).abs().item() > 0.8
-
-
-def test_reseeding_the_only_candidate_starts_afresh() -> None:
-    truth = case(15, 1, 200)
-    found = reseed(truth.problem, fitted(truth.problem, on_sphere(1, 15)), 1, 1, generator())
-    assert cosines(found, truth.inputs).abs().item() > 0.9
-
-
-def test_features_without_a_moment_start_afresh_from_no_candidate_at_all() -> None:
-    for parameters in ("last", "all"):
+    alone = case(15, 1, 200)
+    found = reseed(alone.problem, fitted(alone.problem, on_sphere(1, 15)), 1, 1, generator())
+    assert cosines(found, alone.inputs).abs().item() > 0.9
+    for parameters in ("last", "all"):  # features without a moment
         problem = make("mlp").problem(parameters)
-        fit = fitted(problem, on_sphere(2, 4))
-        found = reseed(problem, fit, 2, 3, generator())
-        assert found.shape == (3, 4)
+        found = reseed(problem, fitted(problem, on_sphere(2, 4)), 2, 3, generator())
         assert torch.equal(found, problem.domain.start(3, 4, generator()))
 
 
