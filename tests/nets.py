@@ -5,7 +5,6 @@ of torch.func; none of the code that they check.
 """
 
 import copy
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +17,7 @@ from exhume.features.gradient import ParameterGradients
 from exhume.features.network import Network, known_network
 from exhume.models import architectures
 from exhume.models.formulation import network_problem
-from problems import gaussian
+from problems import Dense, gaussian
 
 SIZES: dict[str, dict[str, Any]] = {
     "two_layer": {"shape": [4], "width": 7, "activation": "tanh", "bias": True},
@@ -65,21 +64,19 @@ def make(name: str, outputs: int = 2, seed: int = 0, step: float = 0.1, **change
     return Net(network, initial, trained, plain)
 
 
-def rows_of(
-    net: Net, points: list[dict[str, Tensor]], names: list[str] | None
-) -> Callable[[Tensor], Tensor]:
-    """The rows of one sample by autograd as a function of it, (d,) → (k, p).
+def dense(net: Net, point: str, names: list[str] | None) -> Dense:
+    """The oracle of a net's features by autograd on copies of its plain module.
 
-    Hidden activations (1, h) at each point, or ∇θ f_c (c, p) of the parameters named.
+    Rows are the hidden activations (1, h) at each point, or ∇θ f_c (c, p) of the parameters named.
     """
-    modules = [copy.deepcopy(net.plain) for _ in points]
-    for module, weights in zip(modules, points, strict=True):
+    modules = [copy.deepcopy(net.plain) for _ in net.points(point)]
+    for module, weights in zip(modules, net.points(point), strict=True):
         module.load_state_dict(weights)
 
     def rows(x: Tensor) -> Tensor:
         return torch.cat([_rows(m, x.reshape(1, *net.network.shape), names) for m in modules])
 
-    return rows
+    return Dense(rows, net.network.dim, rows(torch.ones(net.network.dim).double()).shape[1])
 
 
 def _rows(module: nn.Sequential, sample: Tensor, names: list[str] | None) -> Tensor:
@@ -94,20 +91,9 @@ def _rows(module: nn.Sequential, sample: Tensor, names: list[str] | None) -> Ten
     return torch.stack(rows)
 
 
-def dense_rows(
-    net: Net, points: list[dict[str, Tensor]], names: list[str] | None, x: Tensor
-) -> Tensor:
-    """Φ, (n·k, p)."""
-    rows = rows_of(net, points, names)
-    return torch.cat([rows(row) for row in x]).detach()
-
-
-def dense_slopes(
-    net: Net, points: list[dict[str, Tensor]], names: list[str] | None, x: Tensor
-) -> Tensor:
-    """∂Φ/∂x of each sample, (n, k, p, d), by double backward."""
-    rows = rows_of(net, points, names)
-    return torch.stack([torch.autograd.functional.jacobian(rows, row) for row in x])
+def names_of(net: Net) -> list[str]:
+    """All parameters, in the order of the model."""
+    return [name for name, _ in net.plain.named_parameters()]
 
 
 def by_torch(features: Features, **changes: Any) -> ParameterGradients:

@@ -6,6 +6,7 @@ beyond the activation's forward function.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -99,40 +100,103 @@ def close(got: Tensor, expected: Tensor, relative: float = 1e-10, least: float =
     )
 
 
-def check_products(
-    features: Features,
-    rows: Callable[[Tensor], Tensor],
-    n: int = 3,
-    m: int = 2,
-    relative: float = 1e-10,
-) -> None:
-    """Every product against the rows of one candidate, (d,) → (k, p), that autograd differentiates.
+@dataclass(frozen=True, eq=False)
+class Dense:
+    """Features whose every product is dense algebra and autograd, slow and plain: the one oracle.
 
-    Each is asked for twice: what is kept for the second time must be right, too.
+    Attributes:
+        rows: the rows of one candidate, (d,) → (k, p).
     """
-    x = on_sphere(n, features.dim)
-    phi = torch.cat([rows(row) for row in x]).detach()
-    slopes = torch.stack([torch.autograd.functional.jacobian(rows, row) for row in x])
-    k, p, here = len(phi) // n, features.width, features.linearize(x)
-    a = gaussian(n * k, m, seed=1)
-    jacobian = torch.einsum("ikpd,ikm->pmid", slopes, a.reshape(n, k, m))  # of ΦᵀA
-    for seed in (2, 4):
-        t, direction = gaussian(p, m, seed=seed), gaussian(n, features.dim, seed=seed + 1)
-        close(here.gram(), phi @ phi.T, relative)
-        close(here.apply(t), phi @ t, relative)
-        close(here.combine(a), phi.T @ a, relative)
-        close(here.push(direction, a), torch.einsum("pmid,id->pm", jacobian, direction), relative)
-        pulled = torch.einsum("pmid,pm->id", jacobian, t)
-        close(here.pull(t, a), pulled, relative)
-        weights = (a @ t.T).reshape(n, k, p)
-        hessian = torch.autograd.functional.hvp
-        bent = [
-            hessian(lambda row, w=w: (rows(row) * w).sum(), row, along)[1]
-            for row, w, along in zip(x, weights, direction, strict=True)
+
+    rows: Callable[[Tensor], Tensor]
+    dim: int
+    width: int
+    name, device, dtype = "dense", torch.device("cpu"), torch.float64
+
+    def linearize(self, candidates: Tensor) -> "DenseLinearization":
+        return DenseLinearization(self.rows, candidates)
+
+    def moment(self, weights: Tensor, directions: Tensor) -> None:
+        return None
+
+    def restrict(self, basis: Tensor) -> "Dense":
+        return Dense(lambda z: self.rows(basis @ z), basis.shape[1], self.width)
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> "Dense":
+        return self
+
+    def resident(self) -> "Dense":
+        return self
+
+
+@dataclass(frozen=True, eq=False)
+class DenseLinearization:
+    rows: Callable[[Tensor], Tensor]
+    candidates: Tensor
+
+    @cached_property
+    def phi(self) -> Tensor:
+        """Φ, (n·k, p)."""
+        return torch.cat([self.rows(row) for row in self.candidates]).detach()
+
+    @cached_property
+    def slopes(self) -> Tensor:
+        """∂Φ/∂x of each candidate, (n, k, p, d)."""
+        jacobian = torch.autograd.functional.jacobian
+        return torch.stack([jacobian(self.rows, row) for row in self.candidates])
+
+    def jacobian(self, a: Tensor) -> Tensor:
+        """Of ΦᵀA in the candidates, (p, m, n, d)."""
+        return torch.einsum("ikpd,ikm->pmid", self.slopes, a.view(*self.slopes.shape[:2], -1))
+
+    def gram(self) -> Tensor:
+        return self.phi @ self.phi.T
+
+    def apply(self, target: Tensor) -> Tensor:
+        return self.phi @ target
+
+    def combine(self, a: Tensor) -> Tensor:
+        return self.phi.T @ a
+
+    def push(self, direction: Tensor, a: Tensor) -> Tensor:
+        return torch.einsum("pmid,id->pm", self.jacobian(a), direction)
+
+    def pull(self, target: Tensor, a: Tensor) -> Tensor:
+        return torch.einsum("pmid,pm->id", self.jacobian(a), target)
+
+    def bend(self, direction: Tensor, target: Tensor, a: Tensor) -> Tensor:
+        weights = (a @ target.T).view(self.slopes.shape[:3])
+        products = [
+            torch.autograd.functional.hvp(lambda x, w=w: (self.rows(x) * w).sum(), row, along)[1]
+            for row, w, along in zip(self.candidates, weights, direction, strict=True)
         ]
-        close(here.bend(direction, t, a), torch.stack(bent), relative, pulled.abs().max().item())
-        curvature = torch.einsum("pmid,pmjd->ij", jacobian, jacobian) / features.dim
-        close(here.curvature(a), curvature, relative)
+        return torch.stack(products)
+
+    def curvature(self, a: Tensor) -> Tensor:
+        j = self.jacobian(a)
+        return torch.einsum("pmid,pmjd->ij", j, j) / self.candidates.shape[1]
+
+
+def same_products(
+    one: Features, other: Features | Dense, relative: float = 1e-10, n: int = 3, m: int = 2
+) -> None:
+    """Every product of two kinds of features, twice: what is kept must be right, too."""
+    assert (one.dim, one.width) == (other.dim, other.width)
+    x = on_sphere(n, other.dim)
+    here, there = one.linearize(x), other.linearize(x)
+    gram = there.gram()
+    close(here.gram(), gram, relative)
+    for seed in (1, 5):
+        a, t = gaussian(len(gram), m, seed=seed), gaussian(other.width, m, seed=seed + 1)
+        direction = gaussian(n, other.dim, seed=seed + 2)
+        along, target = direction.to(one.dtype), t.to(one.dtype)
+        pulled, bent = there.pull(t, a), there.bend(direction, t, a)
+        close(here.apply(t), there.apply(t), relative)
+        close(here.combine(a), there.combine(a), relative)
+        close(here.push(along, a), there.push(direction, a), relative)
+        close(here.pull(target, a), pulled, relative)
+        close(here.curvature(a), there.curvature(a), relative)
+        close(here.bend(along, target, a), bent, relative, pulled.abs().max().item())
 
 
 def dense_v(features: RandomFeatures) -> Tensor:

@@ -1,7 +1,5 @@
 """Candidates held to the margin: value, gradient and Gauss-Newton matrix against dense algebra."""
 
-from functools import cached_property
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -25,7 +23,7 @@ from exhume.equation.objective import (
 from exhume.equation.problem import Premise, Problem
 from exhume.features.dense import DenseGradients
 from exhume.solvers.levenberg_marquardt import LevenbergMarquardt
-from nets import Net, dense_rows, dense_slopes, make
+from nets import Net, dense, make, names_of
 from problems import THREAT, close, dense_complement, gaussian
 
 COUNT, DIM = 6, 4
@@ -40,10 +38,6 @@ def net_of(outputs: int = 1, seed: int = 0) -> Net:
     return make("mlp", outputs, seed, step=0.3, **widths)
 
 
-def names_of(net: Net) -> list[str]:
-    return [name for name, _ in net.plain.named_parameters()]
-
-
 def posed(net: Net, premise: Premise = Premise.MARGIN, target: Tensor | None = None) -> Problem:
     """All weights as the target, or another."""
     if target is None:
@@ -56,8 +50,9 @@ class Oracle:
     """Everything at candidates X, from dense rows Φ (n, p) by autograd and scipy's multipliers."""
 
     def __init__(self, net: Net, target: Tensor, x: Tensor) -> None:
-        self.rows = dense_rows(net, [net.trained], names_of(net), x)
-        self.net, self.target, self.x = net, target, x
+        self.net, self.target = net, target
+        self.here = dense(net, "final", names_of(net)).linearize(x)
+        self.rows = self.here.phi
         outputs = self.rows @ target
         self.signs = torch.where(outputs < 0, -1.0, 1.0).double()
         self.margins = outputs.abs()
@@ -67,11 +62,6 @@ class Oracle:
         self.shares = self.coefficients.abs() / self.coefficients.abs().sum()
         below = ((m, self.shares[self.margins <= m].sum()) for m in self.margins.sort().values)
         self.level = next(float(m) for m, share in below if share >= 0.5)  # weighted median
-
-    @cached_property
-    def slopes(self) -> Tensor:
-        """∂φ/∂x, (n, p, d)."""
-        return dense_slopes(self.net, [self.net.trained], names_of(self.net), self.x)[:, 0]
 
     @property
     def deviation(self) -> Tensor:
@@ -84,13 +74,13 @@ class Oracle:
     @property
     def force(self) -> Tensor:
         """∂(m/γ)/∂x, (n, d), with γ held."""
-        slope = torch.einsum("npd,p->nd", self.slopes, self.target)
+        slope = torch.einsum("npd,p->nd", self.here.slopes[:, 0], self.target)
         return self.signs[:, None] * slope / self.level
 
     @property
     def jacobian(self) -> Tensor:
         """Of ΦᵀA in the candidates, (p, n·d)."""
-        return torch.einsum("n,npd->pnd", self.coefficients, self.slopes).flatten(1)
+        return self.here.jacobian(self.coefficients)[:, 0].flatten(1)
 
     @property
     def stiff(self) -> Tensor:
@@ -138,7 +128,7 @@ def test_the_cost_is_the_residual_and_what_is_off_the_margin(
 @pytest.mark.parametrize("seed", PLACES)
 def test_samples_on_the_margin_cost_nothing(seed: int) -> None:
     net, x = net_of(seed=seed), 1.5 * gaussian(COUNT, DIM, seed=seed + 100)
-    rows = dense_rows(net, [net.trained], names_of(net), x)
+    rows = dense(net, "final", names_of(net)).linearize(x).phi
     labels = torch.tensor([1.0, -1, 1, -1, 1, -1]).double()
     gram = rows @ rows.T
     while not (labels * (exact := torch.linalg.solve(gram, labels)) > 0).all():
@@ -240,7 +230,7 @@ def test_free_problems_are_untouched(premise: Premise, monkeypatch: pytest.Monke
     assert problem.rule is Rule.FREE
     fit = fitted(problem, x)
     assert (fit.slack, fit.penalty, fit.cost) == (None, 0.0, fit.value)
-    rows = dense_rows(net_of(), [net_of().trained], names_of(net_of()), x)
+    rows = dense(net_of(), "final", names_of(net_of())).linearize(x).phi
     left = dense_complement(rows) @ problem.target
     assert fit.value == pytest.approx(float((left.norm() / problem.target.norm()) ** 2), rel=1e-9)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from exhume.equation.objective import curvature, descent, fitted, gauss_newton, gradient
 from exhume.equation.problem import Problem
 from exhume.errors import InputError
-from nets import dense_rows, dense_slopes, make
+from nets import dense, make, names_of
 from problems import (
     ACTIVATIONS,
     THREAT,
@@ -72,22 +72,19 @@ def test_all_of_it_against_the_dense_projector(name: str, shape: tuple[int, int,
 )
 def test_all_of_it_with_several_rows_a_candidate(name: str, parameters: str, point: str) -> None:
     net, x = make(name), on_sphere(2, 4)
-    every = [key for key, _ in net.plain.named_parameters()]
-    names, points = None if parameters == "last" else every, net.points(point)
     problem = net.problem(parameters, point)
-    fit, m = fitted(problem, x), problem.target.shape[1]
+    oracle = dense(net, point, None if parameters == "last" else names_of(net)).linearize(x)
+    fit = fitted(problem, x)
     assert fit.rows > 1 and 0.01 < fit.value < 0.99
-    complement = dense_complement(dense_rows(net, points, names, x))
+    complement = dense_complement(oracle.phi)
     close(fit.residual, complement @ problem.target, 1e-7)
     assert fit.value == pytest.approx(
         ((fit.residual.norm() / problem.target.norm()) ** 2).item(), rel=1e-9
     )
-    a = fit.coefficients.reshape(2, fit.rows, m)
-    jacobian = torch.einsum("ikpd,ikm->pmid", dense_slopes(net, points, names, x), a)
-    close(descent(fit), torch.einsum("pmid,pm->id", jacobian, fit.residual), 1e-7)
+    close(descent(fit), oracle.pull(fit.residual, fit.coefficients), 1e-7)
     direction = gaussian(2, 4, seed=7)
-    pushed = complement @ torch.einsum("pmid,id->pm", jacobian, direction)
-    close(gauss_newton(fit, direction), torch.einsum("pmid,pm->id", jacobian, pushed), 1e-7)
+    pushed = complement @ oracle.push(direction, fit.coefficients)
+    close(gauss_newton(fit, direction), oracle.pull(pushed, fit.coefficients), 1e-7)
 
 
 @fast

@@ -1,14 +1,14 @@
 """`check_features` over a dozen instances, and that it notices what is wrong."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
 from exhume.features import Features
-from exhume.features.activations import Activation, activation, softplus
+from exhume.features.activations import activation, softplus
 from exhume.features.gradient import ParameterGradients
 from exhume.features.last_layer import LastLayerLinearization
 from exhume.features.modules import ModuleFeatures
@@ -16,88 +16,7 @@ from exhume.features.random import RandomFeatures, RandomLinearization
 from exhume.features.weights import Seeded, Stored
 from exhume.testing import check_features
 from nets import by_torch, make
-from problems import gaussian, make_features
-
-
-@dataclass(frozen=True)
-class TwoRows:
-    """Features of someone else's: two rows a candidate, tanh(Vx) and tanh(Wx), and no moment."""
-
-    v: Tensor
-    w: Tensor
-    name = "two rows"
-    device = torch.device("cpu")
-
-    @property
-    def dim(self) -> int:
-        return self.v.shape[1]
-
-    @property
-    def width(self) -> int:
-        return self.v.shape[0]
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.v.dtype
-
-    def linearize(self, candidates: Tensor) -> "TwoRowsLinearization":
-        return TwoRowsLinearization(self, candidates)
-
-    def moment(self, weights: Tensor, directions: Tensor) -> None:
-        return None
-
-    def to(self, device: torch.device, dtype: torch.dtype) -> "TwoRows":
-        return TwoRows(self.v.to(device, dtype), self.w.to(device, dtype))
-
-    def restrict(self, basis: Tensor) -> "TwoRows":
-        return TwoRows(self.v @ basis, self.w @ basis)
-
-    def substituted(self, activation: Activation) -> "TwoRows":
-        return self
-
-    def resident(self) -> "TwoRows":
-        return self
-
-
-@dataclass(frozen=True)
-class TwoRowsLinearization:
-    features: TwoRows
-    candidates: Tensor
-
-    def phi(self, x: Tensor) -> Tensor:
-        rows = torch.stack([x @ self.features.v.T, x @ self.features.w.T], dim=1)
-        return torch.tanh(rows).flatten(0, 1)
-
-    def gram(self) -> Tensor:
-        return self.phi(self.candidates) @ self.phi(self.candidates).T
-
-    def apply(self, target: Tensor) -> Tensor:
-        return self.phi(self.candidates) @ target
-
-    def combine(self, coefficients: Tensor) -> Tensor:
-        return self.phi(self.candidates).T @ coefficients
-
-    def jacobian(self, a: Tensor) -> Tensor:
-        return torch.func.jacrev(lambda x: self.phi(x).T @ a)(self.candidates)
-
-    def push(self, direction: Tensor, coefficients: Tensor) -> Tensor:
-        return torch.einsum("pmnd,nd->pm", self.jacobian(coefficients), direction)
-
-    def pull(self, target: Tensor, coefficients: Tensor) -> Tensor:
-        return torch.einsum("pmnd,pm->nd", self.jacobian(coefficients), target)
-
-    def bend(self, direction: Tensor, target: Tensor, coefficients: Tensor) -> Tensor:
-        def product(x: Tensor) -> Tensor:
-            return (self.phi(x).T @ coefficients * target).sum()
-
-        def along(x: Tensor) -> Tensor:
-            return (torch.func.grad(product)(x) * direction).sum()
-
-        return torch.func.grad(along)(self.candidates)  # the Hessian is symmetric
-
-    def curvature(self, coefficients: Tensor) -> Tensor:
-        j = self.jacobian(coefficients)
-        return torch.einsum("pmid,pmjd->ij", j, j) / self.features.dim
+from problems import Dense, gaussian, make_features
 
 
 def of(name: str, parameters: str, point: str, **changes: object) -> Features:
@@ -110,7 +29,7 @@ INSTANCES: dict[str, Callable[[], Features]] = {
     "random with a bias": lambda: replace(make_features(5, 40, "tanh"), bias=gaussian(40)),
     "random from a seed": lambda: RandomFeatures(Seeded(40, 5, seed=0), activation("gelu"), 7),
     "surrogate": lambda: make_features(4, 20, "relu").substituted(softplus(4.0)),
-    "two rows": lambda: TwoRows(gaussian(12, 3), gaussian(12, 3, seed=1)),
+    "of another make": lambda: Dense(lambda x: torch.tanh(gaussian(2, 12, 3) @ x), 3, 12),
     "last layer": lambda: of("mlp", "last", "both"),
     "last layer in chunks": lambda: replace(of("mlp", "last", "both", **RELU_NET), chunk=1),
     "gradients": lambda: by_torch(of("mlp", "all", "both")),
@@ -119,8 +38,8 @@ INSTANCES: dict[str, Callable[[], Features]] = {
     "dense gradients of a block": lambda: of("two_layer", "first", "midpoint", **RELU_NET),
     "many axes": lambda: of("two_layer", "first", "midpoint", shape=[40], width=200),
     "residual network": lambda: of("resnet", "last", "both"),
-    "transformer": lambda: of("vit", "all", "both"),
-    "head of a transformer": lambda: of("vit", "last", "midpoint"),
+    "transformer": lambda: of("vit", "all", "midpoint", shape=[2, 4]),
+    "head of a transformer": lambda: of("vit", "last", "both", shape=[2, 4]),
 }
 
 

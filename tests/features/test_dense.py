@@ -7,7 +7,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_modules import same_products
 from torch import Tensor, nn
 
 from exhume.errors import InputError
@@ -19,7 +18,7 @@ from exhume.features.layers import Chain, Elementwise, dense_chain
 from exhume.features.network import Network, known_network
 from exhume.testing import check_features
 from nets import by_torch, make
-from problems import close, gaussian, on_sphere
+from problems import close, gaussian, on_sphere, same_products
 
 DIM = 6
 CUBIC = "polynomial:0.5,1,-0.3,0.2"

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from exhume.features import Features
 from exhume.features.activations import smoothed_relu, softplus
 from exhume.features.gradient import ParameterGradients
 from exhume.features.last_layer import LastLayer
@@ -16,13 +15,8 @@ from exhume.features.modules import probes, sum_over_blocks
 from exhume.features.network import known_network
 from exhume.features.random import RandomFeatures
 from exhume.models.formulation import features_at
-from nets import SIZES, Net, by_torch, make, rows_of
-from problems import check_products, close, gaussian, on_sphere
-
-DENSE = {
-    "two_layer": ["1.weight", "1.bias", "3.weight", "3.bias"],
-    "mlp": ["1.weight", "1.bias", "3.weight", "3.bias", "5.weight", "5.bias"],
-}
+from nets import SIZES, Net, by_torch, dense, make, names_of
+from problems import close, gaussian, on_sphere, same_products
 
 
 def last_layer(net: Net, point: str, chunk: int | None = None) -> LastLayer:
@@ -36,7 +30,7 @@ def last_layer(net: Net, point: str, chunk: int | None = None) -> LastLayer:
 @pytest.mark.parametrize("point", ["initial", "final", "midpoint", "both"])
 def test_last_layer_products_against_the_dense_oracle(point: str, chunk: int | None) -> None:
     net = make("mlp")
-    check_products(last_layer(net, point, chunk), rows_of(net, net.points(point), None))
+    same_products(last_layer(net, point, chunk), dense(net, point, None))
 
 
 @pytest.mark.parametrize("keep", [True, False])
@@ -53,25 +47,21 @@ def test_gradient_products_against_the_dense_oracle(
 ) -> None:
     net = make(name)
     features = by_torch(net.problem(block, point).features, chunk=chunk, keep=keep)
-    check_products(features, rows_of(net, net.points(point), DENSE[name][names]), n=2)
+    same_products(features, dense(net, point, names_of(net)[names]), n=2)
 
 
 @pytest.mark.parametrize("parameters", ["last", "all"])
 def test_products_of_a_residual_network_against_the_dense_oracle(parameters: str) -> None:
     net = make("resnet")
-    every = [key for key, _ in net.plain.named_parameters()]
-    names = None if parameters == "last" else every
-    features = net.problem(parameters, "both").features
-    check_products(features, rows_of(net, net.points("both"), names), n=2, relative=1e-9)
+    names = None if parameters == "last" else names_of(net)
+    same_products(net.problem(parameters, "both").features, dense(net, "both", names), 1e-9, n=2)
 
 
 def test_a_transformer_has_the_rows_of_the_plain_module() -> None:
     """Torch differentiates its norm wrongly, so `check_features` alone looks at derivatives."""
     net, x = make("vit"), on_sphere(2, 16)
-    every = [key for key, _ in net.plain.named_parameters()]
-    for parameters, names in (("last", None), ("all", every)):
-        rows = rows_of(net, net.points("both"), names)
-        phi = torch.cat([rows(row) for row in x]).detach()
+    for parameters, names in (("last", None), ("all", names_of(net))):
+        phi = dense(net, "both", names).linearize(x).phi
         here = net.problem(parameters, "both").features.linearize(x)
         close(here.combine(torch.eye(len(phi)).double()).T, phi, 1e-9)
 
@@ -145,25 +135,6 @@ def test_substituted_features_are_those_of_another_network(kind: type) -> None:
     assert all(swap is kept for swap, kept in pairs)  # no copy of the weights
     assert module[2] is relu
     assert swapped.substituted(softplus(9.0)) is swapped  # no ReLU is left
-
-
-def same_products(one: Features, other: Features, relative: float = 1e-10) -> None:
-    """Every product of two kinds of features at the same candidates."""
-    x, direction = on_sphere(3, other.dim), gaussian(3, other.dim, seed=1)
-    here, there = one.linearize(x), other.linearize(x)
-    gram = there.gram()
-    a, t = gaussian(len(gram), 2), gaussian(other.width, 2)
-    close(here.gram(), gram, relative)
-    for got, expected in (
-        (here.apply(t), there.apply(t)),
-        (here.combine(a), there.combine(a)),
-        (here.push(direction.to(one.dtype), a), there.push(direction, a)),
-        (here.pull(t.to(one.dtype), a), there.pull(t, a)),
-        (here.curvature(a), there.curvature(a)),
-    ):
-        close(got, expected, relative)
-    bent, size = there.bend(direction, t, a), there.pull(t, a).abs().max().item()
-    close(here.bend(direction.to(one.dtype), t.to(one.dtype), a), bent, relative, size)
 
 
 @pytest.mark.parametrize("parameters", ["last", "all"])

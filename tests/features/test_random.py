@@ -17,19 +17,26 @@ from exhume.features.random import RandomFeatures
 from exhume.features.weights import Mapped, Seeded, Stored, materialise
 from problems import (
     ACTIVATIONS,
+    Dense,
     case,
-    check_products,
     close,
     dense_v,
     gaussian,
     make_features,
     make_problem,
     on_sphere,
+    same_products,
 )
 
 SHAPES = [(1, 1, 3, 1), (4, 3, 29, 2), (6, 4, 5, 3)]  # n, d, p, m; n > p in the last
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+def dense(features: RandomFeatures) -> Dense:
+    """The oracle σ(Vx + b)."""
+    v, b = dense_v(features), 0 if features.bias is None else features.bias
+    return Dense(lambda x: features.activation.value(v @ x + b)[None], *reversed(v.shape))
 
 
 # Products
@@ -45,10 +52,7 @@ def test_products_against_the_dense_oracle(
     b = gaussian(p, seed=7) if bias else None
     features = replace(make_features(d, p, name, block=2 if bias else None), bias=b)
 
-    def rows(x: Tensor) -> Tensor:
-        return features.activation.value(dense_v(features) @ x + (0 if b is None else b))[None]
-
-    check_products(features, rows, n, m, 1e-11)
+    same_products(features, dense(features), 1e-11, n, m)
 
 
 def test_products_of_a_seed_that_is_read_again_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,7 +60,7 @@ def test_products_of_a_seed_that_is_read_again_each_time(monkeypatch: pytest.Mon
     weights = Seeded(40, 5, seed=0).to(torch.device("cpu"), torch.float64)
     features = RandomFeatures(weights, activation("gelu"), block=7)
     assert features.linearize(on_sphere(1, 5))._kept is None
-    check_products(features, lambda x: features.activation.value(dense_v(features) @ x)[None])
+    same_products(features, dense(features))
 
 
 def test_reductions_are_float64_and_the_rest_is_not() -> None:
@@ -82,9 +86,7 @@ def test_features_of_coordinates_are_those_of_the_point(
     assert (inside.dim, inside.width) == (r, 17)
     reduced = dense_v(features) @ basis
     assert inside.spread == pytest.approx(reduced.square().mean().sqrt().item(), rel=1e-9)
-    check_products(
-        inside, lambda z: features.activation.value(reduced @ z + features.bias)[None], 2, 1
-    )
+    same_products(inside, dense(features).restrict(basis), n=2, m=1)
 
 
 def test_substituted_exact_and_leaky() -> None:

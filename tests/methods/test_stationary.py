@@ -21,7 +21,7 @@ from exhume.methods.progress import stream
 from exhume.methods.stationary import SPREAD, Sharpening, Stationary, softened, starts, traces
 from exhume.models.formulation import Told, weights_problem
 from exhume.solvers import Outcome
-from nets import Net, dense_rows, make
+from nets import Net, dense, make
 from problems import case, gaussian
 
 
@@ -59,7 +59,7 @@ def test_a_trace_is_what_a_candidate_alone_leaves(outputs: int, premise: Premise
     x = gaussian(5, DIM, seed=2)
     fit = fitted(posed(net, premise), x)
     names = [name for name, _ in net.plain.named_parameters()]
-    rows = dense_rows(net, [net.trained], names, x).view(5, outputs, -1)
+    rows = dense(net, "final", names).linearize(x).phi.view(5, outputs, -1)
     parts = fit.coefficients.view(5, outputs)
     expected = torch.stack([(a @ phi).square().sum() for a, phi in zip(parts, rows, strict=True)])
     torch.testing.assert_close(traces(fit), expected)
