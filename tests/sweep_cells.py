@@ -27,7 +27,7 @@ def noted(log: str | Path, word: str) -> list[str]:
     return [line.split()[1] for line in lines if line.split()[:1] == [word]]
 
 
-def wait_for(log: str | Path, word: str, count: int, seconds: float = 60.0) -> bool:
+def wait_for(log: str | Path, word: str, count: int, seconds: float = 600.0) -> bool:
     """Wait until so many lines begin with a word; tell whether they came."""
     end = time.monotonic() + seconds
     while len(noted(log, word)) < count and time.monotonic() < end:

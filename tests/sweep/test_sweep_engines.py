@@ -44,7 +44,7 @@ sys.stdin.read()
 
 
 def wait_until(true: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + 60
+    end = time.monotonic() + 300  # far more than it takes, for a busy machine
     while not true():
         assert time.monotonic() < end, what
         time.sleep(0.02)
@@ -138,9 +138,19 @@ def test_a_killed_worker_changes_nothing_in_the_table(
         assert not ray.is_initialized()
 
 
-@pytest.mark.parametrize("ended", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("cluster", "ended"),
+    [
+        ("loky", signal.SIGKILL),
+        ("loky", signal.SIGINT),
+        ("dask", signal.SIGKILL),
+        ("ray", signal.SIGKILL),
+        ("ray", signal.SIGINT),
+    ],
+    indirect=["cluster"],
+)
 def test_an_ended_driver_loses_nothing_and_resumes(
-    ended: signal.Signals, cluster: tuple[str, str | None], tmp_path: Path
+    cluster: tuple[str, str | None], ended: signal.Signals, tmp_path: Path
 ) -> None:
     (engine, address), folder, log = cluster, tmp_path / "sweep", tmp_path / "log"
     finished = [Gated(x, str(log)) for x in range(4)]
@@ -152,7 +162,7 @@ def test_an_ended_driver_loses_nothing_and_resumes(
             os.killpg(driver.pid, ended)  # as a terminal does: to the workers, too
         else:
             driver.send_signal(ended)
-        assert driver.wait(60) == (77 if ended == signal.SIGINT else -signal.SIGKILL)
+        assert driver.wait(300) == (77 if ended == signal.SIGINT else -signal.SIGKILL)
     if engine == "loky":
         workers = set(noted(log, "process"))
         wait_until(lambda: not any(map(alive, workers)), "a worker outlived its driver")

@@ -1,8 +1,7 @@
 """Counting equations against unknowns: from which width on a last layer can determine samples.
 
-Fewer equations than unknowns leave a continuum of solutions, so that not all samples are
-determined; single ones may still be. As many or more make it possible that they are, for features
-in general position, and promise nothing.
+Fewer equations than unknowns leave a continuum of solutions: not all samples are determined, though
+single ones may be. As many or more make it possible, in general position, and promise nothing.
 
 Everywhere d is the dimension of an input, n the number of samples, m of outputs. `subspace` is r,
 d if None; `norm` says whether the norm of a sample is known, or leaves no trace (σ homogeneous).
@@ -46,13 +45,8 @@ def unknowns(
 def label_fitting(samples: int) -> int:
     """Return the least width that fits any labels: p = n.
 
-    Iurada et al., "A Law of Data Reconstruction for Random Features (and Beyond)": the first
-    threshold, as in the paper. Each output is fitted by its own p weights, so that their number
-    does not matter.
-
-    Example:
-        >>> label_fitting(100)
-        100
+    The first threshold of Iurada et al., "A Law of Data Reconstruction for Random Features (and
+    Beyond)". Each output is fitted by its own p weights, so their number does not matter.
     """
     return whole_number("samples", samples)
 
@@ -81,10 +75,6 @@ def safe_width(
 
     This is no guarantee. Some of the samples may leak at this width, prior knowledge of them
     (natural images) makes up for equations, and other layers have equations of their own.
-
-    Example:
-        >>> safe_width(3072, 100)
-        307199
     """
     return reconstruction(dim, samples, outputs, subspace, norm) - 1
 
@@ -94,8 +84,7 @@ def most_samples(
 ) -> int:
     """Return the most samples that a last layer of p·m weights could determine, by the count alone.
 
-    The largest n with p·min(m, n) ≥ n(r − 1 + min(m, n)). In the span of the samples, n ≤ d and one
-    output, n² ≤ p.
+    In the span of the samples, with n ≤ d and one output, that is n² ≤ p.
 
     Example:
         >>> most_samples(3_072_000, 3072), most_samples(10_000, 3072, subspace="span")
@@ -141,16 +130,16 @@ def blocks(
 ) -> tuple[Block, ...]:
     """Return the parameters of a model, tensor by tensor and together, and what each could give up.
 
-    The change of any P parameters is a combination of the gradients of m outputs
-    for n samples: P equations in n(r − 1 + m) unknowns. For the weight of the last layer it is
-    `most_samples`, as there outputs beyond n say nothing new.
+    The change of any P parameters combines the gradients of m outputs for n samples: P equations in
+    n(r − 1 + m) unknowns. For the weight of the last layer it is `most_samples`, as there outputs
+    beyond n say nothing new.
 
     Args:
         model: a module, or the shapes of its parameters by name, in order.
         dim: d.
         outputs: m.
         head: name of the last layer; that of the last parameter if None.
-        norm: as above.
+        norm: whether the norm of a sample is known.
 
     Returns:
         One block for each tensor, then, if there are several, the first layer, the weight of the

@@ -1,8 +1,8 @@
 """The kernel gap: how far features of a sample stay from those of candidates that miss it.
 
-φ(u) = σ(w·u) is an element of L² of a Gaussian w in R^r. A solution that misses a sample u has to
-make φ(u) up from features of vectors at distance ε or more from ±u, with coefficients that add up
-to no more than T. The gap is the least squared distance that it leaves. Our derivation.
+φ(u) = σ(w·u) is an element of L² of a Gaussian w in R^r. A solution that misses u has to make φ(u)
+up from vectors at distance ε or more from ±u, with coefficients whose sizes add up to T at most.
+The gap is the least squared distance that it leaves.
 """
 
 import math
@@ -48,8 +48,6 @@ def kernel_gap(activation: str | Activation, rank: int, tolerance: float, mass: 
         The squared distance, 0 where no witness is found.
 
     Example:
-        A single atom of ReLU features can do no better than the nearest one allowed.
-
         >>> 0.0036 < kernel_gap("relu", 2, 0.3, 1.0) < 0.0038
         True
     """

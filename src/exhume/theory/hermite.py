@@ -63,10 +63,8 @@ class Expansion:
 def coefficients(activation: Function, orders: int = 30) -> Expansion:
     """Return the Hermite coefficients h_k = E[σ(g) He_k(g)]/√k! for k = 0 … K.
 
-    These are the coefficients that the conditions of Iurada et al., "A Law of Data Reconstruction
-    for Random Features (and Beyond)", Theorem 1, are about. The definition is the textbook one;
-    the quadrature is ours. Accurate to about 1e-14 where σ is smooth between multiples of 1/2, on
-    scales down to 1/1000 near 0; a kink elsewhere shows in the error.
+    Accurate to about 1e-14 where σ is smooth between multiples of 1/2, on scales down to 1/1000
+    near 0; a kink elsewhere shows in the error.
 
     Args:
         activation: σ, with E σ(g)² finite.
@@ -91,22 +89,14 @@ def coefficients(activation: Function, orders: int = 30) -> Expansion:
 def kernel(activation: Function, rho: Tensor | float) -> Tensor:
     """Return κ(ρ) = E[σ(g)σ(g')] = Σ_k h_k² ρ^k of Gaussians with correlation ρ.
 
-    The limit of ⟨φ(x), φ(x')⟩/p for random features with ρ = x·x'/d, as in Iurada et al. and in
-    Tansley et al. The series is the textbook one. It is slow near |ρ| = 1, so that this is not
-    how κ is found: in polar coordinates, with ρ = cos α,
+    The limit of ⟨φ(x), φ(x')⟩/p for random features with ρ = x·x'/d. The series is slow near
+    |ρ| = 1, but in polar coordinates, with ρ = cos α,
 
         κ = (1/2π) ∫ dθ ∫ r exp(−r²/2) σ(r cos θ) σ(r cos(θ − α)) dr
 
-    has its kinks on four rays and is smooth in α (our derivation). It is taken at Chebyshev points
-    of α ∈ [0, π], once for an activation, and interpolated between them: to about 1e-12 where σ is
-    smooth on either side of 0, to no more than 1e-4 where it has kinks elsewhere.
-
-    Args:
-        activation: σ.
-        rho: correlations, from −1 to 1.
-
-    Returns:
-        κ at each of them, float64.
+    has its kinks on four rays and is smooth in α. It is taken at Chebyshev points of α ∈ [0, π],
+    once for an activation, and interpolated: to about 1e-12 where σ is smooth on either side of 0,
+    to no more than 1e-4 where it has kinks elsewhere. The result has the shape of ρ, float64.
 
     Example:
         >>> [round(k, 9) for k in kernel("relu", torch.tensor([-1.0, 0.0, 1.0])).tolist()]
@@ -145,10 +135,8 @@ class SignAmbiguity:
 def sign_ambiguity(activation: Function) -> SignAmbiguity:
     """Tell whether x and −x leave different traces in the last layer.
 
-    Iurada et al., "A Law of Data Reconstruction for Random Features (and Beyond)", remark that ReLU
-    has no odd coefficients of order 3 or more, so that −x explains the weights nearly as well as x.
-    The three cases are our derivation: φ(−x) = ±φ(x) where σ is even or odd; where the odd part is
-    linear, φ(x) − φ(−x) = 2h_1·Vx, and flips whose a_i x_i add up to zero leave no trace.
+    φ(−x) = ±φ(x) where σ is even or odd. Where the odd part is linear, as that of ReLU is,
+    φ(x) − φ(−x) = 2h_1·Vx, and flips whose a_i x_i add up to zero leave no trace.
 
     Example:
         >>> [sign_ambiguity(name).verdict for name in ("relu", "tanh", "relu+tanh")]

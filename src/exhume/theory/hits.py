@@ -46,16 +46,8 @@ def smallest_hit(
     """Return the smallest probability of |G(w)| > τ that is found, over all that a setting allows.
 
     Samples, candidates and coefficients are moved by Adam to make |G| small on a fixed set of
-    Gaussian w, from many starts; the best are measured on a larger set. Our derivation; no
-    certificate, since a search can miss the worst case.
-
-    Args:
-        sigma: the activation σ.
-        setting: the assumptions.
-        tau: τ.
-        seed: of starts and w.
-        starts: how many.
-        steps: of Adam.
+    Gaussian w, from many starts; the best are measured on a larger set. This is no certificate,
+    since a search can miss the worst case.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # sums in another order would send the search elsewhere

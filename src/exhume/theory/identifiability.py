@@ -85,11 +85,6 @@ class Identifiability:
         """Return the last singular value over the tolerance; the condition holds above 1."""
         return self.smallest / self.tolerance
 
-    @property
-    def sufficient(self) -> bool:
-        """Tell whether span{w_k^{⊗(α−1)}} is all of Sym^{α−1}(U), which is more than is needed."""
-        return self.sufficient_rank == self.sufficient_unknowns
-
 
 @dataclass(frozen=True, eq=False)
 class Recovered:

@@ -7,7 +7,7 @@ At a KKT point of margin maximisation with σ(z) = z^α the weights are stationa
 and both are linear in T. A polynomial σ = Σ_q s_q z^q has one such tensor for each of its degrees,
 and the equations are linear in all of them together (Shen 2026; the form with symmetric coordinates
 is ours). Every w_k is a combination of the x_i, so all of this happens in U, the span of the
-neurons: T is determined on U.
+neurons.
 """
 
 import math

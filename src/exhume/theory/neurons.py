@@ -71,10 +71,7 @@ def output(neurons: Neurons, samples: Tensor) -> Tensor:
 def explained(neurons: Neurons, samples: Tensor, multipliers: Tensor) -> tuple[Tensor, Tensor]:
     """Return Σ_i b_i ∇θ f(x_i): a_k Σ_i b_i σ'(w_k·x_i) x_i, (K, d), and Σ_i b_i σ(w_k·x_i).
 
-    Args:
-        neurons: the network.
-        samples: x_i, (n, d).
-        multipliers: b_i = λ_i y_i, (n,).
+    Samples x_i are (n, d), multipliers b_i = λ_i y_i (n,).
     """
     z = neurons.first @ samples.T
     first = neurons.last[:, None] * ((neurons.slope(z) * multipliers) @ samples)

@@ -24,15 +24,10 @@ PER_DIMENSION = 0.5 * math.log(2 * math.pi * math.e)
 def error_bound(rho: float, dim: int, entropy: float | None = None) -> float:
     """Return the least relative error E‖x − x̂‖²/E‖x‖² of any attack on a ρ-zCDP mechanism.
 
-    (1/2πe)·exp((2/d)(h(x') − ρ)), with x' the sample scaled to E‖x'‖² = d. Cairney-Leeming, Bombari
-    and Mondelli, "A Sharp Transition in Data Reconstruction under Differential Privacy": the
-    paper's statement. For an isotropic Gaussian, exp(−2ρ/d): our evaluation of it. Where x is known
-    to lie in s dimensions, take s for d, and the entropy inside.
-
-    Args:
-        rho: ρ of zero-concentrated differential privacy.
-        dim: d, or s.
-        entropy: h(x') in nats; that of an isotropic Gaussian, the largest there is, if None.
+    (1/2πe)·exp((2/d)(h(x') − ρ)), with x' the sample scaled to E‖x'‖² = d and h its entropy in
+    nats, by default that of an isotropic Gaussian, for which this is exp(−2ρ/d). Cairney-Leeming,
+    Bombari and Mondelli, "A Sharp Transition in Data Reconstruction under Differential Privacy".
+    Where x is known to lie in s dimensions, take s for d, and the entropy inside.
 
     Example:
         >>> round(error_bound(rho=50, dim=100), 6)  # 1/e
@@ -47,14 +42,8 @@ def error_bound(rho: float, dim: int, entropy: float | None = None) -> float:
 def rho_at_error(error: float, dim: int, entropy: float | None = None) -> float:
     """Return the ρ at which the bound of `error_bound` falls to a given relative error.
 
-    h(x') − (d/2)·ln(2πe·error), our inversion of the bound of Cairney-Leeming et al.; for an
-    isotropic Gaussian (d/2)·ln(1/error), so that ρ must be of the order of d before an attack can
-    do well. Not positive where the bound does not forbid that error at any ρ.
-
-    Args:
-        error: relative, E‖x − x̂‖²/E‖x‖².
-        dim: d, or the dimension s of a known subspace.
-        entropy: h(x') in nats; that of an isotropic Gaussian if None.
+    h(x') − (d/2)·ln(2πe·error), for an isotropic Gaussian (d/2)·ln(1/error): ρ must be of the order
+    of d before an attack can do well. Not positive where the bound forbids that error at no ρ.
 
     Example:
         >>> round(rho_at_error(0.5, 3072), 1)
@@ -69,16 +58,10 @@ def rho_at_error(error: float, dim: int, entropy: float | None = None) -> float:
 def sphere_error_bound(rho: float, dim: int) -> float:
     """Return the least relative error of any attack where x is uniform on a sphere of known radius.
 
-    Our derivation, beside that of Cairney-Leeming et al., whose entropy is −∞ here. What is left
-    unknown of x has a mean of length A·|x|, so that the error is 1 − A². Of all distributions on
-    the sphere with that mean the one nearest to uniform is the von Mises–Fisher one, f ∝ exp(κt)
-    with t the cosine to the mean: knowing A costs at least KL = κA − ln E exp(κt) nats, E over the
-    uniform distribution. The error at KL = ρ is the bound, as KL is convex in A². In the limit of
-    large d it is exp(−2ρ/d) again.
-
-    Args:
-        rho: ρ.
-        dim: d, 2 or more.
+    Our derivation; the entropy in `error_bound` is −∞ here. If the posterior mean has length A·|x|
+    the error is 1 − A². Of all distributions on the sphere with that mean the von Mises–Fisher one,
+    f ∝ exp(κt) with t the cosine to the mean, is nearest to uniform: A costs at least
+    KL = κA − ln E exp(κt) nats. The error at KL = ρ is the bound, as KL is convex in A².
 
     Example:
         >>> round(sphere_error_bound(50, 100), 4), round(error_bound(50, 100), 4)
@@ -131,7 +114,7 @@ def epsilon_of(rho: float, delta: float) -> float:
     """Return the ε at which ρ-zCDP is (ε, δ)-DP: ρ + 2√(ρ ln(1/δ)).
 
     Bun and Steinke, "Concentrated Differential Privacy: Simplifications, Extensions, and Lower
-    Bounds", Proposition 1.3: the paper's statement.
+    Bounds", Proposition 1.3.
 
     Example:
         >>> round(epsilon_of(0.5, 1e-5), 4)
@@ -144,9 +127,9 @@ def epsilon_of(rho: float, delta: float) -> float:
 def rho_of(epsilon: float, delta: float = 0.0) -> float:
     """Return the ρ that belongs to (ε, δ).
 
-    With δ = 0 a mechanism is ε²/2-zCDP (Bun and Steinke, Proposition 1.4: the paper's statement).
-    With δ > 0, (√(ln(1/δ) + ε) − √ln(1/δ))², the inverse of `epsilon_of` (our derivation): the
-    largest ρ from which (ε, δ) follows that way. (ε, δ)-DP alone implies no ρ-zCDP at all.
+    With δ = 0 a mechanism is ε²/2-zCDP (Bun and Steinke, Proposition 1.4). With δ > 0,
+    (√(ln(1/δ) + ε) − √ln(1/δ))², the inverse of `epsilon_of`: the largest ρ from which (ε, δ)
+    follows that way. (ε, δ)-DP alone implies no ρ-zCDP at all.
 
     Example:
         >>> round(rho_of(epsilon_of(0.5, 1e-5), 1e-5), 12), rho_of(2.0)

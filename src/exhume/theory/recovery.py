@@ -26,7 +26,7 @@ def decompose(
     (V D Vᵀ)(V D' Vᵀ)⁻¹ = V D D'⁻¹ V⁻¹. Their number is the rank of the flattening of T.
 
     Args:
-        tensor: coordinates of T, (M,).
+        tensor: coordinates of T ∈ Sym^α(R^r), (M,).
         size: r.
         degree: α, 3 or more.
         tolerance: relative singular value below which the flattening is zero.
@@ -72,11 +72,7 @@ def at_scale(
     T_q = Σ_i b_i |x_i|^q v_i^{⊗q}, so two degrees give |x_i|^{α−q}, and its sign that of v_i where
     α − q is odd.
 
-    Args:
-        vectors: v_i, (n, r).
-        strengths: b_i |x_i|^α, (n,).
-        tensors: T_q by degree, the α of the strengths left out.
-        degree: α.
+    The strengths are b_i |x_i|^α, and their α is left out of the tensors by degree.
     """
     norms = torch.ones_like(strengths)
     for q in sorted(tensors):  # the last one, nearest to α, gives the norm
@@ -95,11 +91,7 @@ def by_margin(
 ) -> tuple[Tensor, Tensor]:
     """Return the same trace of σ = s z^α with |f(x_i)| = γ: x_i → c x_i and b_i → b_i / c^α.
 
-    Args:
-        neurons: the network, of one degree.
-        samples: (n, r).
-        multipliers: (n,).
-        level: γ, the margin of every active sample.
+    γ is the level, the margin of every active sample.
     """
     tiny = torch.finfo(samples.dtype).tiny
     scale = (level / output(neurons, samples).abs().clamp_min(tiny)) ** (1 / neurons.degree)

@@ -1,9 +1,8 @@
 """How wide random features must be for the weights to determine the samples: a PAC bound.
 
 Tansley et al., "Efficient Techniques for Data Reconstruction, with Finite-Width Recovery
-Guarantees", prove that with probability 1 − δ over the random first layer, every exact minimiser is
-close to the training set once the width passes a bound in the dimension r of the data's subspace.
-Their constants are not public. What stands here is our own derivation from the same ingredients.
+Guarantees", prove a bound of this shape in the dimension r of the data's subspace; their constants
+are not public. What stands here is our own derivation from the same ingredients.
 
 Unit vectors u_i in R^r are samples over √d, w_1 … w_p are Gaussian, and G(w) is what a solution
 leaves of the equation of w (`hits`). A solution is exact if G is zero at every w_k, and fails if a
@@ -45,10 +44,9 @@ class WidthBound:
 
     Attributes:
         hoeffding: width by Hoeffding's inequality, the paper's way.
-        certified: width by hits, with the bound on π that follows from the gap; the best whose
-            constants are bounds themselves, up to the grids they are computed on.
-        numerical: width by hits with the smallest π found: no certificate, since a search can miss
-            the worst case.
+        certified: width by hits, with the bound on π that follows from the gap; certified up to
+            the grids that its constants are computed on.
+        numerical: width by hits with the smallest π found: no certificate.
         gap: δ, in the units of the coefficients squared.
         hit_certified: π that follows from the gap.
         hit_numerical: the smallest π found.
@@ -85,8 +83,7 @@ def width_bound(
 ) -> WidthBound:
     """Return the width from which exact solutions are within `tolerance` of the samples.
 
-    Our derivation (see the module); the shape, and that r takes the place of d, is the theorem of
-    Tansley et al. With several outputs it holds for each output alone.
+    With several outputs it holds for each output alone.
 
     Args:
         samples: n, of samples and of candidates.
@@ -165,18 +162,11 @@ def _certified(sigma: Activation, setting: Setting, gap: float) -> tuple[float, 
 def covering(setting: Setting, tau: float, slope: float, origin: float, radius: float) -> float:
     """Return log N, of a net of solutions that fail, from which G moves by no more than τ.
 
-    G moves by 2n·η_c (|σ(0)| + L R) with the coefficients, and by n C L R·η_u with the candidates;
-    half of τ each. A sphere in R^r has nets of (1 + 2/η)^r points (Vershynin, High-Dimensional
-    Probability, corollary 4.2.13), inside any part of it; an interval of length 2C has ⌈C/η_c⌉.
-    The samples' own coefficients are covered too, since training chose them after the features.
-    Any of n samples may be the one that is missed.
-
-    Args:
-        setting: n, r and C.
-        tau: τ.
-        slope: L, the Lipschitz constant of σ.
-        origin: |σ(0)|.
-        radius: R.
+    G moves by 2n·η_c (|σ(0)| + L R) with the coefficients, and by n C L R·η_u with the candidates,
+    L the slope of σ; half of τ each. A sphere in R^r has nets of (1 + 2/η)^r points (Vershynin,
+    High-Dimensional Probability, corollary 4.2.13), an interval of length 2C has ⌈C/η_c⌉. The
+    samples' own coefficients are covered too, since training chose them after the features. Any of
+    n samples may be the one that is missed.
 
     Example:
         >>> found = covering(Setting(1, 2, 0.1, 0.5), tau=1.0, slope=1.0, origin=0.0, radius=1.0)
