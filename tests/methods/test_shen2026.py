@@ -138,7 +138,7 @@ def haim(steps: int = 400, **changes: Any) -> Haim2022:
 
 
 BASES: dict[str, tuple[Problem, Penalised | Iurada2025]] = {
-    "haim2022": (combined(samples=6), haim(800)),
+    "haim2022": (combined(samples=6), haim(650)),
     "iurada2025": (case(8, 6, 6.0, "relu+tanh").problem, Iurada2025(rate=1.0, steps=800)),
 }
 
@@ -175,23 +175,22 @@ def test_a_run_with_splits(name: str, rule: Any) -> None:
 
 
 def test_splits_come_at_multiples() -> None:
-    problem, base = BASES["haim2022"]
     steps: list[tuple[int, int]] = []
 
     def note(progress: Any, _: float) -> None:
         steps.append((progress.state.steps, progress.looks))
 
-    reconstruct(problem, 2, 0, Shen2026(base, rounds=2), observe=note)
+    reconstruct(combined(), 2, 0, Shen2026(haim(80), rounds=2), observe=note)
     changes = [after for before, after in itertools.pairwise(steps) if after[1] > before[1]]
-    assert changes == [(140, 1), (270, 2), (400, 3), (540, 4)]  # halves of 800/3 steps
+    assert changes == [(20, 1), (30, 2), (40, 3), (60, 4)]  # halves of 80/3 steps
 
 
 @pytest.mark.parametrize("rule", ["published", "adaptive"])
 def test_too_few_candidates_come_loose(rule: Any) -> None:
     """Four samples, two candidates: only splitting can explain them."""
-    problem, base = combined(activation="tanh"), haim(600)
+    problem, base = combined(activation="tanh"), haim(400)
     alone = reconstruct(problem, 1, 0, base)
-    split = reconstruct(problem, 1, 0, Shen2026(base, every=150, rule=rule))
+    split = reconstruct(problem, 1, 0, Shen2026(base, every=100, rule=rule))
     assert len(alone.samples) == 2 and len(split.samples) >= 4
     assert split.residual < 0.5 * alone.residual
 

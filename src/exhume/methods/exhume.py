@@ -231,16 +231,14 @@ class Exhume:
 
     def _spare(self, problem: Problem, progress: Search) -> bool:
         """Whether a plateau can be the floor: candidates are to spare, and more did not help."""
-        value, spare = (
-            progress.best_residual,
-            len(progress.leader.candidates) > self._wanted(problem, progress),
-        )
+        if len(progress.leader.candidates) <= self._wanted(problem, progress):
+            return False
         if progress.samples is None:
-            return spare and self._grown(problem, progress)
-        return spare and value <= 0.1 * problem.drift
+            return self._grown(problem, progress)
+        return progress.best_residual <= 0.1 * problem.drift
 
     def _wanted(self, problem: Problem, progress: Search) -> int:
-        """The number of samples, or of candidates that do more than blur a floor; or all."""
+        """Return the number of samples, or of candidates that do more than blur a floor; or all."""
         if progress.samples is not None:
             return progress.samples
         if problem.drift == 0:
@@ -250,7 +248,7 @@ class Exhume:
         return max(1, int((cost > self.above * best.value).sum()))
 
     def _found_again(self, problem: Problem, progress: Search) -> int:
-        """How many of the candidates that this trial began by dropping are there again."""
+        """Count the candidates that this trial began by dropping and that are there again."""
         best = fitted(problem, progress.leader.candidates)
         order, _ = dropping(problem, best)
         surplus = len(order) - self._wanted(problem, progress)
@@ -260,7 +258,7 @@ class Exhume:
         return int((cosine.amax(1) > self.again).sum())
 
     def _explore(self, problem: Problem, progress: Search) -> Search:
-        """Another trial: more candidates if their number may grow, else new ones for old."""
+        """Begin a trial with more candidates if their number may grow, else with new for old."""
         if progress.misses >= self.patience or progress.rounds >= self.rounds:
             return self._restart(problem, progress)
         generator = stream(progress.seed, progress.rounds + 1)
@@ -309,7 +307,7 @@ class Exhume:
         )
 
     def _tidy(self, problem: Problem, progress: Search) -> Search:
-        """Known number: cut to it at once, or step by step. Unknown: undo signs, merge, bisect."""
+        """Cut to the number at once, or step by step; if unknown, undo signs, merge, bisect."""
         best = fitted(problem, progress.leader.candidates)
         x, a = best.candidates, best.shares
         samples = progress.samples
@@ -333,7 +331,7 @@ class Exhume:
         return self._cut(problem, replace(progress, too_few=too_few))
 
     def _cut_to(self, problem: Problem, best: Fit, count: int) -> Tensor:
-        """So many candidates: signs undone, as many merged as may be, the cheapest dropped."""
+        """Return so many candidates: signs undone, as many merged as may be, cheapest dropped."""
         fit = best
         turned = _turned(best)
         if len(turned) >= count:
@@ -396,5 +394,5 @@ class Exhume:
 
 
 def _turned(fit: Fit) -> Tensor:
-    """The candidates with flipped signs undone, where one row each makes that possible."""
+    """Return candidates with flipped signs undone, where one row each makes that possible."""
     return unflipped(fit.candidates, fit.coefficients) if fit.rows == 1 else fit.candidates

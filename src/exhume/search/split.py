@@ -30,16 +30,17 @@ from exhume.features import Linearization
 from exhume.features.weights import free_memory
 
 ITERATIONS = 20
-"""Products for the eigenvectors, as published."""
+"""The published number of products for the eigenvectors."""
 
 EPSILON = 0.02
-"""Most that a half is moved, as published."""
+"""A half is moved by no more than this, as published."""
 
 RANGE = 2000.0
 """The least ε that is tried is so many times smaller than the most: the published 1e-5."""
 
 GRID, REFINEMENTS = 9, 12
-"""Losses looked at over the whole range of ε, and then around the best."""
+"""The loss is taken so often over the whole range of ε, then around the best: 21 products are
+about as many as the eigenvectors cost."""
 
 Product = Callable[[Tensor], Tensor]
 
@@ -67,7 +68,7 @@ def splitting_product(
     prior: Tensor | None = None,
     scale: float = 1.0,
 ) -> Tensor:
-    """S D, (n, d): every candidate's splitting matrix times a direction of its own.
+    """Return S D, (n, d): every candidate's splitting matrix times a direction of its own.
 
     Args:
         linearization: at the candidates.
@@ -82,7 +83,7 @@ def splitting_product(
 
 
 def kept_to(domain: Domain, candidates: Tensor, slope: Tensor, product: Product) -> Product:
-    """The same matrix for halves that are projected to a domain: P S P + P ∂P[·]g.
+    """Return the product for halves that are projected to a domain: P S P + P ∂P[·]g.
 
     P is the domain's tangent projector and g the slope of the loss. On a curved domain both halves
     are pulled back to the same side, to second order by P ∂P[u]u; on the sphere of radius r that
@@ -109,7 +110,7 @@ def kept_to(domain: Domain, candidates: Tensor, slope: Tensor, product: Product)
 def smallest_eigenpairs(
     product: Product, start: Tensor, iterations: int = ITERATIONS
 ) -> Eigenpairs:
-    """The smallest eigenvalue and its eigenvector of n symmetric matrices at once.
+    """Find the smallest eigenvalue and its eigenvector of n symmetric matrices at once.
 
     Lanczos with full reorthogonalisation: n Krylov spaces in lockstep, so that an iteration is one
     product for all candidates. A space that is exhausted is left as it is: from a random start it
@@ -132,7 +133,7 @@ def smallest_eigenpairs(
     basis = start.new_zeros(n, steps, d)
     matrices = torch.zeros(n, steps, steps, dtype=torch.float64, device=start.device)
     size = torch.zeros(n, dtype=torch.float64, device=start.device)
-    floor = 10 * d**0.5 * torch.finfo(start.dtype).eps
+    negligible = 10 * d**0.5 * torch.finfo(start.dtype).eps
     vectors = torch.nn.functional.normalize(start, dim=1)
     alive = torch.ones(n, dtype=torch.bool, device=start.device)
     dead = torch.zeros(n, steps, dtype=torch.bool, device=start.device)
@@ -144,7 +145,7 @@ def smallest_eigenpairs(
             image = image - _combined(_coordinates(basis[:, : k + 1], image), basis[:, : k + 1])
         length = image.double().norm(dim=1)
         size = torch.maximum(size, torch.maximum(matrices[:, k, k].abs(), length))
-        alive = alive & (length > floor * size)
+        alive = alive & (length > negligible * size)
         if k + 1 < steps:
             length = torch.where(alive, length, 0)
             matrices[:, k, k + 1] = matrices[:, k + 1, k] = length
@@ -161,7 +162,7 @@ def smallest_eigenpairs(
 
 
 def _room(start: Tensor) -> int:
-    """Vectors for each candidate that take less than half of the free memory."""
+    """Return how many vectors a candidate take less than half of the free memory."""
     room = int(free_memory(start.device) / 2 / (start.numel() * start.element_size()))
     if room < 2:
         raise InputError(
@@ -186,7 +187,7 @@ def _combined(weights: Tensor, basis: Tensor) -> Tensor:
 
 
 def chosen_as_published(values: Tensor, count: float) -> Tensor:
-    """Whom to split by the published rule.
+    """Choose whom to split by the published rule.
 
     The thresholds refer to m times the eigenvalues, m the number of candidates at the start. If
     fewer than 3 in 10 are negative (1 in 10 from 1000 candidates on), all of these; else, of the
@@ -215,7 +216,7 @@ def chosen_as_published(values: Tensor, count: float) -> Tensor:
 
 
 def price_of_a_split(candidates: int, gained: float, noise: float) -> float:
-    """The decrease of the loss that a split must bring to be worth it.
+    """Return the decrease of the loss that a split must bring to be worth it.
 
     A candidate more makes every step dearer by 1/n, so that a run comes shorter by 1/n of what it
     would have gained: as much as of late, or nothing if it has come to rest. What rounding does to
@@ -234,7 +235,7 @@ def price_of_a_split(candidates: int, gained: float, noise: float) -> float:
 
 
 def chosen_adaptively(pairs: Eigenpairs, upper: float, price: float) -> Tensor:
-    """Whom to split, with no threshold set by hand.
+    """Choose whom to split, with no threshold set by hand.
 
     - Significant: the value is below zero by more than its bound, which also holds what rounding
       does to the product.
@@ -267,7 +268,7 @@ def chosen_adaptively(pairs: Eigenpairs, upper: float, price: float) -> Tensor:
 
 
 def upper_epsilon(candidates: Tensor) -> float:
-    """The most that a half is moved where no scale is set: half of the candidates' median norm.
+    """Return the most that a half is moved where no scale is set: half the median norm.
 
     Example:
         >>> upper_epsilon(torch.tensor([[3.0, 4.0], [0.0, 1.0], [6.0, 8.0]]))
@@ -277,7 +278,7 @@ def upper_epsilon(candidates: Tensor) -> float:
 
 
 def line_search(loss: Callable[[float], float], upper: float = EPSILON) -> float | None:
-    """The ε in [upper/2000, upper] of the least loss, or None where none lowers it.
+    """Find the ε in [upper/2000, upper] of the least loss, or None where none lowers it.
 
     Looks at a geometric grid, then closes in on its best by bounded scalar minimisation in log ε.
     Half of `upper` is the last resort, as published.
@@ -315,7 +316,7 @@ def line_search(loss: Callable[[float], float], upper: float = EPSILON) -> float
 
 
 def halves(candidates: Tensor, chosen: Tensor, directions: Tensor, epsilon: float) -> Tensor:
-    """The candidates with x + εu in the place of each chosen x, and x − εu at the end.
+    """Return the candidates with x + εu in the place of each chosen x, and x − εu at the end.
 
     Args:
         candidates: X, (n, d).
@@ -337,7 +338,7 @@ def halves(candidates: Tensor, chosen: Tensor, directions: Tensor, epsilon: floa
 
 
 def copied(values: Tensor, chosen: Tensor) -> Tensor:
-    """What each half has from its parent: labels, velocities, the parent itself; (n + q, …).
+    """Return what each half has from its parent: labels, velocities, parents; (n + q, …).
 
     Example:
         >>> copied(torch.tensor([5, 6, 7]), torch.tensor([1])).tolist()
@@ -347,7 +348,7 @@ def copied(values: Tensor, chosen: Tensor) -> Tensor:
 
 
 def shared(values: Tensor, chosen: Tensor) -> Tensor:
-    """What each half has half of: multipliers, their velocities, shares; (n + q, …).
+    """Return what each half has half of: multipliers, their velocities, shares; (n + q, …).
 
     Example:
         >>> shared(torch.tensor([5.0, 6.0, 7.0]), torch.tensor([1])).tolist()

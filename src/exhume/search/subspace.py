@@ -16,28 +16,31 @@ from exhume.errors import InputError
 from exhume.features.weights import blocks
 
 GAP = 3.0
-"""Least ratio of neighbouring singular values that counts as the end of the samples' span."""
+"""The samples' span ends where neighbouring singular values differ by this factor at least;
+random ones, away from the last few, differ by less."""
 
 REST = 1e-2
-"""Most of the change's energy that may lie beyond the gap: rounding leaves little, Adam much."""
+"""At most this share of the change's energy lies beyond the gap; rounding leaves less, Adam more."""
 
 ALONE = 1e4
-"""Least ratio where one singular value lies beyond it: by chance the last are often far apart."""
+"""The factor that is asked for where one singular value alone lies beyond the gap: by chance the
+last ones are often far apart."""
 
 FEW = 10
-"""So many singular values, or more, are not small together by chance."""
+"""Ten singular values are not small together by chance, so no more than `GAP` is asked for then."""
 
 NOISE = 1e-7
-"""Relative singular values below this are rounding: they come from squares in float64."""
+"""Singular values below this share of the largest are rounding: they are roots of squares in
+float64, which has 16 digits."""
 
 ROUNDED = 1e3
-"""How many roundings of an entry may have added up in training; more is not rounding."""
+"""So many roundings of an entry may have added up in training; what is larger has another cause."""
 
 TAIL = 1e-4
-"""Relative singular values up to which what lies beyond the gap does no harm, rounding or not."""
+"""What lies beyond the gap does no harm up to this share of the largest singular value."""
 
 ENERGY = 1e-6
-"""Share of the change's energy that the rule `energy` leaves out."""
+"""The rule `energy` leaves out this share: samples with less than a thousandth of the largest."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,12 +61,12 @@ class Subspace:
 
     @property
     def rank(self) -> int:
-        """The dimension."""
+        """The dimension of the span."""
         return self.basis.shape[1]
 
 
 def estimate(layer: FirstLayer, rank: int | str = "gap") -> Subspace:
-    """The samples' span from a first layer's change.
+    """Estimate the samples' span from a first layer's change.
 
     Where the plain change shows no gap, weight decay is looked for; where it shows one, c is found
     again from the directions beyond it, for as long as that widens the gap.
@@ -96,7 +99,7 @@ def estimate(layer: FirstLayer, rank: int | str = "gap") -> Subspace:
 
 
 def _grams(layer: FirstLayer) -> tuple[Tensor, Tensor, Tensor]:
-    """W₀ᵀW₀, W₀ᵀΔ and ΔᵀΔ with Δ = W₁ − W₀, (d, d) each, in float64 and block by block."""
+    """Return W₀ᵀW₀, W₀ᵀΔ and ΔᵀΔ with Δ = W₁ − W₀, (d, d) each, in float64 and block by block."""
     d = layer.initial.shape[1]
     zero = torch.zeros(d, d, dtype=torch.float64, device=layer.initial.device)
     own, mixed, change = zero.clone(), zero.clone(), zero.clone()
@@ -112,7 +115,7 @@ def _grams(layer: FirstLayer) -> tuple[Tensor, Tensor, Tensor]:
 def _spectrum(
     grams: tuple[Tensor, Tensor, Tensor], kept: float, count: int
 ) -> tuple[Tensor, Tensor]:
-    """The largest singular values of W₁ − c·W₀, divided by the first; right vectors as columns."""
+    """Return the singular values of W₁ − c·W₀ over the largest, and right vectors as columns."""
     own, mixed, change = grams
     rest = 1 - kept  # W₁ − cW₀ = Δ + (1 − c)W₀
     gram = change + rest * (mixed + mixed.T) + rest**2 * own
@@ -125,7 +128,7 @@ def _spectrum(
 def _rounding(
     layer: FirstLayer, grams: tuple[Tensor, Tensor, Tensor], kept: float, spectrum: Tensor
 ) -> float:
-    """The largest singular value that rounding can leave, relative to that of the change.
+    """Return the largest singular value that rounding can leave, over that of the change.
 
     An (h, d) matrix of independent entries of size s has none above about s(√h + √d). Where decay
     is corrected, squares that are larger than the change cancel, and `NOISE` is a part of those.
@@ -144,7 +147,7 @@ def _rounding(
 def _refined(
     grams: tuple[Tensor, Tensor, Tensor], kept: float, spectrum: Tensor, vectors: Tensor
 ) -> tuple[float, Tensor, Tensor]:
-    """C once more, from the directions V that no sample has a part in: W₁V = c·W₀V there."""
+    """Find c again from the directions V that no sample has a part in: W₁V = c·W₀V there."""
     own, mixed, _ = grams
     while (r := _end(spectrum)) and spectrum[r] > NOISE:
         beyond, gap = vectors[:, r:].to(own), _gaps(spectrum)[r - 1]
@@ -160,7 +163,7 @@ def _refined(
 
 
 def shrinkage(own: Tensor, mixed: Tensor, tall: bool = True) -> float:
-    """The c of W₁ = c·W₁(0) + (rank below d), by the eigenvalue that W₁(0)⁺W₁ repeats.
+    """Find the c of W₁ = c·W₁(0) + (rank below d), by the eigenvalue that W₁(0)⁺W₁ repeats.
 
     That matrix is c·I plus one of low rank, so all but rank-many of its eigenvalues are c. Where
     none is repeated (the layer is no wider than d, or all directions moved), c is 1.
@@ -211,7 +214,7 @@ def _rank(spectrum: Tensor, rank: int | str) -> int:
 
 
 def _gaps(spectrum: Tensor) -> Tensor:
-    """Ratios of neighbouring singular values, 0 where they do not show the end of a span.
+    """Return ratios of neighbouring singular values, 0 where they do not show the end of a span.
 
     A change in all directions has gaps by chance, mostly before the last few singular values. So
     the fewer lie beyond, the more is asked for, and of a few no less than they differ themselves.
@@ -226,7 +229,7 @@ def _gaps(spectrum: Tensor) -> Tensor:
 
 
 def _end(spectrum: Tensor) -> int:
-    """The rank at the last gap that is at least half as wide as the widest, in logarithms; or 0.
+    """Return the rank at the last gap that is half as wide as the widest, in logarithms, or 0.
 
     A direction too many does little harm; one too few puts a sample out of reach.
     """
