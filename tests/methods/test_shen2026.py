@@ -22,10 +22,10 @@ from exhume.methods.penalised import Descending, Descent, Moments, Penalised
 from exhume.methods.penalties import Hyperparameters, Place, balanced_labels, loss_at, outputs
 from exhume.methods.progress import stream
 from exhume.methods.shen2026 import (
-    CountMatched,
     Shen2026,
     SplitDescending,
     base_for,
+    begun_with,
     loss_of,
     paced,
     with_splits,
@@ -208,14 +208,15 @@ def test_smaller_shares_make_smaller_steps_of_the_multipliers() -> None:
     assert paced(adam) is adam
 
 
-def test_the_control_has_as_many_candidates() -> None:
-    problem, _ = BASES["haim2022"]
-    found = reconstruct(problem, 2, 0, CountMatched(haim(20), 7))
-    assert len(found.samples) == 7 and found.method == "count-matched"
-    control = CountMatched(Iurada2025(rate=1.0, steps=5), 7)
-    assert len(reconstruct(BASES["iurada2025"][0], 2, 0, control).samples) == 7
-    begun = with_splits(control.init(BASES["iurada2025"][0], 2, 0))
-    assert begun.looks == 0 and len(begun.candidates) == 7
+@pytest.mark.parametrize("name", BASES)
+def test_the_control_has_as_many_candidates(name: str) -> None:
+    problem, base = BASES[name]
+    begun = begun_with(base, base.view(problem), 7, seed=3)
+    assert len(begun.candidates) == 7 and begun.seed == 3 and begun.phase != "tune"
+    split = with_splits(begun)
+    assert split.looks == 0 and split.state is begun.state
+    with pytest.raises(InputError, match="premise"):
+        begun_with(base, replace(case(6, 3, 4.0).problem, premise=Premise.DECAY), 7, seed=3)
 
 
 def test_tuning_comes_before_splitting() -> None:

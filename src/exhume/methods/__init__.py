@@ -97,10 +97,9 @@ def check_numbers(
     """Refuse numbers that no run could use."""
     if product_limit is not None:
         whole_number("product_limit", product_limit)
-    if samples is not None and (not isinstance(samples, int) or samples < 1):
-        raise InputError(f"samples: expected a whole number of at least 1, got {samples}.")
-    if not isinstance(seed, int) or seed < 0:
-        raise InputError(f"seed: expected a whole number of at least 0, got {seed}.")
+    if samples is not None:
+        whole_number("samples", samples)
+    whole_number("seed", seed, least=0)
     if time_limit is not None and not time_limit >= 0:
         raise InputError(f"time_limit: expected seconds, at least 0, got {time_limit}.")
 

@@ -7,7 +7,7 @@ whose coefficients are eliminated. Published are the first two, and a variant of
 gradients at both ends of training averaged; loo2023 takes its place here. The divisor of the loss
 stays that of the start, so that halves with half the multiplier change nothing but by their
 distance. The run ends with more candidates than it began with, which alone makes the best of them
-better: compare it with `CountMatched`.
+better: compare it with a run that has as many from the start (`begun_with`).
 
 The rule `published` has the published thresholds, ε ≤ 0.02, and an optimiser that forgets. The
 rule `adaptive` is ours: no thresholds (`search.split.chosen_adaptively`), ε up to the scale of the
@@ -213,41 +213,24 @@ def paced(progress: D) -> D:
     return replace(progress, state=replace(run, pace=run.place.shares.min().item()))
 
 
-@dataclass(frozen=True)
-class CountMatched:
-    """The base method with as many candidates as a split run ended with: the control for it.
+def begun_with(
+    base: Base, problem: Problem, count: int, seed: int, trial: int = 0
+) -> Descending | Rolling:
+    """Begin the base method with so many candidates, and nothing to tune: the control for a split.
 
-    Attributes:
+    Args:
         base: the method.
-        count: its candidates.
+        problem: as it sees it.
+        count: as many candidates as a split run ended with.
+        seed: of the run.
         trial: whose hyperparameters it takes where the base leaves some open: those that tuning
             chose for the split run, `Descent.trial`.
     """
-
-    base: Base
-    count: int
-    trial: int = 0
-    name: str = "count-matched"
-
-    def view(self, problem: Problem) -> Problem:
-        """Return the problem as the base method sees it."""
-        return self.base.view(problem)
-
-    def init(self, problem: Problem, samples: int | None, seed: int) -> Descending | Rolling:
-        """Begin with so many candidates at random; nothing is tuned."""
-        if isinstance(self.base, Iurada2025):
-            return self.base.init(problem, self.count, seed)
-        self.base.check(problem)
-        state = self.base.begin(problem, self.count, seed, self.trial)
-        return Descending(seed=seed, samples=samples, state=state, phase="run")
-
-    def advance(self, problem: Problem, progress: Any) -> Descending | Rolling:
-        """Make a move of the base method."""
-        return self.base.advance(problem, progress)
-
-    def finish(self, problem: Problem, progress: Any) -> Fit:
-        """Return the answer of the base method."""
-        return self.base.finish(problem, progress)
+    if isinstance(base, Iurada2025):
+        return base.init(problem, count, seed)
+    base.check(problem)
+    state = base.begin(problem, count, seed, trial)
+    return Descending(seed=seed, samples=None, state=state, phase="run")
 
 
 def base_for(problem: Problem) -> Base:

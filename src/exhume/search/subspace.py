@@ -20,7 +20,7 @@ GAP = 3.0
 random ones, away from the last few, differ by less."""
 
 REST = 1e-2
-"""At most this share of the change's energy lies beyond the gap; rounding leaves less, Adam more."""
+"""At most this share of the change's energy is beyond the gap; rounding leaves less, Adam more."""
 
 ALONE = 1e4
 """The factor that is asked for where one singular value alone lies beyond the gap: by chance the

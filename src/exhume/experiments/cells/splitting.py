@@ -21,7 +21,7 @@ from exhume.methods.loo2023 import Loo2023
 from exhume.methods.penalised import Descending, Penalised
 from exhume.methods.penalties import bounds
 from exhume.methods.progress import Method, Progress, stream
-from exhume.methods.shen2026 import Choice, CountMatched, Shen2026, with_splits
+from exhume.methods.shen2026 import Choice, Shen2026, begun_with, with_splits
 from exhume.methods.splitting import SMOOTHING, Loss, Penalty, Projection, curvatures
 from exhume.search.split import halves, shared
 
@@ -105,23 +105,23 @@ class Splitting:
         case = CASES[self.case](self.samples, self.width, self.seed)
         base, samples = case.base, len(case.truth)
         problem = seen_by(base, case.problem)
-        start = CountMatched(base, case.count, _tuned(base, problem, samples, self.seed))
+        tuned = _tuned(base, problem, samples, self.seed)
 
-        def go(method: Method, begin: CountMatched) -> tuple[dict[str, Any], Progress]:
-            started = begin.init(problem, samples, self.seed)
+        def go(method: Method, count: int) -> tuple[dict[str, Any], Progress]:
+            started = begun_with(base, problem, count, self.seed, tuned)
             progress: Progress = with_splits(started) if isinstance(method, Shen2026) else started
             with threads_for(problem, samples):
                 progress = spent(method, problem, progress)
             point = method.finish(problem, progress)
             return _measured(point, progress.total_steps, case.truth), progress
 
-        alone, at_rest = go(base, start)
+        alone, at_rest = go(base, case.count)
         found = {"base": alone}
         for rule in RULES:
             method = Shen2026(base, max(1, alone["steps"] // 4), rule=rule)
-            split, control = go(method, start)[0], alone
+            split, control = go(method, case.count)[0], alone
             if split["candidates"] > case.count:
-                control = go(base, replace(start, count=split["candidates"]))[0]
+                control = go(base, split["candidates"])[0]
             else:
                 split = alone  # nothing was split: the same run, but for where its budget ended
             found |= {f"split, {rule}": split, f"count of {rule}": control}
