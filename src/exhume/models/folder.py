@@ -267,7 +267,10 @@ def read_model(
 
 
 def _display(card: dict[str, Any]) -> Pixels | None:
-    return Pixels(**card["display"]) if card.get("display") else None
+    display = card.get("display") or None
+    if not isinstance(display, dict | None):
+        raise ValueError(f"display = {display!r}")
+    return None if display is None else Pixels(**display)
 
 
 def _read_network(folder: Path, card: dict[str, Any], change: bool = True) -> NetworkModel:

@@ -1,0 +1,171 @@
+"""How commands may be written, their help, and what cannot be parsed."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+import exhume
+from commands import exhume_
+from exhume.auditing.folder import CANDIDATES, CONFIG
+from exhume.auditing.settings import Settings
+from exhume.cli import main
+from exhume.methods import METHODS
+from exhume.models.folder import CARD, INITIAL
+
+COMMANDS = ["victim", "audit", "score", "report", "identify"]
+COMMANDS += ["bound", "law", "reproduce", "demo", "bench"]
+
+
+def config_of(run: Path) -> dict[str, object]:
+    """What a run was asked for, without what was left out."""
+    config = yaml.safe_load((run / CONFIG).read_text())
+    return {word: value for word, value in config.items() if value is not None}
+
+
+@pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS)], ids=" ".join)
+def test_every_command_has_help(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ending:
+        exhume_(*command, "--help")
+    assert ending.value.code == 0
+    said = capsys.readouterr().out
+    assert said.startswith("usage: exhume")
+    assert command or all(name in said for name in COMMANDS)
+
+
+def test_the_options_of_an_audit_are_the_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        exhume_("audit", "--help")
+    said = " ".join(capsys.readouterr().out.split())
+    assert all(f"--{name} " in said for name in Settings.__dataclass_fields__)
+    assert all(name in said for name in METHODS)
+    assert "passes over the features' derivative" in said and "such as 3,32,32" in said
+    with pytest.raises(SystemExit):
+        exhume_("audit", "folder", "--samples", 3, "--print_config")
+    printed = yaml.safe_load(capsys.readouterr().out)
+    assert (printed["model"], printed["samples"], printed["device"]) == ("folder", 3, "auto")
+
+
+def test_the_version_is_told(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["exhume", "--version"])
+    for words in (["--version"], None):  # those of the shell are the default
+        with pytest.raises(SystemExit) as ending:
+            main(words)
+        assert ending.value.code == 0
+        assert exhume.__version__ in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--product-limit", 30, "MODEL"],
+        ["--model", "MODEL", "--product_limit=30"],
+        ["MODEL", "--product-limit=30"],
+    ],
+    ids=str,
+)
+def test_words_may_stand_anywhere_with_dashes_or_underscores(
+    words: list[object], workshop: Path, tmp_path: Path
+) -> None:
+    model = workshop / "model"
+    exhume_("audit", *(model if w == "MODEL" else w for w in words), "--out", tmp_path / "a-b")
+    config = config_of(tmp_path / "a-b")
+    assert (config["model"], config["product_limit"]) == (str(model), 30)
+
+
+@pytest.mark.parametrize(
+    ("words", "stored"),
+    [
+        ([], False),
+        (["--store"], True),
+        (["--store", "true"], True),
+        (["--store=true"], True),
+        (["--store", "false"], False),
+        (["--store", "--seed", "3"], True),
+        (["--data-seed", "3", "--store"], True),
+    ],
+    ids=str,
+)
+def test_a_switch_may_stand_alone(words: list[str], stored: bool, tmp_path: Path) -> None:
+    exhume_("victim", "sphere", "--dim", 5, "--samples", 2, *words, "--out", tmp_path / "model")
+    assert (tmp_path / "model" / INITIAL).exists() == stored
+
+
+@pytest.mark.parametrize(
+    ("classes", "outputs"), [("[3,8]", 1), ("[1,2,3]", 3), ("parity", 1), ("all", 10)]
+)
+def test_classes_are_chosen_by_a_list_or_a_word(classes: str, outputs: int, tmp_path: Path) -> None:
+    out = tmp_path / "model"
+    exhume_("victim", "digits", "--samples", 20, "--classes", classes, "--out", out)
+    assert json.loads((out / CARD).read_text())["outputs"] == outputs
+
+
+def test_a_config_file_stands_for_options(workshop: Path, tmp_path: Path) -> None:
+    asked = {"model": str(workshop / "model"), "samples": 4, "seed": 3, "device": "cpu"}
+    (tmp_path / "audit.yaml").write_text(yaml.safe_dump(asked))
+    exhume_("audit", "--config", tmp_path / "audit.yaml", "--out", tmp_path / "a")
+    exhume_("audit", "--config", tmp_path / "audit.yaml", "--seed", 5, "--out", tmp_path / "b")
+    assert config_of(tmp_path / "a") == {**asked, "method": "exhume"}
+    assert config_of(tmp_path / "b")["seed"] == 5
+    exhume_("audit", "--config", workshop / "run" / CONFIG, "--out", tmp_path / "again")
+    one, other = (load_file(run / CANDIDATES) for run in (workshop / "run", tmp_path / "again"))
+    assert torch.equal(one["samples"], other["samples"])
+
+
+@pytest.mark.parametrize("name", ["with spaces", "grün-√", "runs[/b]", "a[b]c"])
+def test_odd_names_of_folders_are_printed_as_they_are(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    exhume_("victim", "sphere", "--dim", 5, "--samples", 2, "--out", tmp_path / name)
+    assert f"{tmp_path / name}: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["dig"], "dig"),
+        ([], "subcommand"),
+        (["bench"], "subcommand"),
+        (["victim"], "data"),
+        (["victim", "sphere", "--samples", "many"], "samples"),
+        (["victim", "sphere", "--loss", "hinge"], "hinge"),
+        (["victim", "sphere", "--depth", "3"], "--depth"),
+        (["victim", "digits", "--classes", "odd"], "classes"),
+        (["victim", "digits", "--centre", "middle"], "middle"),
+        (["victim", "sphere", "--ratio", "nan"], "ratio"),
+        (["audit", "model", "--samples", "1.5"], "samples"),
+        (["audit", "model", "--time-limit", "nan"], "time_limit"),
+        (["audit", "model", "--time-limit", "soon"], "time_limit"),
+        (["audit", "model", "--product-limit", "2.5"], "product_limit"),
+        (["audit", "model", "--resume", "maybe"], "maybe"),
+        (["audit", "model", "other"], "other"),
+        (["audit", "model", "--speed", "3"], "--speed"),
+        (["audit", "model", "--rank", "most"], "rank"),
+        (["audit", "model", "--point", "middle"], "middle"),
+        (["audit", "model", "--premise", "rest"], "rest"),
+        (["audit", "model", "--arguments", "3"], "arguments"),
+        (["audit", "model", "--input-shape", "a,b"], "input_shape"),
+        (["audit", "--config", "nowhere.yaml"], "nowhere.yaml"),
+    ],
+    ids=str,
+)
+def test_a_wrong_command_line_is_explained(
+    words: list[str],
+    named: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ending:
+        exhume_(*words)
+    assert ending.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith("usage: exhume") and named in said.partition("error: ")[2]
+    assert list(tmp_path.iterdir()) == []
