@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from jsonargparse import auto_cli
 from torch import nn
 
+from commands import exhume_
 from exhume import data, victims
 from exhume.cli.bound import bound
 from exhume.errors import InputError
@@ -72,22 +72,24 @@ def test_the_verdict_turns_at_the_thresholds(tmp_path: Path, size: int, said: st
     assert said in record["counting"]["verdict"]
 
 
-def test_a_width_may_be_left_out(tmp_path: Path) -> None:
-    record = found(tmp_path, dim=8, samples=5, **SMALL)
+def test_a_width_may_be_left_out_and_rho_come_from_epsilon_and_delta(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "bound.json"
+    sizes = ("--dim", 8, "--samples", 5, "--tolerance", 0.5, "--separation", 1.1)
+    exhume_("bound", *sizes, "--epsilon", 3, "--delta", 1e-5, "--out", out)
+    record = json.loads(out.read_text())
     assert "verdict" not in record["counting"]
     assert "failure_at_width" not in record["guarantee"]
+    assert record["privacy"]["rho"] == privacy.rho_of(3.0, 1e-5)
+    assert any("accountant" in sentence for sentence in record["assumptions"])
+    assert "if ε and δ come from that ρ" in capsys.readouterr().out
 
 
 def test_where_there_is_no_guarantee_the_rest_is_still_said(tmp_path: Path) -> None:
     record = found(tmp_path, dim=8, samples=2, width=9, activation="polynomial:0,0,0,1")
     assert "slope" in record["guarantee"]["none"]
     assert record["hermite"]["sign"]["verdict"] == "lost"
-
-
-def test_privacy_from_epsilon_and_delta(tmp_path: Path) -> None:
-    record = found(tmp_path, dim=8, samples=2, epsilon=3.0, delta=1e-5, **SMALL)
-    assert record["privacy"]["rho"] == privacy.rho_of(3.0, 1e-5)
-    assert any("accountant" in sentence for sentence in record["assumptions"])
 
 
 def test_a_folder_of_random_features(tmp_path: Path) -> None:
@@ -118,7 +120,9 @@ def test_a_folder_of_a_network(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert record["sizes"]["activation"] == "tanh"
     assert record["counting"]["thresholds"]["reconstruction in full space"] == 18
     assert [row["samples"] for row in record["safe_widths"]] == [3]
-    assert "safe width" in capsys.readouterr().out
+    assert "random features" in record["guarantee"]["none"]
+    printed = capsys.readouterr().out
+    assert "safe width" in printed and "no guarantee: it is for random features" in printed
 
 
 @pytest.fixture
@@ -152,24 +156,8 @@ def test_a_model_of_ones_own(own: Path) -> None:
         **{"subspace": None, "activation": None},
     }
     assert "hermite" not in record
-
-
-def test_weights_of_another_model_are_refused(own: Path) -> None:
     with pytest.raises(InputError, match="another architecture"):
-        bound(
-            model=f"{own}/own.py:Net",
-            trained=str(own / "own.pt"),
-            arguments={"hidden": 5},
-            input_shape=8,
-        )
-
-
-def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "bound.json"
-    words = ["--dim=8", "--samples=2", "--width=9", "--tolerance=0.5", "--separation=1.1"]
-    auto_cli(bound, args=[*words, f"--out={out}"])
-    assert json.loads(out.read_text())["sizes"]["width"] == 9
-    assert "counting" in capsys.readouterr().out
+        bound(f"{own}/own.py:Net", str(own / "own.pt"), {"hidden": 5}, 8)
 
 
 @pytest.mark.parametrize(
@@ -219,19 +207,3 @@ def test_a_file_that_is_there_is_not_written_over(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="already"):
         bound(dim=8, samples=2, out=out)
     assert out.read_text() == "mine"
-
-
-def test_a_trained_network_has_no_guarantee_and_says_why(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    victims.two_layer(data.sphere(6, 3), width=12, until=1e-2).save(tmp_path / "model")
-    record = found(tmp_path, model=str(tmp_path / "model"), samples=3)
-    assert "random features" in record["guarantee"]["none"]
-    assert "no guarantee: it is for random features" in capsys.readouterr().out
-
-
-def test_privacy_by_epsilon_is_said_with_its_condition(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found(tmp_path, dim=8, samples=3, epsilon=3.0, delta=1e-5, **SMALL)
-    assert "if ε and δ come from that ρ" in capsys.readouterr().out
