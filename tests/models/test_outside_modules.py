@@ -160,7 +160,7 @@ def at(desk: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Desk:
 
 TANSLEY = ("--method", "tansley2026")
 MLP = ("--input-shape", 16, "--norm", "sqrt_d", "--samples", 3)
-SHORT = ("--product-limit", 8)
+SHORT = ("--time-limit", 0)
 
 
 # Each works, or is refused with what to do
@@ -212,12 +212,6 @@ def test_a_dense_network_gives_its_samples_back(at: Desk) -> None:
     with pytest.raises(SystemExit):
         main(["score", str(at.out)])
     assert "--truth" in at.capsys.readouterr().err
-
-
-def test_the_subspace_is_found_in_an_outside_model(at: Desk) -> None:
-    at.audit("mlp", *MLP, *TANSLEY, "--rank", "count")
-    assert at.result["method"] == "tansley2026" and at.distances().max() < 1e-3
-    assert at.result["rank"] is None  # rounding spoils the span a little; refined without it
 
 
 @pytest.mark.parametrize(
@@ -273,60 +267,23 @@ def test_files_that_are_refused(word: str, at: Desk, tmp_path: Path) -> None:
     assert "nothing was trained" in said
 
 
-def test_swapped_files_give_the_same_samples(at: Desk, tmp_path: Path) -> None:
-    at.audit("mlp", *MLP)
-    first = at.samples
-    at.out = tmp_path / "swapped"
-    at.audit(
-        *("mlp", *MLP),
-        initial=at.folder / "mlp.trained.pt",
-        trained=at.folder / "mlp.initial.safetensors",
-    )
-    assert torch.cdist(first, at.samples).amin(1).max() < 1e-3  # in any order
-
-
-@pytest.mark.parametrize(
-    ("dtype", "error"), [(torch.float16, 0.01), (torch.bfloat16, 0.1)], ids=str
-)
-def test_half_precision_is_enough_where_much_changed(
-    dtype: torch.dtype, error: float, at: Desk, tmp_path: Path
+def test_half_precision_is_enough_where_much_changed_and_refused_where_little(
+    at: Desk, tmp_path: Path
 ) -> None:
     before = load_file(at.folder / "mlp.initial.safetensors")
     after = torch.load(at.folder / "mlp.trained.pt", weights_only=True)["model_state_dict"]
-    save_file({n: w.to(dtype) for n, w in before.items()}, tmp_path / "before.safetensors")
-    torch.save({n: w.to(dtype) for n, w in after.items()}, tmp_path / "after.pt")
-    said = at.audit(
-        *("mlp", *MLP), initial=tmp_path / "before.safetensors", trained=tmp_path / "after.pt"
-    )
-    assert f"stored in {str(dtype).removeprefix('torch.')}" in said
-    assert at.distances().max() < error
-
-
-def test_half_precision_is_refused_where_little_changed(at: Desk, tmp_path: Path) -> None:
-    before = load_file(at.folder / "mlp.initial.safetensors")
     half = {name: w.bfloat16() for name, w in before.items()}
-    save_file(half, tmp_path / "before.safetensors")
-    moved = {name: (1 + 2**-7) * w if w.ndim > 1 else w for name, w in half.items()}
-    save_file(moved, tmp_path / "after.safetensors")
-    said = at.refused(
-        *("mlp", *MLP),
-        initial=tmp_path / "before.safetensors",
-        trained=tmp_path / "after.safetensors",
-    )
+    files = {"initial": tmp_path / "before.safetensors", "trained": tmp_path / "after.pt"}
+    save_file(half, files["initial"])
+    torch.save({name: (1 + 2**-7) * w for name, w in half.items()}, files["trained"])
+    said = at.refused("mlp", *MLP, **files)
     assert "bfloat16" in said and "more digits" in said
+    torch.save({name: w.bfloat16() for name, w in after.items()}, files["trained"])
+    assert "stored in bfloat16" in at.audit("mlp", *MLP, **files)
+    assert at.distances().max() < 0.1
 
 
 # Initial weights that are missing
-
-
-def test_without_initial_weights_it_is_said_what_each_would_unlock(at: Desk) -> None:
-    said = at.refused("mlp", *MLP, initial=None)
-    assert "4.weight unlocks exhume and iurada2025" in said
-    assert "4.weight and 1.weight unlock tansley2026" in said
-    assert "midpoint" in said and "zero-head" in said
-    assert "--premise margin" in said and "--premise decay" in said
-    images = ("--input-shape", "1,8,8", "--samples", 3)
-    assert "tansley2026" not in at.refused("cnn", *images, initial=None)
 
 
 def some(at: Desk, tmp_path: Path, *names: str) -> Path:
@@ -348,21 +305,27 @@ def test_the_head_alone_will_do_and_the_first_layer_opens_the_subspace(
     assert at.result["rank"] == 3 and at.distances().max() < 0.05
 
 
+UNLOCKS = """4.weight unlocks exhume and iurada2025 / 4.weight and 1.weight unlock tansley2026 /
+midpoint / zero-head / --premise margin / --premise decay"""
+
+
 @pytest.mark.parametrize(
-    ("names", "more", "named"),
+    ("names", "more", "words"),
     [
-        (["4.weight"], ["--point", "midpoint"], ["1.weight", "'midpoint'"]),
-        (["4.weight"], ["--parameters", "first"], ["1.weight", "'first'"]),
-        (["4.weight"], [*TANSLEY, "--rank", 3], ["first layer"]),
-        (["1.weight"], [], ["4.weight", "unlock"]),
+        ([], [], UNLOCKS),
+        (["4.weight"], ["--point", "midpoint"], "1.weight / 'midpoint'"),
+        (["4.weight"], ["--parameters", "first"], "1.weight / 'first'"),
+        (["4.weight"], [*TANSLEY, "--rank", 3], "first layer"),
+        (["1.weight"], [], "4.weight / unlock"),
     ],
     ids=str,
 )
-def test_what_some_initial_weights_do_not_unlock(
-    names: list[str], more: list[object], named: list[str], at: Desk, tmp_path: Path
+def test_what_missing_initial_weights_would_unlock(
+    names: list[str], more: list[object], words: str, at: Desk, tmp_path: Path
 ) -> None:
-    said = at.refused("mlp", *MLP, *more, initial=some(at, tmp_path, *names))
-    assert all(word in said for word in named)
+    initial = some(at, tmp_path, *names) if names else None
+    said = at.refused("mlp", *MLP, *more, initial=initial)
+    assert all(word.strip() in said for word in words.split("/"))
 
 
 def test_a_linear_probe_needs_no_initial_weights(at: Desk, tmp_path: Path) -> None:
