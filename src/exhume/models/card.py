@@ -125,7 +125,7 @@ class DataCard:
 
     @property
     def dim(self) -> int:
-        """d, the number of entries of one input."""
+        """Return d, the number of entries of one input."""
         return math.prod(self.shape)
 
     @property
@@ -139,7 +139,7 @@ class DataCard:
 
     @property
     def display(self) -> Pixels | None:
-        """How inputs become pixels from 0 to 1; None where that is not known, or for vectors.
+        """Return how inputs become pixels from 0 to 1; None where not known, and for vectors.
 
         Pixels are taken to range from 0 to 1 where there are mean and std, but no range.
         """
@@ -178,7 +178,7 @@ class DataCard:
 
     @property
     def knows(self) -> tuple[str, ...]:
-        """What was told, for the threat model."""
+        """Return what was told, for the threat model."""
         told = []
         if self.range is not None:
             told.append(f"the range of the pixels ({self.range[0]:g} to {self.range[1]:g})")
@@ -193,7 +193,7 @@ class DataCard:
 
     @property
     def assumes(self) -> tuple[str, ...]:
-        """What was not told, and is assumed in its place."""
+        """Return what was not told, and is assumed in its place."""
         if self.range is None and self.norm is None:
             return ("inputs have norm √d: neither their norm nor their range was told",)
         return ()

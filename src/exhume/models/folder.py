@@ -209,18 +209,30 @@ def _card_of(folder: Path) -> Iterator[None]:
 
 
 def is_network(folder: Path) -> bool:
-    """Whether a model folder holds a network, not random features."""
+    """Return whether a model folder holds a network, not random features."""
     return _read_card(folder).get("kind") == "network"
 
 
-def read_network(folder: Path) -> NetworkModel:
-    """Read the network of a model folder, with its weights before and after training."""
+def read_network(folder: Path, change: bool = True) -> NetworkModel:
+    """Read the network of a model folder; without `change`, only its weights after training."""
     card = _read_card(folder)
     if card.get("kind") != "network":
         raise InputError(
             f"{folder / CARD}: expected a card of kind 'network', got {card.get('kind')!r}."
         )
-    return _read_network(folder, card)
+    with _card_of(folder):
+        name, arguments = card["architecture"]["name"], dict(card["architecture"]["arguments"])
+        model = NetworkModel.of(str(name), arguments, {}, {}, _display(card))
+
+    def weights(file: Path) -> StateDict:
+        return fit_state(read_state(file), model.network.module, str(file))
+
+    trained = weights(folder / TRAINED)
+    if not change:
+        return replace(model, trained=trained)
+    initial = weights(folder / INITIAL)
+    check_pair(initial, trained, str(folder / INITIAL), str(folder / TRAINED))
+    return replace(model, initial=initial, trained=trained)
 
 
 def read_model(
@@ -247,7 +259,7 @@ def read_model(
     if card.get("kind") == "network":
         if chosen is not Premise.CHANGE:
             check_whole(chosen, parameters, point)
-        model = _read_network(folder, card, chosen is Premise.CHANGE)
+        model = read_network(folder, chosen is Premise.CHANGE)
         return model.problem(parameters or "last", point or POINT, chosen)
     if card.get("kind") != "random_features":
         raise InputError(
@@ -271,22 +283,6 @@ def _display(card: dict[str, Any]) -> Pixels | None:
     if not isinstance(display, dict | None):
         raise ValueError(f"display = {display!r}")
     return None if display is None else Pixels(**display)
-
-
-def _read_network(folder: Path, card: dict[str, Any], change: bool = True) -> NetworkModel:
-    """Read a network; without its initial weights where their change is not asked for."""
-    with _card_of(folder):
-        name, arguments = card["architecture"]["name"], dict(card["architecture"]["arguments"])
-        model = NetworkModel.of(str(name), arguments, {}, {}, _display(card))
-    trained, initial = (
-        fit_state(read_state(folder / file), model.network.module, str(folder / file))
-        if wanted
-        else {}
-        for file, wanted in ((TRAINED, True), (INITIAL, change))
-    )
-    if change:
-        check_pair(initial, trained, str(folder / INITIAL), str(folder / TRAINED))
-    return replace(model, initial=initial, trained=trained)
 
 
 def _read_random_features(folder: Path, card: dict[str, Any]) -> Problem:

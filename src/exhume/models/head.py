@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 
 from exhume.errors import InputError, listed
 from exhume.models.self_check import distance
@@ -34,23 +35,15 @@ def _calls(module: nn.Module, x: Tensor, size: int) -> tuple[list[_Call], Tensor
     Outputs of a layer are kept where they have `size` entries. Calls by keyword are left out.
     """
     calls: list[_Call] = []
+    names = {part: name for name, part in module.named_modules() if isinstance(part, nn.Linear)}
 
-    def recorder(name: str) -> Callable[..., None]:
-        def record(_: nn.Module, args: tuple[Tensor, ...], outputs: Tensor) -> None:
+    def record(part: nn.Module, args: tuple[Tensor, ...], outputs: Tensor) -> None:
+        if isinstance(part, nn.Linear) and part in names and args:
             kept = outputs.clone() if outputs.numel() == size else None
-            if args:
-                calls.append(_Call(name, tuple(args[0].shape), kept))
+            calls.append(_Call(names[part], tuple(args[0].shape), kept))
 
-        return record
-
-    handles = [
-        module.get_submodule(name).register_forward_hook(recorder(name)) for name in _linear(module)
-    ]
-    try:
+    with register_module_forward_hook(record):
         outputs = module(x)
-    finally:
-        for handle in handles:
-            handle.remove()
     return calls, outputs
 
 
