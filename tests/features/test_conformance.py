@@ -10,8 +10,6 @@ from torch import Tensor
 from exhume.features import Features
 from exhume.features.activations import activation, softplus
 from exhume.features.gradient import ParameterGradients
-from exhume.features.last_layer import LastLayerLinearization
-from exhume.features.modules import ModuleFeatures
 from exhume.features.random import RandomFeatures, RandomLinearization
 from exhume.features.weights import Seeded, Stored
 from exhume.testing import check_features
@@ -136,27 +134,3 @@ def test_rows_in_the_wrong_order_are_noticed(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(ParameterGradients, "all_rows", wrong)
     with pytest.raises(AssertionError, match=r"push is not the derivative of combine|order"):
         check_features(by_torch(of("two_layer", "all", "midpoint")))
-
-
-@pytest.mark.parametrize("parameters", ["last", "all"])
-@pytest.mark.parametrize("factor", [-1, 2])
-def test_a_wrong_restriction_of_a_module_is_noticed(
-    parameters: str, factor: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    right = ModuleFeatures.restrict
-    monkeypatch.setattr(ModuleFeatures, "restrict", lambda self, u: right(self, factor * u))
-    with pytest.raises(AssertionError, match="restrict"):
-        check_features(of("mlp", parameters, "midpoint"))
-
-
-def test_a_point_left_out_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = LastLayerLinearization.__init__
-
-    def one_point(self: LastLayerLinearization, *arguments: object) -> None:
-        right(self, *arguments)
-        self.functions = [self.functions[0] for _ in self.functions]
-
-    monkeypatch.setattr(LastLayerLinearization, "__init__", one_point)
-    check_features(of("mlp", "last", "midpoint"))  # there is one point
-    with pytest.raises(AssertionError, match="push is not the derivative of combine"):
-        check_features(of("mlp", "last", "both"))

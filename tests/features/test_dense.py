@@ -58,36 +58,35 @@ def dense_of(
 # Equality with what torch differentiates
 
 
-@pytest.mark.parametrize("points", [1, 2])
-@pytest.mark.parametrize("biases", [0, 1, 9])
-@pytest.mark.parametrize(
-    ("widths", "activations", "outputs"),
-    [([7], ["relu"], 1), ([5, 8], ["relu", "tanh"], 3), ([6, 4, 5], [CUBIC], 2)],
-)
-def test_products_are_those_of_parameter_gradients(
-    widths: list[int], activations: list[str], outputs: int, biases: int, points: int
-) -> None:
-    fast = dense_of(*net_of(widths, outputs, activations, biases), points)
-    same_products(fast, by_torch(fast))
-
-
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     st.lists(st.integers(1, 5), max_size=3),
     st.integers(1, 3),
-    st.sampled_from(["relu", "tanh", "gelu", "softplus", CUBIC]),
+    st.lists(st.sampled_from(["relu", "tanh", "gelu", CUBIC]), min_size=1, max_size=2),
+    st.integers(0, 4),
     st.integers(1, 2),
     st.randoms(use_true_random=False),
 )
-def test_any_block_in_any_order(
-    widths: list[int], outputs: int, name: str, points: int, random: Random
+def test_products_of_any_block_in_any_order(
+    widths: list[int],
+    outputs: int,
+    activations: list[str],
+    biases: int,
+    points: int,
+    random: Random,
 ) -> None:
-    network, weights = net_of(widths, outputs, [name])
+    network, weights = net_of(widths, outputs, activations, biases)
     names = list(weights)
     random.shuffle(names)
     block = tuple(names[: random.randint(1, len(names))])
     fast = dense_of(network, weights, points, block)
     same_products(fast, by_torch(fast), relative=1e-9)
+
+
+def test_products_of_a_deep_net_at_two_points() -> None:
+    fast = dense_of(*net_of([6, 4, 5], 3, [CUBIC, "relu", "gelu"]), 2)
+    same_products(fast, by_torch(fast))
+    same_products(fast, by_torch(fast, keep=False, chunk=1))
 
 
 @pytest.mark.parametrize("name", ["relu", "gelu"])
@@ -119,19 +118,6 @@ def test_surrogates_are_those_that_torch_differentiates(
     swapped = fast.substituted(sigma)
     same_products(swapped, by_torch(fast).substituted(sigma), relative=1e-9)
     assert swapped.chain.activations[0] is sigma and swapped.block == fast.block
-
-
-def test_the_published_surrogate_by_hand() -> None:
-    """Forward ReLU in h, backward sigmoid(αz) in δ: ∇W₁ = (W₂ ⊙ sigmoid(αz)) xᵀ, ∇W₂ = relu(z)."""
-    network, weights = net_of([5], 1, ["relu"], biases=0)
-    first, last = weights.values()
-    x = on_sphere(3, DIM)
-    z = x @ first.T
-    back = last * torch.sigmoid(7 * z)
-    rows = torch.cat([(back[:, :, None] * x[:, None]).flatten(1), torch.relu(z)], 1)
-    here = dense_of(network, weights).substituted(smoothed_relu(7.0)).linearize(x)
-    close(here.combine(torch.eye(3, dtype=torch.float64)).T, rows)
-    close(here.gram(), rows @ rows.T)
 
 
 # Precision and cost

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -64,32 +63,6 @@ def test_a_transformer_has_the_rows_of_the_plain_module() -> None:
         phi = dense(net, "both", names).linearize(x).phi
         here = net.problem(parameters, "both").features.linearize(x)
         close(here.combine(torch.eye(len(phi)).double()).T, phi, 1e-9)
-
-
-def test_gradients_of_a_two_layer_net_by_hand() -> None:
-    """f = W₂ tanh(W₁x + b₁) + b₂, so ∇W₂ f_c = e_c tanhᵀ and ∇W₁ f_c = (W₂ᵀe_c ⊙ tanh′) xᵀ."""
-    net, x = make("two_layer"), on_sphere(3, 4)
-    (weights,) = net.points("midpoint")
-    first, b, last = (weights[name].numpy() for name in ("1.weight", "1.bias", "3.weight"))
-    rows = []
-    for sample in x.numpy():
-        hidden = np.tanh(first @ sample + b)
-        for c in range(2):
-            unit = np.eye(2)[c]
-            back = last[c] * (1 - hidden**2)
-            parts = [np.outer(back, sample), back, np.outer(unit, hidden), unit]
-            rows.append(np.concatenate([part.ravel() for part in parts]))
-    fast = net.problem("all").features
-    for features in (fast, by_torch(fast, keep=True), by_torch(fast, keep=False)):
-        phi = features.linearize(x).combine(torch.eye(6, dtype=torch.float64)).T
-        close(phi, torch.from_numpy(np.array(rows)))
-
-
-def test_a_network_of_one_linear_layer_has_its_input_for_features() -> None:
-    module = nn.Linear(4, 2).double()
-    weights = {key: w.detach() for key, w in module.state_dict().items()}
-    here = LastLayer(known_network(module, (4,), 2), (weights,), "last").linearize(on_sphere(3, 4))
-    close(here.combine(torch.eye(3, dtype=torch.float64)), on_sphere(3, 4).T)
 
 
 def test_outputs_are_those_of_the_last_point() -> None:

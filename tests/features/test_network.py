@@ -5,18 +5,15 @@ import copy
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, jvp, vmap
 
 from exhume.errors import InputError
 from exhume.features.network import (
-    Network,
     derivatives,
     known_network,
     midpoint,
     moved,
     named_block,
 )
-from exhume.models.prepare import prepare
 from nets import SIZES, make
 from problems import gaussian, on_sphere
 
@@ -121,25 +118,6 @@ def test_hidden_values_leave_no_hook_behind_also_after_an_error() -> None:
     assert not any(part._forward_pre_hooks for part in net.network.module.modules())
 
 
-def test_hidden_values_go_through_forward_derivatives_and_vmap() -> None:
-    net = make("mlp")
-    x, direction, h = on_sphere(3, 4), gaussian(3, 4, seed=1), 1e-6
-    with derivatives(rounded=False):
-        along = jvp(lambda t: net.network.hidden(net.trained, t), (x,), (direction,))[1]
-        one_by_one = vmap(lambda row: net.network.hidden(net.trained, row[None])[0])(x)
-    ahead, behind = (net.network.hidden(net.trained, x + s * h * direction) for s in (1, -1))
-    torch.testing.assert_close(along, (ahead - behind) / (2 * h), rtol=1e-6, atol=1e-8)
-    torch.testing.assert_close(one_by_one, net.network.hidden(net.trained, x))
-
-
-def test_inputs_may_be_coordinates_in_a_basis() -> None:
-    net, z = make("mlp"), gaussian(3, 2, seed=1)
-    basis = torch.linalg.qr(gaussian(4, 2)).Q
-    inside = Network(net.network.module, net.network.shape, 2, net.network.head, basis)
-    assert (net.network.dim, inside.dim) == (4, 2)
-    torch.testing.assert_close(inside(net.trained, z), net.network(net.trained, z @ basis.T))
-
-
 def test_precision_settings_come_back() -> None:
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     for rounded in (True, False):
@@ -158,16 +136,6 @@ def test_a_module_that_is_all_head_has_the_inputs_for_hidden_values() -> None:
     x = gaussian(4, 3)
     assert network.head_weight == network.first_dense(weights) == "weight"
     assert torch.equal(network.hidden(weights, x), x)
-
-
-@pytest.mark.parametrize("name", ["mlp", "vit"])
-def test_a_prepared_module_and_a_known_one_are_the_same_function(name: str) -> None:
-    net = make(name)
-    ready = prepare(net.plain, net.network.shape)
-    other = Network(ready.module, net.network.shape, ready.outputs, ready.head)
-    x = on_sphere(2, other.dim)
-    torch.testing.assert_close(other(net.trained, x), net.network(net.trained, x))
-    assert other.head == net.network.head
 
 
 # The first layer
@@ -250,18 +218,3 @@ def test_networks_for_images_have_no_dense_first_layer(name: str) -> None:
     net = make(name)
     expected = None if name in ("resnet", "vit") else "1.weight"
     assert net.network.first_dense(net.trained) == expected
-
-
-@pytest.mark.parametrize(("module", "holds"), [(Skipping(), True), (Recurrent(), False)])
-def test_the_gradient_of_a_first_layer_is_made_of_the_sample(
-    module: nn.Module, holds: bool
-) -> None:
-    """What `first_dense` stands for: rows of ∇W₁ f(x) are multiples of x, for whom it says so."""
-    x, network = gaussian(1, 12), known_network(module.double().eval(), (3, 2, 2), 2)
-    parameters = dict(module.named_parameters())
-    output = functional_call(module, parameters, (x.reshape(1, 3, 2, 2),)).sum()
-    rows = torch.autograd.grad(output, parameters["sooner.weight"])[0]
-    outside = rows - (rows @ x.T) @ x / x.square().sum()
-    assert (outside.norm() < 1e-10 * rows.norm()) == holds
-    weights = {key: w.detach() for key, w in parameters.items()}
-    assert (network.first_dense(weights) is not None) == holds
