@@ -20,7 +20,7 @@ from exhume.methods.exhume import Exhume
 from exhume.methods.iurada2025 import Iurada2025
 from exhume.methods.tansley2026 import Reduced, Tansley2026, reduced
 from exhume.search.subspace import Subspace, estimate
-from exhume.solvers import Outcome, Solver, solve
+from exhume.solvers import Outcome, solve
 from exhume.solvers.gradient import Momentum
 from exhume.solvers.levenberg_marquardt import LevenbergMarquardt
 from exhume.victims.networks import network
@@ -335,15 +335,15 @@ def test_every_solver_lowers_the_residual_of_every_kind_of_features(name: str) -
     problem = trained(name)
     start = on_sphere(3, problem.dim, seed=5)
     before = fitted(problem, start).value
-    solvers: list[tuple[Solver[Any], int, float]] = [
+    solvers: list[tuple[Any, int, float]] = [
         (Momentum(rate=1.0), 25, 0.97),
         (LevenbergMarquardt(), 12, 0.7),
     ]
     for solver, steps, share in solvers:
-        state = solve(solver, problem, start, steps)
-        assert state.fit.value < share * before
+        fit = solve(solver, problem, start, steps).fit
+        assert fit.value < share * before
         radius = torch.full((3,), problem.dim**0.5).double()
-        torch.testing.assert_close(state.fit.candidates.norm(dim=1).double(), radius)
+        torch.testing.assert_close(fit.candidates.norm(dim=1).double(), radius)
 
 
 def test_the_published_recipe_lowers_the_residual_of_a_network() -> None:

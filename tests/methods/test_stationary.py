@@ -34,9 +34,9 @@ def posed(net: Net, premise: Premise = Premise.MARGIN, domain: Domain | None = N
     return weights_problem(net.network, net.trained, premise, Told(domain))
 
 
-def layered(layer: Tensor, domain: Domain, initial: Tensor | None = None) -> Problem:
-    """A problem with that change of its first layer."""
-    before = torch.zeros_like(layer) if initial is None else initial
+def layered(layer: Tensor, domain: Domain) -> Problem:
+    """A problem with that change of its first layer, from random initial weights."""
+    before = gaussian(*layer.shape, seed=7)
     return replace(
         posed(trained_net(), domain=domain), first_layer=FirstLayer(before, before + layer)
     )
@@ -92,38 +92,25 @@ def test_starts_lie_in_the_row_space_in_the_proportions_of_the_singular_values()
     layer, directions = two_directions()
     found = starts(layered(layer, Box(-1.0, 1.0)), 4000, stream(0, 0))
     inside = found @ directions.T
-    torch.testing.assert_close(inside[:, :2] @ directions[:2], found, rtol=0, atol=1e-12)
+    torch.testing.assert_close(inside[:, :2] @ directions[:2], found, rtol=0, atol=1e-9)
     ratio = (inside[:, 0] / inside[:, 1]).abs().median().item()
     assert ratio == pytest.approx(3, rel=0.1)  # √(9/1)
     assert 0.45 < (inside[:, 0] > 0).double().mean() < 0.55
 
 
-@pytest.mark.parametrize("domain", [Box(-1.0, 1.0), Box(-3.0, 0.5), Sphere()], ids=lambda d: d.name)
+BOXES = (Box(-1.0, 1.0), Box(-3.0, 0.5), Box(-1e9, 1e9), Box(1.0, 3.0), Sphere())
+
+
+@pytest.mark.parametrize("domain", BOXES, ids=lambda domain: domain.name)
 def test_starts_have_a_share_of_the_norm_that_the_domain_draws(domain: Domain) -> None:
-    layer, _ = two_directions()
-    problem = layered(layer, domain)
-    found = starts(problem, 50, stream(3, 1))
-    drawn = domain.start(50, DIM, stream(3, 1))
+    found = starts(layered(two_directions()[0], domain), 50, stream(3, 1))
+    drawn = domain.start(50, DIM, stream(3, 1)).norm(dim=1)
     torch.testing.assert_close(domain.project(found), found)
-    if isinstance(domain, Sphere):
-        torch.testing.assert_close(found.norm(dim=1), drawn.norm(dim=1))
-    else:
-        assert (found.norm(dim=1) <= SPREAD * drawn.norm(dim=1) * (1 + 1e-12)).all()
-    free = starts(replace(problem, domain=Box(-1e9, 1e9)), 50, stream(3, 1))
-    expected = SPREAD * Box(-1e9, 1e9).start(50, DIM, stream(3, 1)).norm(dim=1)
-    torch.testing.assert_close(free.norm(dim=1), expected)
-
-
-def test_starts_keep_to_a_box_without_the_origin() -> None:
-    layer, _ = two_directions()
-    found = starts(layered(layer, Box(1.0, 3.0)), 20, stream(0, 0))
-    assert found.min() >= 1 and found.max() <= 3
-
-
-def test_starts_follow_what_training_added() -> None:
-    layer, directions = two_directions()
-    found = starts(layered(layer, Box(-1.0, 1.0), gaussian(12, DIM, seed=7)), 9, stream(0, 0))
-    torch.testing.assert_close(found @ directions[:2].T @ directions[:2], found, rtol=0, atol=1e-9)
+    if isinstance(domain, Sphere) or domain.low == -1e9:
+        share = 1.0 if isinstance(domain, Sphere) else SPREAD
+        torch.testing.assert_close(found.norm(dim=1), share * drawn)
+    elif domain.low < 0:
+        assert (found.norm(dim=1) <= SPREAD * drawn * (1 + 1e-12)).all()
 
 
 def test_without_a_first_layer_the_domain_draws_the_starts() -> None:
@@ -266,32 +253,21 @@ def test_a_trial_that_made_it_worse_is_forgotten() -> None:
 # The answer
 
 
-def test_the_answer_has_no_candidate_without_a_multiplier() -> None:
+def test_the_answer_is_the_best_without_candidates_of_no_multiplier(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     problem, progress, method = with_some_unused()
     fit = progress.state.fit
     used = traces(fit) > 0
     answer = method.finish(problem, progress)
     assert torch.equal(answer.candidates, fit.candidates[used])
     assert answer.value == fitted(problem, fit.candidates[used]).value  # with ReLU itself
-
-
-def test_where_no_candidate_has_a_multiplier_all_are_the_answer(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    problem, progress, method = with_some_unused()
-    monkeypatch.setattr(module, "traces", lambda fit: torch.zeros(len(fit.candidates)))
-    answer = method.finish(problem, progress)
-    assert torch.equal(answer.candidates, progress.candidates)
-
-
-@pytest.mark.parametrize("better", [True, False])
-def test_the_answer_is_the_better_of_the_best_and_the_trial_at_hand(better: bool) -> None:
-    problem, progress, method = with_some_unused()
     rival = starts(problem, 12, stream(9, 9))
-    value = 0.0 if better else math.inf
-    answer = method.finish(problem, replace(progress, best=rival, best_cost=value))
-    expected = rival if better else progress.candidates
-    assert all((row == expected).all(1).any() for row in answer.candidates)
+    for cost, expected in ((0.0, rival), (math.inf, progress.candidates)):
+        answer = method.finish(problem, replace(progress, best=rival, best_cost=cost))
+        assert all((row == expected).all(1).any() for row in answer.candidates)
+    monkeypatch.setattr(module, "traces", lambda fit: torch.zeros(len(fit.candidates)))
+    assert torch.equal(method.finish(problem, progress).candidates, progress.candidates)
 
 
 def test_nothing_counts_as_explained_before_the_greatest_sharpness() -> None:
@@ -354,8 +330,9 @@ def assert_recovered(truth: Planted, samples: Tensor, coefficients: Tensor) -> N
         assert (samples[same] - x).norm(dim=1).min() < 0.2 * x.norm()
 
 
-@pytest.mark.parametrize("premise", [Premise.MARGIN, Premise.DECAY])
-@pytest.mark.parametrize("number", [SAMPLES, None])
+@pytest.mark.parametrize(
+    ("premise", "number"), [(Premise.MARGIN, None), (Premise.MARGIN, 3), (Premise.DECAY, None)]
+)
 def test_planted_samples_are_recovered(premise: Premise, number: int | None) -> None:
     truth = planted(premise, seed=1)
     assert truth.problem.ratio(2 * SAMPLES) > 20  # equations over unknowns
