@@ -12,7 +12,6 @@ from exhume.errors import InputError
 from exhume.features.layers import Elementwise
 from exhume.models import architectures
 from exhume.models.architectures import (
-    ARCHITECTURES,
     Block,
     Residual,
     build,
@@ -208,26 +207,6 @@ def test_shared_weights_are_drawn_once() -> None:
 
 
 # Cards
-
-
-@pytest.mark.parametrize(
-    ("name", "arguments", "shape"),
-    [
-        ("two_layer", {"shape": [3, 4], "width": 7, "activation": "erf", "bias": True}, (3, 4)),
-        ("mlp", {"shape": [4], "widths": [5, 6], "outputs": 1}, (4,)),
-        ("resnet", {"shape": [8, 8], "width": 2, "kernel": None, "blocks": 1}, (8, 8)),
-        ("vit", {"shape": [3, 8, 8], "dim": 8, "heads": 2}, (3, 8, 8)),
-    ],
-)
-def test_a_card_makes_the_network(
-    name: str, arguments: dict[str, Any], shape: tuple[int, ...]
-) -> None:
-    network = build(name, arguments)
-    assert network(torch.zeros(2, *shape)).shape == (2, 1)
-    direct = ARCHITECTURES[name](**arguments)
-    assert {n: p.shape for n, p in network.named_parameters()} == {
-        n: p.shape for n, p in direct.named_parameters()
-    }
 
 
 @pytest.mark.parametrize(
