@@ -13,7 +13,7 @@ from exhume.errors import InputError
 from exhume.methods import Reconstruction
 from exhume.models.card import DataCard
 from exhume.models.opening import Source
-from exhume.models.saved import State
+from exhume.models.saved import StateOrFile
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,8 +51,8 @@ class Audit:
 
 def audit(
     model: nn.Module | str,
-    initial: State | None,
-    trained: State,
+    initial: StateOrFile | None,
+    trained: StateOrFile,
     input_shape: tuple[int, ...] | None = None,
     *,
     card: DataCard | Path | str | None = None,
@@ -111,5 +111,5 @@ def audit(
     )
 
 
-def _is_name(state: State | None) -> bool:
+def _is_name(state: StateOrFile | None) -> bool:
     return state is None or isinstance(state, str | Path)

@@ -25,7 +25,7 @@ from exhume.models.formulation import (
 )
 from exhume.models.premises import check_whole, doubts, premise_named
 from exhume.models.prepare import prepare
-from exhume.models.saved import ZERO_HEAD, Saved, State, eps, of_head
+from exhume.models.saved import ZERO_HEAD, Saved, StateOrFile, eps, of_head
 from exhume.models.state import check_pair
 
 CPU = torch.device("cpu")
@@ -48,8 +48,8 @@ class Source:
     """
 
     model: nn.Module | str | None
-    trained: State | None = None
-    initial: State | None = None
+    trained: StateOrFile | None = None
+    initial: StateOrFile | None = None
     card: DataCard | None = None
     arguments: dict[str, Any] | None = None
     head: str | None = None
@@ -194,7 +194,7 @@ def open_network(source: Source, check: bool = True) -> Loaded | None:
     )
 
 
-def open_module(source: Source) -> tuple[nn.Module, State]:
+def open_module(source: Source) -> tuple[nn.Module, StateOrFile]:
     """Open a module as it was trained, and its trained weights."""
     folder = source.folder()
     if folder is not None:

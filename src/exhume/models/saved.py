@@ -13,7 +13,7 @@ from exhume.models.state import fit_state, read_state
 ZERO_HEAD = "zero-head"
 """In the place of initial weights: the last layer began at zero, and nothing else was trained."""
 
-State = Mapping[str, Tensor] | Path | str
+StateOrFile = Mapping[str, Tensor] | Path | str
 """A state dict, or the file that holds one."""
 
 
@@ -32,7 +32,7 @@ class Saved:
     source: str
 
     @classmethod
-    def read(cls, state: State | None, word: str) -> "Saved":
+    def read(cls, state: StateOrFile | None, word: str) -> "Saved":
         """Read a state dict, or its file; `word` says which one it is in errors."""
         if isinstance(state, Path | str):
             source, tensors = str(state), read_state(Path(state))
