@@ -30,13 +30,8 @@ Where more than {percent(FAILED)} of the cells failed, nothing is decided.
 def publish(out: Path, docs: Path, claims: Mapping[str, Claim]) -> list[tuple[str, str | None]]:
     """Copy results and figures into docs/reproduction, then write docs/reproduction.md.
 
-    A result that is in the docs and not among the new ones stays.
-
-    Returns:
-        What was copied, each with the reason why its figure was not.
-
-    Raises:
-        InputError: there is no result, neither new nor in the docs, or no folder can be made there.
+    A result that is in the docs and not among the new ones stays. What was copied is returned, each
+    with the reason why its figure was not.
     """
     found = _found(out, claims)
     if not found and not stored(docs):
@@ -84,12 +79,7 @@ def stored(docs: Path) -> list[dict[str, Any]]:
 
 
 def document(results: Sequence[Mapping[str, Any]], order: Sequence[str]) -> str:
-    """Write the page: a table of all results, then a section for each claim.
-
-    Args:
-        results: what result.json holds.
-        order: names of claims in the order of the page.
-    """
+    """Write the page: a table of all results, then a section for each claim, in that order."""
     scales = ("small", "full")
     known = sorted(
         (result for result in results if result["name"] in order),
@@ -105,7 +95,7 @@ def document(results: Sequence[Mapping[str, Any]], order: Sequence[str]) -> str:
         if found:
             latest = found[-1]
             parts += ["", f"## {name}", "", f"*{latest['source']}.* {latest['claim']}"]
-            parts += [_section(result) for result in found]
+            parts += map(_section, found)
     return "\n".join(parts) + "\n"
 
 
@@ -129,12 +119,7 @@ def _section(result: Mapping[str, Any]) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """Seconds, or minutes.
-
-    Example:
-        >>> _duration(59.6), _duration(150)
-        ('60 s', '2.5 min')
-    """
+    """Seconds, or minutes from 100 s on."""
     return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.3g} min"
 
 

@@ -43,21 +43,11 @@ class Table(list[Row]):
         )
 
     def where(self, **fields: Any) -> "Table":
-        """Return the rows with those values.
-
-        Example:
-            >>> Table([{"a": 1, "b": 2}, {"a": 1, "b": 3}]).where(a=1, b=3)
-            [{'a': 1, 'b': 3}]
-        """
+        """Return the rows with those values."""
         return Table(row for row in self if all(row[k] == value for k, value in fields.items()))
 
     def whole(self, *names: str) -> "Table":
-        """Return the rows that have all these values.
-
-        Example:
-            >>> Table([{"rank": 1, "error": None}, {"rank": 1, "error": 0}]).whole("rank", "error")
-            [{'rank': 1, 'error': 0}]
-        """
+        """Return the rows that have all these values."""
         return Table(row for row in self if all(row[name] is not None for name in names))
 
     def values(self, name: str) -> list[Any]:
@@ -65,12 +55,7 @@ class Table(list[Row]):
         return list(dict.fromkeys(row[name] for row in self))
 
     def present(self, name: str) -> list[Any]:
-        """Return a value of all rows that have it.
-
-        Example:
-            >>> Table([{"error": None}, {"error": 0.0}]).present("error")
-            [0.0]
-        """
+        """Return a value of all rows that have it."""
         return [row[name] for row in self.whole(name)]
 
     def curve(
@@ -90,15 +75,9 @@ class Table(list[Row]):
 
 
 def start(places: Sequence[float], shares: Sequence[float], between: bool = True) -> float | None:
-    """Return the first place from which on every share is at least one half.
+    """Return the first of rising places from which on every share is at least one half, or None.
 
-    Args:
-        places: in increasing order, positive.
-        shares: one for each.
-        between: interpolate to where the share is one half, on a logarithmic axis.
-
-    Returns:
-        The place; None if the last share is below one half, the first place if none is.
+    With `between`, it is interpolated to where the share is one half, on a logarithmic axis.
 
     Example:
         >>> start([1.0, 4.0, 8.0], [0.0, 1.0, 1.0])
@@ -131,28 +110,17 @@ def fallen(curve: Curve, level: float) -> Curve:
 
 
 def near(place: float | None) -> bool:
-    """Say whether a place is at about one equation for each unknown.
-
-    Example:
-        >>> near(1.3), near(3.5), near(None)
-        (True, False, False)
-    """
+    """Say whether a place is at about one equation for each unknown."""
     return place is not None and NEAR[0] <= place <= NEAR[1]
 
 
 @dataclass(frozen=True)
 class Threshold:
-    """Recovery against equations for each unknown.
+    """Recovery against equations for each unknown."""
 
-    Attributes:
-        below: the most that is recovered where unknowns outnumber equations clearly (up to 0.7).
-        start: the ratio from which on half is recovered; None if that is not reached.
-        above: what is recovered at the largest ratio.
-    """
-
-    below: float
-    start: float | None
-    above: float
+    below: float  # the most that is recovered where unknowns clearly outnumber equations
+    start: float | None  # the ratio from which on half is recovered
+    above: float  # what is recovered at the largest ratio
 
     @classmethod
     def of(cls, curve: Curve) -> "Threshold | None":
@@ -196,10 +164,5 @@ def place(at: float | None, unit: str = "", word: str = "") -> str:
 
 
 def percent(share: float) -> str:
-    """Say a share in words.
-
-    Example:
-        >>> percent(0.953)
-        '95 %'
-    """
+    """Say a share in words."""
     return f"{100 * share:.0f} %"

@@ -25,40 +25,24 @@ Verdict = Literal["holds", "holds in part", "does not hold", "not decided"]
 
 @dataclass(frozen=True)
 class Finding:
-    """What the results say of a claim.
+    """What the results say of a claim."""
 
-    Attributes:
-        figure: the measured result, in one line.
-        verdict: of the claim, by its rule.
-        note: what a reader should know beside it.
-    """
-
-    figure: str
+    figure: str  # the measured result, in one line
     verdict: Verdict
-    note: str = ""
+    note: str = ""  # what a reader should know beside it
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One result of a source, to be reproduced.
-
-    Attributes:
-        name: by which it is called.
-        source: the paper, and where in it.
-        sentence: what the source claims, in our words.
-        cells: what to run at a scale.
-        rule: the finding, from the results alone; cells that failed are few, and left out.
-        draw: a figure of the results; None if there is nothing to draw.
-        minutes: about how long it takes, at small scale on two cores and at full scale on a GPU.
-    """
+    """One result of a source, to be reproduced; its rule sees results, and can come out any way."""
 
     name: str
-    source: str
-    sentence: str
+    source: str  # the paper, and where in it
+    sentence: str  # what the source claims, in our words
     cells: Callable[[Scale], list[Cell]]
     rule: Callable[[Sequence[Record]], Finding]
-    draw: Callable[[Sequence[Record]], Figure | None]
-    minutes: tuple[float, float]
+    draw: Callable[[Sequence[Record]], Figure | None]  # None if there is nothing to draw
+    minutes: tuple[float, float]  # about, at small scale on two cores and at full scale on a GPU
 
     def judge(self, records: Sequence[Record]) -> Finding:
         """Return the finding by the rule, unless too many cells failed."""
