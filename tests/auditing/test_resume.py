@@ -92,9 +92,9 @@ def stuck(events: list[Event]) -> list[int]:
 def test_a_search_that_fails_gives_up_at_the_same_moment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    random_features(data.sphere(10, 5), 60).save(tmp_path / "model")
-    monkeypatch.setitem(methods.METHODS, "exhume", lambda: Exhume(patience=2, trial=30))
-    check_resuming(Settings(str(tmp_path / "model"), samples=5), tmp_path, stuck)
+    random_features(data.sphere(8, 4), 36).save(tmp_path / "model")
+    monkeypatch.setitem(methods.METHODS, "exhume", lambda: Exhume(patience=1, trial=15))
+    check_resuming(Settings(str(tmp_path / "model"), samples=4), tmp_path, stuck)
     assert result_of(tmp_path / "whole")["outcome"] not in ("converged", "budget")
 
 
