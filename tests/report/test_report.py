@@ -244,6 +244,7 @@ def test_a_long_gallery_shows_the_best_and_the_worst(tmp_path: Path) -> None:
     text = page(make_run(tmp_path / "run", faces(70)[:, ::5, ::5]))
     assert "The 30 best" in text and "The 30 worst" in text and "10 more pairs" in text
     assert text.count("<figure>") == 60 and text.count("data:image/png") == 120
+    assert len(set(re.findall(r"<b>(\d+)</b>", text))) == 60  # no pair is shown twice
     text = page(make_run(tmp_path / "other", faces(70)[:, ::5, ::5], scored=False))
     assert text.count("data:image/png") == 60 and "10 more candidates" in text
 
