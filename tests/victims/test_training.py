@@ -182,6 +182,9 @@ def test_minibatches_take_every_sample_once_an_epoch() -> None:
         assert [len(part) for part in rows if part is not None] == [3, 3, 1]
     assert all(sorted(epoch) == list(range(7)) for epoch in epochs)
     assert epochs[0] != epochs[1]
+    parts = [known.inputs[rows] for rows in map(run._rows, range(3)) if rows is not None]
+    sizes = [largest_eigenvalue(run.network, part) / len(part) for part in parts]
+    assert run._sharpness() == pytest.approx(max(sizes))
 
     def trained(**options: int | None) -> Trained:
         return train(small(known), known, Training("squared", "sgd", steps=20, until=0, **options))
