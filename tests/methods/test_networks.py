@@ -1,5 +1,6 @@
 """Trained networks attacked end to end: small, on seeds that nothing was tuned on."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -244,26 +245,31 @@ def test_the_start_lies_where_the_moment_points() -> None:
     assert inside(Tansley2026()) > 0.5 * 2 / 8  # of 8 directions two are right
 
 
-@pytest.mark.parametrize("name", ["resnet", "vit"])
-def test_a_first_layer_that_tells_nothing_is_refused(name: str) -> None:
-    with pytest.raises(InputError, match="needs a dense first layer") as caught:
-        reconstruct(make(name).problem(), 2, method="tansley2026")
-    assert "convolution, patches or a normalisation" in str(caught.value)
-    assert "'exhume'" in str(caught.value)
+SPHERE_ONLY = "works on a sphere, but"
+NO_LAYER = "needs a dense first layer.*convolution, patches or a normalisation.*'exhume'"
 
 
-def test_a_box_is_refused_in_the_subspace() -> None:
-    problem = two_layer(12, 3, 60, 100)[0].problem
-    for domain in (Box(-3, 3), SphereInBox(Sphere(), Box(-3, 3))):
-        with pytest.raises(InputError, match="works on a sphere, but"):
-            reconstruct(replace(problem, domain=domain), 3, method="tansley2026")
+@pytest.mark.parametrize(
+    ("pose", "words"),
+    [
+        (lambda: make("resnet").problem(), NO_LAYER),
+        (lambda: make("vit").problem(), NO_LAYER),
+        (lambda: replace(dense_layer(), domain=Box(-3, 3)), SPHERE_ONLY),
+        (lambda: replace(dense_layer(), domain=SphereInBox(Sphere(), Box(-3, 3))), SPHERE_ONLY),
+    ],
+)
+def test_what_has_no_subspace_is_refused(pose: Callable[[], Problem], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        reconstruct(pose(), 2, method="tansley2026")
+
+
+def dense_layer() -> Problem:
+    return two_layer(12, 3, 60, 100)[0].problem
 
 
 def test_a_radius_of_ones_own_is_kept_in_the_subspace() -> None:
-    problem = two_layer(12, 3, 60, 100)[0].problem
-    found = reconstruct(
-        replace(problem, domain=Sphere(2.0)), 3, method=Tansley2026(search=SHORT), product_limit=300
-    )
+    problem = replace(dense_layer(), domain=Sphere(2.0))
+    found = reconstruct(problem, 3, method=Tansley2026(search=SHORT), product_limit=300)
     torch.testing.assert_close(found.samples.norm(dim=1), torch.full((3,), 2.0).double())
 
 
@@ -318,16 +324,7 @@ def trained(name: str) -> Problem:
     return victim.posed(parameters, "both" if kind == "mlp" else "midpoint")
 
 
-KINDS = [
-    "random features",
-    "two_layer last",
-    "two_layer first",
-    "mlp last",
-    "mlp all",
-    "resnet last",
-    "vit last",
-    "vit first",
-]
+KINDS = ["random features", "two_layer first", "mlp last", "mlp all", "resnet last", "vit last"]
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -1,5 +1,7 @@
 """Networks on a GPU agree with those on the CPU; skipped where there is none."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -7,6 +9,7 @@ from exhume import data, evaluate, reconstruct, victims
 from exhume.equation.objective import fitted as objective
 from exhume.equation.objective import gauss_newton, gradient
 from exhume.equation.problem import Premise
+from exhume.methods.progress import Progress, pack
 from exhume.models.formulation import weights_problem
 from nets import SIZES, make
 from problems import gaussian
@@ -42,18 +45,16 @@ def test_products_agree_with_the_cpu(name: str, parameters: str, point: str) -> 
 def test_a_network_trained_on_the_gpu_is_recovered_there(method: str) -> None:
     known = data.sphere(12, 4, 100)
     victim = victims.two_layer(known, width=600, seed=100, device="cuda", until=1e-8)
-    found = reconstruct(victim.problem.to("cuda"), 4, 0, method, time_limit=60)
+    found = reconstruct(victim.problem.to("cuda"), 4, 0, method, product_limit=20_000)
     assert evaluate.score(found.samples, known).recovered == 1
 
 
 def test_any_module_is_attacked_on_the_gpu() -> None:
     known = data.sphere(8, 2, 100)
-    victim = victims.mlp(
-        known, widths=(60, 200), activation="gelu", seed=100, device="cuda", lazy=30.0
-    )
+    options = {"activation": "gelu", "seed": 100, "device": "cuda", "lazy": 30.0}
+    victim = victims.mlp(known, widths=(60, 200), **options)
     for parameters in ("last", "all"):
-        problem = victim.posed(parameters).to("cuda")
-        found = reconstruct(problem, 2, 0, time_limit=30)
+        found = reconstruct(victim.posed(parameters).to("cuda"), 2, 0, product_limit=10_000)
         assert evaluate.score(found.samples, known).recovered == 1
 
 
@@ -69,9 +70,16 @@ def test_the_margin_agrees_with_the_cpu(outputs: int) -> None:
 
 
 @pytest.mark.parametrize("method", ["exhume", "haim2022", "shen2026"])
-def test_weights_at_the_margin_are_attacked_on_the_gpu(method: str) -> None:
+def test_weights_at_the_margin_are_attacked_on_the_gpu_and_gone_on_with(method: str) -> None:
     known = data.sphere(12, 6, 100)
     victim = victims.kkt_mlp(known, (40,), seed=100, steps=400, device="cuda")
-    found = reconstruct(victim.problem.to("cuda"), 6, 0, method, time_limit=3)
+    problem, moves = victim.problem.to("cuda"), list[Progress]()
+    found = reconstruct(problem, 6, 0, method, None, lambda p, _: moves.append(p), None, 600)
     assert found.samples.isfinite().all()
     assert found.residual < 0.5
+    half = pack(moves[len(moves) // 2], 1.0)
+    tensors = {name: tensor.cpu() for name, tensor in half.tensors.items()}
+    resume = replace(half, tensors=tensors)
+    again = reconstruct(problem, 6, 0, method, resume=resume, product_limit=600)
+    assert (again.steps, again.products) == (found.steps, found.products)
+    torch.testing.assert_close(again.samples, found.samples, rtol=1e-3, atol=1e-3)
