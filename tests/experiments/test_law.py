@@ -14,8 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from rich.console import Console
-from rich.table import Table
 
 from exhume import sweep
 from exhume.cli import law as command
@@ -218,12 +216,6 @@ def at_first(*ratios: float, dim: int = 60) -> LawCurve:
     return LawCurve(replace(SETTING, dim=dim), "exhume", tuple(places))
 
 
-def text_of(table: Table) -> str:
-    console = Console(file=io.StringIO(), width=200)
-    console.print(table)
-    return console.file.getvalue()  # type: ignore[attr-defined]
-
-
 def test_a_start_at_the_smallest_ratio_is_a_bound() -> None:
     there, rises = at_first(2.0, 4.0), at_first(0.1, 0.4)
     assert there.start == 2.0 and there.at_or_below and not rises.at_or_below
@@ -241,7 +233,7 @@ def test_a_start_at_the_smallest_ratio_is_a_bound() -> None:
     inside = replace(there, setting=replace(SETTING, rank=6))
     for curve, count in ((inside, 3), (there, 2), (rises, 0)):
         summary = Summary((), (curve,))
-        assert text_of(command._starts(summary)).count("≤ ") == count
+        assert str(page.starts(summary)).count("≤ ") == count
         assert page.render(summary, [], draw(summary), "exhume law").count("<td>≤ ") == count
 
 
@@ -294,7 +286,7 @@ def test_ranks_are_drawn_against_both_counts() -> None:
     first, second = sentences(summary)
     assert f"; with {TOLD}, the data come back" in first and " rn (" in first
     assert second.startswith("With exhume the data")
-    assert text_of(command._starts(summary)).count(TOLD) == 2
+    assert str(page.starts(summary)).count(TOLD) == 2
     shown = page.render(summary, [], draw(summary), "exhume law")
     assert shown.count(f"<td>{TOLD}</td>") == 2 + 4
 

@@ -13,9 +13,8 @@ from exhume.errors import InputError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from rich.table import Table
 
-    from exhume.experiments.law import Law, Summary
+    from exhume.experiments.law import Law
     from exhume.sweep import Record
 
 STEPS = 12
@@ -84,6 +83,8 @@ def law(
     cells = plan.cells()
     check_folder(out)
 
+    from rich.table import Table
+
     from exhume import sweep
     from exhume.device import usable_device
     from exhume.experiments import page, phases
@@ -107,7 +108,11 @@ def law(
     summary = summarise(records)
     text = page.render(summary, records, figure, _command(given), redact)
     write_private(out / "law.html", text.encode())
-    console.print(_starts(summary))
+    headings, *lines = page.starts(summary)
+    table = Table(*headings)
+    for line in lines:
+        table.add_row(*line)
+    console.print(table)
     console.print(" ".join(sentences(summary)), markup=False)
     if summary.failed:
         console.print(
@@ -235,34 +240,3 @@ def _command(given: dict[str, Any]) -> str:
         elif name in ("data", "ratios", "samples", "seeds") or value != parameter.default:
             said += [f"--{name}", str(value)]
     return shlex.join(said)
-
-
-def _starts(summary: "Summary") -> "Table":
-    """Where recovery starts, a line for each curve."""
-    from rich.table import Table
-
-    from exhume.experiments.phases import model
-    from exhume.wording import number
-
-    kinds = len({setting.kind for setting in summary.settings}) > 1
-    ranks = any(setting.rank is not None for setting in summary.settings)
-    headings = (
-        ("model",) * kinds + ("d", "n") + ("r",) * ranks + ("method", "counted p", "back from p")
-    )
-    equations = "p" if all(setting.outputs == 1 for setting in summary.settings) else "p·m"
-    table = Table(*headings, f"{equations}/(dn)", *((f"{equations}/(rn)",) if ranks else ()))
-    for curve in summary.attacks:
-        setting, start, width = curve.setting, curve.start, curve.starting_width
-        most = "≤ " if curve.at_or_below else ""
-        table.add_row(
-            *((model(setting),) if kinds else ()),
-            f"{setting.dim:,}",
-            f"{setting.samples:,}",
-            *((number(setting.rank, "–"),) if ranks else ()),
-            curve.name,
-            f"{curve.counted:,}",
-            most + number(width and round(width), "never"),
-            most + number(start, "–"),
-            *((most + number(curve.inside) if curve.inside else "–",) if ranks else ()),
-        )
-    return table

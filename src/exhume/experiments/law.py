@@ -41,23 +41,10 @@ AXES = (
 
 @dataclass(frozen=True)
 class Law:
-    """What to sweep: every combination of these.
+    """What to sweep: every combination of these, which are the options of `exhume law`.
 
-    Attributes:
-        data: sphere, or a set of images.
-        dims: d, of sphere data.
-        samples: n.
-        ranks: dimensions of the subspace that sphere data lies in; None for the whole space.
-        ratios: p·m/(d·n).
-        seeds: how many, from 0 on.
-        methods: of attack.
-        activations: σ.
-        architectures: of the victims.
-        losses: that they are trained on.
-        products: budget of an attack.
-        size: of images: the side they are shrunk to.
-        classes: of images.
-        pictures: whether pictures of the samples may be kept.
+    A rank of None stands for the whole space. `pictures` says whether some of the samples may be
+    kept as pictures.
     """
 
     data: str = "sphere"
@@ -187,19 +174,10 @@ class Setting:
 
 @dataclass(frozen=True)
 class Place:
-    """One ratio (or width) over all seeds.
+    """One ratio p·m/(d·n), or width p, over all seeds.
 
-    Attributes:
-        width: p.
-        ratio: p·m/(d·n).
-        error: median over the seeds; of the labels, or of the reconstruction.
-        low: lower quartile.
-        high: upper quartile.
-        recovered: mean share of the samples recovered; None for label fitting.
-        exact: mean share recovered exactly.
-        label_error: median, where a victim was trained.
-        chance: mean error of random candidates.
-        seeds: how many there were.
+    The error is a median, of the labels or of the reconstruction, between its quartiles; so is the
+    label error of a trained victim. The others are means, and None where nothing was attacked.
     """
 
     width: float

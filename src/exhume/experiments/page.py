@@ -1,9 +1,7 @@
 """A sweep of the law as one offline page, in the look of the report."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Any
 
 import torch
 from matplotlib.figure import Figure
@@ -16,6 +14,7 @@ from exhume.experiments.phases import model
 from exhume.report.page import environment
 from exhume.report.plots import inline
 from exhume.sweep import Record
+from exhume.wording import number, percent
 
 
 def render(
@@ -40,14 +39,9 @@ def render(
             sentences=sentences(summary),
             failed=[record.error for record in summary.failed],
             figure=inline(figure),
-            kinds=len({setting.kind for setting in summary.settings}) > 1,
-            ranks=any(setting.rank is not None for setting in summary.settings),
-            starts=[_start(curve) for curve in summary.attacks],
-            rows=[
-                _setting(curve) | asdict(place)
-                for curve in summary.attacks
-                for place in curve.places
-            ],
+            kinds="model" in _columns(summary),
+            starts=starts(summary),
+            medians=_medians(summary),
             pictures=[] if redact else _pictures(records),
             redact=redact,
             cells=len(records),
@@ -61,20 +55,47 @@ def render(
     )
 
 
-def _setting(curve: LawCurve) -> dict[str, Any]:
-    return asdict(curve.setting) | {"model": model(curve.setting), "method": curve.name}
+def _columns(summary: Summary) -> tuple[str, ...]:
+    """What tells curves apart: the model and the rank only where there are several."""
+    kinds = len({setting.kind for setting in summary.settings}) > 1
+    ranks = any(setting.rank is not None for setting in summary.settings)
+    return ("model",) * kinds + ("d", "n") + ("r",) * ranks + ("method",)
 
 
-def _start(curve: LawCurve) -> dict[str, Any]:
-    """One line of the table of starts."""
-    ratio, inside, width = curve.start, curve.inside, curve.starting_width
-    return _setting(curve) | {
-        "ratio": ratio and float(f"{ratio:.3g}"),
-        "inside": inside and float(f"{inside:.3g}"),
-        "width": width and round(width),
-        "at_or_below": curve.at_or_below,
-        "counted": curve.counted,
-    }
+def _setting(curve: LawCurve, columns: Sequence[str]) -> list[str]:
+    own = curve.setting
+    values = {"model": model(own), "d": number(own.dim), "n": number(own.samples)}
+    values |= {"r": number(own.rank, "–"), "method": curve.name}
+    return [values[column] for column in columns]
+
+
+def starts(summary: Summary) -> list[list[str]]:
+    """Say where recovery starts: headings, then a line for each curve."""
+    columns = _columns(summary)
+    equations = "p" if all(setting.outputs == 1 for setting in summary.settings) else "p·m"
+    units = ["dn", "rn"] if "r" in columns else ["dn"]
+    lines = [[*columns, "counted p", "back from p", *(f"{equations}/({unit})" for unit in units)]]
+    for curve in summary.attacks:
+        width, most = curve.starting_width, "≤ " if curve.at_or_below else ""
+        line = [*_setting(curve, columns), f"{curve.counted:,}"]
+        line += [most + number(width and round(width), "never"), most + number(curve.start, "–")]
+        if "r" in columns:
+            line.append(most + number(curve.inside) if curve.inside else "–")
+        lines.append(line)
+    return lines
+
+
+def _medians(summary: Summary) -> list[list[str]]:
+    """Say what was measured at each place: headings, then a line for each."""
+    columns = _columns(summary)
+    lines = [[*columns, "p", "p/(dn)", "error", "recovered", "exact", "seeds"]]
+    for curve in summary.attacks:
+        for place in curve.places:
+            numbers = (place.width, place.ratio, place.error)
+            shares = (percent(place.recovered), percent(place.exact))
+            line = (number(value, "–") for value in numbers)
+            lines.append([*_setting(curve, columns), *line, *shares, str(place.seeds)])
+    return lines
 
 
 def _pictures(records: Sequence[Record]) -> list[tuple[str, float, str]]:

@@ -34,56 +34,39 @@ COLUMNS = {
 }
 
 BOTH = ("exhume", SUBSPACE)
-_two_layer = partial(Attack, architecture="two_layer", products=None)
-_digits = partial(_two_layer, data="digits", samples=20)
-_cifar10 = partial(Attack, data="cifar10", dtype="float32", products=None)
-_ten = partial(_cifar10, samples=10)
-_narrow = partial(_two_layer, dim=20, samples=5, activation="gelu", lazy=100.0, until=1e-8)
+two_layer = partial(Attack, architecture="two_layer", products=None)
+digits = partial(two_layer, data="digits", samples=20)
+narrow = partial(two_layer, dim=20, samples=5, activation="gelu", lazy=100.0, until=1e-8)
+images = partial(Attack, data="cifar10", dtype="float32", until=1e-7, products=None)
+vit = partial(images, architecture="vit", samples=10, until=1e-6)
+classes = partial(images, architecture="two_layer", samples=100, classes="all", ratio=4.0)
 
 CASES: dict[str, list[tuple[str, str, Attack]]] = {
     "digits": [
-        (f"width {ratio:g}dn", name, _digits(classes="parity", ratio=ratio, method=name))
+        (f"width {ratio:g}dn", name, digits(classes="parity", ratio=ratio, method=name))
         for ratio in (4.0, 1.0, 0.5)
         for name in BOTH
     ],
     "losses": [
-        (f"{loss}, p_L = {ratio:g}dn", name, _digits(loss=loss, ratio=ratio, method=name))
+        (f"{loss}, p_L = {ratio:g}dn", name, digits(loss=loss, ratio=ratio, method=name))
         for loss in ("logistic", "cross_entropy")
         for ratio in (2.0, 5.0, 20.0)
         for name in BOTH
     ],
     "blocks": [
-        ("width 60, gelu", f"{block} parameters", _narrow(block=block, ratio=ratio))
+        ("width 60, gelu", f"{block} parameters", narrow(block=block, ratio=ratio))
         for block, ratio in (("last", 0.6), ("all", 12.6))
     ],
-    "cifar10": [
-        (
-            "two-layer, p_L = 4dn",
-            name,
-            _cifar10(
-                architecture="two_layer",
-                samples=100,
-                classes="all",
-                ratio=4.0,
-                until=1e-7,
-                method=name,
-            ),
-        )
-        for name in BOTH
-    ],
+    "cifar10": [("two-layer, p_L = 4dn", name, classes(method=name)) for name in BOTH],
     "resnet": [
         (
             "residual, 6270 channels",
             "exhume",
-            _ten(architecture="resnet", ratio=10.001, until=1e-7),
+            images(architecture="resnet", samples=10, ratio=10.001),
         )
     ],
     "vit": [
-        (
-            "vision transformer",
-            block,
-            _ten(architecture="vit", block=block, ratio=ratio, until=1e-6),
-        )
+        ("vision transformer", block, vit(block=block, ratio=ratio))
         for block, ratio in (("last", 256 / 30_720), ("all", 52.38))
     ],
 }

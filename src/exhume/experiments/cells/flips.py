@@ -15,14 +15,7 @@ class Flips:
     """Random features, explained by their samples with half of them negated.
 
     With σ(−z) = σ(z) − z the weights change by −V Σ a_i x_i over the flipped, which two candidates
-    ±u, u along that sum, make up for.
-
-    Attributes:
-        activation: σ.
-        dim: d.
-        samples: n; half of them are flipped.
-        ratio: p/(d·n).
-        seed: of data and model.
+    ±u, u along that sum, make up for. The ratio is p/(d·n).
     """
 
     activation: str = "relu"

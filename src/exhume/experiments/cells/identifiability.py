@@ -29,16 +29,7 @@ Recovery there is algebra in float64: what is right is right to six digits and m
 class Determined:
     """Whether the equations determine the samples at the samples, to first order.
 
-    That is the counting behind the threshold, without a search.
-
-    Attributes:
-        data: a set of images.
-        classes: of them.
-        samples: n.
-        ratio: p_L/(d·n).
-        architecture: of the network.
-        lazy: α of its training.
-        seed: of data and network.
+    That is the counting behind the threshold, without a search. The fields are those of `Attack`.
     """
 
     data: str = "digits"
@@ -60,14 +51,7 @@ class Determined:
 
 @dataclass(frozen=True)
 class Rank:
-    """The rank condition for neurons in general position.
-
-    Attributes:
-        dim: d.
-        width: neurons.
-        degree: of σ(z) = z^α.
-        seed: of the neurons.
-    """
+    """The rank condition for `width` random neurons σ(z) = z^α, α the degree, in dimension d."""
 
     dim: int = 3
     width: int = 4
@@ -84,13 +68,9 @@ class Rank:
 
 @dataclass(frozen=True)
 class TensorTerms:
-    """Samples from the tensor Σ_i b_i x_i^{⊗α} alone, where that is known.
+    """Samples, at most d of them, from the tensor Σ_i b_i x_i^{⊗α} alone, where that is known.
 
-    Attributes:
-        dim: d.
-        samples: n, at most d.
-        degree: α; for 2 the terms are eigenvectors, one of many ways to write the matrix.
-        seed: of samples and multipliers.
+    For the degree α = 2 the terms are eigenvectors, one of many ways to write the matrix.
     """
 
     dim: int = 5
@@ -123,14 +103,7 @@ class TensorTerms:
 
 @dataclass(frozen=True)
 class Stationary:
-    """A network at an exact KKT point that fulfils the rank condition, and its samples from it.
-
-    Attributes:
-        dim: d.
-        samples: n.
-        degree: of σ(z) = z^α.
-        seed: of samples and network.
-    """
+    """A network of σ(z) = z^α at an exact KKT point, and its samples from its weights."""
 
     dim: int = 10
     samples: int = 4

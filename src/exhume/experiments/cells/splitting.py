@@ -43,14 +43,7 @@ TRIALS, PROBE = 9, 100
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """An objective on one victim.
-
-    Attributes:
-        problem: what is attacked, in float64.
-        truth: the samples, (n, d).
-        base: the method without splitting.
-        count: candidates that it begins with.
-    """
+    """A problem in float64, its samples, the method without splits, and its first candidates."""
 
     problem: Problem
     truth: Tensor
@@ -66,12 +59,8 @@ Spent = Callable[[Method, Problem, Progress], Progress]
 class Splitting:
     """A tuned method without splits, with them, and with as many candidates from the start.
 
-    Attributes:
-        case: margin, classes, change or projection, see `exhume bench splitting`.
-        steps: of every run: a budget that, unlike seconds, is the same on every machine.
-        samples: n.
-        width: of the network.
-        seed: of data, network and attack.
+    Cases are those of `exhume bench splitting`. All runs have as many steps: a budget that, unlike
+    seconds, is the same on every machine.
     """
 
     case: str = "margin"
