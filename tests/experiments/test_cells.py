@@ -18,7 +18,7 @@ from PIL import Image
 from exhume import data
 from exhume.errors import InputError
 from exhume.evaluate import score
-from exhume.experiments import UNDETERMINED, Attack, LabelFit
+from exhume.experiments import UNDETERMINED, Attack, Failure, LabelFit
 from exhume.experiments.cells import attack
 from exhume.experiments.cells.flips import Flips
 from exhume.experiments.cells.identifiability import Rank, Stationary, TensorTerms
@@ -27,6 +27,7 @@ from exhume.features.weights import Seeded
 from exhume.methods import reconstruct
 from exhume.methods.tansley2026 import Tansley2026
 from exhume.models import architectures
+from exhume.sweep.sources import closure
 from exhume.victims import random_features
 
 SMALL = Attack(dim=8, samples=3, ratio=4.0, products=2000)
@@ -283,6 +284,16 @@ def test_a_splitting_cell_runs_a_budget_of_steps() -> None:
     }  # fmt: skip
     assert found["runs"]["base"]["steps"] == 12
     assert json.loads(json.dumps(found)) == found
+
+
+@pytest.mark.parametrize(
+    "kind", [Attack, LabelFit, Failure, Flips, Rank, Stationary, TensorTerms, Splitting]
+)
+def test_what_draws_or_judges_is_no_part_of_an_address(kind: type) -> None:
+    rests_on = closure(kind.__module__)
+    assert kind.__module__ in rests_on and "exhume.features.weights" in rests_on
+    rooms = ("cli", "report", "sweep", "experiments.claims", "experiments.benchmarks")
+    assert not [name for name in rests_on if name.startswith(tuple(f"exhume.{r}" for r in rooms))]
 
 
 # Data in a subspace, and images that are shrunk

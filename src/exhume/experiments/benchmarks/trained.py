@@ -38,6 +38,7 @@ two_layer = partial(Attack, architecture="two_layer", products=None)
 digits = partial(two_layer, data="digits", samples=20)
 narrow = partial(two_layer, dim=20, samples=5, activation="gelu", lazy=100.0, until=1e-8)
 images = partial(Attack, data="cifar10", dtype="float32", until=1e-7, products=None)
+resnet = partial(images, architecture="resnet", samples=10)
 vit = partial(images, architecture="vit", samples=10, until=1e-6)
 classes = partial(images, architecture="two_layer", samples=100, classes="all", ratio=4.0)
 
@@ -58,13 +59,7 @@ CASES: dict[str, list[tuple[str, str, Attack]]] = {
         for block, ratio in (("last", 0.6), ("all", 12.6))
     ],
     "cifar10": [("two-layer, p_L = 4dn", name, classes(method=name)) for name in BOTH],
-    "resnet": [
-        (
-            "residual, 6270 channels",
-            "exhume",
-            images(architecture="resnet", samples=10, ratio=10.001),
-        )
-    ],
+    "resnet": [("residual, 6270 channels", "exhume", resnet(ratio=10.001))],
     "vit": [
         ("vision transformer", block, vit(block=block, ratio=ratio))
         for block, ratio in (("last", 256 / 30_720), ("all", 52.38))
