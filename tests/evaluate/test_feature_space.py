@@ -1,54 +1,36 @@
 """What features and first layers say of the truth: floors, spans and angles, by dense oracles."""
 
 import math
-from dataclasses import dataclass
-from functools import cache
-from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
 
-from exhume import data as datasets
 from exhume.equation.problem import Problem
 from exhume.errors import InputError
 from exhume.evaluate import floors, outside, principal_angles, residual_at_truth, span_residual
 from exhume.models.formulation import POINTS
-from exhume.victims import Victim, two_layer
-from problems import case, gaussian, on_sphere
+from nets import dense, make, names_of
+from problems import Dense, case, gaussian, on_sphere
 
 
-@dataclass
-class Dense:
-    """Features σ(Vx) with σ = ReLU, r rows an input, whole in memory."""
-
-    weights: Tensor  # (r, p, d)
-    device = torch.device("cpu")
-    dtype = torch.float64
-
-    @property
-    def width(self) -> int:
-        return self.weights.shape[1]
-
-    def phi(self, inputs: Tensor) -> Tensor:
-        return torch.einsum("rpd,nd->nrp", self.weights, inputs).relu().flatten(0, 1)
-
-    def linearize(self, inputs: Tensor) -> SimpleNamespace:
-        phi = self.phi(inputs)
-        return SimpleNamespace(gram=lambda: phi @ phi.T)
+def features_of(rows: int) -> Dense:
+    """ReLU features in memory, so many rows an input of six entries."""
+    weights = gaussian(rows, 40, 6)
+    return Dense(lambda x: (weights @ x).relu(), 6, 40)
 
 
 def dense_span_residual(features: Dense, candidates: Tensor, truth: Tensor) -> float:
-    basis = torch.linalg.svd(features.phi(candidates), full_matrices=False)
+    basis = torch.linalg.svd(features.linearize(candidates).phi, full_matrices=False)
     rows = basis.Vh[basis.S / basis.S[0] > 1e-7]
-    phi = features.phi(truth)
+    phi = features.linearize(truth).phi
     return float((phi - phi @ rows.T @ rows).norm(dim=1).mean() / math.sqrt(features.width))
 
 
-@pytest.mark.parametrize("r", [1, 2])
+@pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize(("n", "k"), [(4, 4), (3, 6), (5, 2), (3, 30)])
-def test_span_residual_against_the_svd(n: int, k: int, r: int) -> None:
-    features = Dense(gaussian(r, 40, 6))
+def test_span_residual_against_the_svd(n: int, k: int, rows: int) -> None:
+    features = features_of(rows)
     truth, candidates = on_sphere(n, 6), on_sphere(k, 6, seed=1)
     candidates[-1] = 2 * candidates[0]  # linearly dependent features
     value = span_residual(features, candidates, truth)
@@ -57,64 +39,40 @@ def test_span_residual_against_the_svd(n: int, k: int, r: int) -> None:
 
 
 def test_span_residual_of_the_truth_is_zero_and_of_nothing_is_the_size() -> None:
-    features, truth = Dense(gaussian(1, 40, 6)), on_sphere(4, 6)
+    features, truth = features_of(1), on_sphere(4, 6)
     more = torch.cat([on_sphere(2, 6, seed=2), 3 * truth.flip(0)])
     assert span_residual(features, 3 * truth.flip(0), truth) < 1e-7
     assert span_residual(features, more, truth) < 1e-6
-    size = float(features.phi(truth).norm(dim=1).mean() / math.sqrt(40))
+    size = float(features.linearize(truth).phi.norm(dim=1).mean() / math.sqrt(40))
     for nothing in (truth[:0], torch.zeros(2, 6)):
         assert span_residual(features, nothing, truth) == pytest.approx(size)
     with pytest.raises(InputError, match="NaN"):
         span_residual(features, truth * math.nan, truth)
 
 
-@cache
-def victim() -> Victim:
-    """A tiny two-layer net on the sphere."""
-    return two_layer(datasets.sphere(16, 4), width=128, until=1e-6)
-
-
-def dense_floor(victim: Victim, parameters: str, point: str) -> float:
-    """The residual at the truth, from weights, plain autograd and a dense least-squares fit."""
-    weights = {
-        "initial": [victim.initial],
-        "final": [victim.trained],
-        "midpoint": [{k: (victim.initial[k] + w) / 2 for k, w in victim.trained.items()}],
-        "both": [victim.initial, victim.trained],
-    }[point]
-    names = {"last": ["3.weight"], "all": list(victim.trained)}[parameters]
-    columns = []
-    for at in weights:
-        for x in victim.truth.inputs.double():
-            w1, w2 = (at[name].clone().requires_grad_() for name in ("1.weight", "3.weight"))
-            output = w2 @ (w1 @ x).relu()
-            slopes = dict(zip(victim.trained, torch.autograd.grad(output, (w1, w2)), strict=True))
-            columns.append(torch.cat([slopes[name].flatten() for name in names]))
-    change = [(victim.trained[name] - victim.initial[name]).flatten() for name in names]
-    target, basis = torch.cat(change), torch.stack(columns, 1)
-    rest = target - basis @ torch.linalg.lstsq(basis, target[:, None]).solution[:, 0]
-    return float(rest.square().sum() / target.square().sum())
-
-
 @pytest.mark.parametrize("parameters", ["last", "all"])
 def test_floors_against_the_dense_oracle(parameters: str) -> None:
-    made = victim()
-    found = floors(lambda point: made.posed(parameters, point), made.truth)
+    net, truth = make("two_layer", outputs=1, width=16), gaussian(3, 4)
+    found = floors(lambda point: net.problem(parameters, point), truth)
     assert tuple(found) == POINTS
     for point, value in found.items():
-        assert value == pytest.approx(dense_floor(made, parameters, point), rel=1e-4), point
-    assert found["both"] < found["midpoint"] < min(found["initial"], found["final"])
+        target = net.problem(parameters, point).target.double()
+        names = names_of(net) if parameters == "all" else None
+        basis = dense(net, point, names).linearize(truth).phi.T
+        rest = target - basis @ torch.linalg.lstsq(basis, target).solution
+        assert value == pytest.approx(float(rest.norm() / target.norm()) ** 2, rel=1e-6), point
+    assert found["both"] < min(found["initial"], found["final"])
 
 
 def test_a_point_that_cannot_be_formed_has_no_floor() -> None:
-    made = victim()
+    net = make("two_layer")
 
     def partial(point: str) -> Problem:
         if point in ("initial", "midpoint"):
             raise InputError("initial weights are missing: 1.weight")
-        return made.posed("last", point)
+        return net.problem("last", point)
 
-    assert set(floors(partial, made.truth.inputs)) == {"final", "both"}
+    assert set(floors(partial, gaussian(3, 4))) == {"final", "both"}
     exact = case(10, 2, 3.0)
     assert residual_at_truth(exact.problem, exact.inputs) < 1e-20
     assert residual_at_truth(exact.problem, on_sphere(2, 10, seed=9)) > 0.01
