@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -131,9 +132,10 @@ def test_only_cells_that_die_alone_are_blamed() -> None:
     def call(task: Task) -> Record | None:
         mine = broken[-1]
         if task.address in bad:
+            time.sleep(0.02)  # until others run beside it
             broken.append(Event())
             mine.set()
-        if mine.wait(0.01):
+        if mine.wait(0.05):
             raise TerminatedWorkerError
         return work(task)
 
@@ -379,8 +381,14 @@ def test_the_bar_counts_cells_and_failures(terminal: bool) -> None:
     assert terminal or not text.getvalue().strip()
 
 
-def test_a_cell_says_where_and_when_it_was_made() -> None:
-    record = worker.attempt(Square(1.0), 0, "cpu")
+def test_a_cell_runs_on_one_core_and_says_where_and_when_it_was_made() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        record = worker.attempt(Square(1.0), 0, "cpu")
+    finally:
+        torch.set_num_threads(before)
+    assert record.values is not None and record.values["threads"] == 1
     assert record.made["torch"] == torch.__version__
     assert sweep.made([record, record], "hardware").endswith(" cores")
     other = replace(record, made={"hardware": "abacus, 1 cores"})
