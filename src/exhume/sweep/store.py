@@ -12,6 +12,7 @@ went wrong there.
 import fcntl
 import hashlib
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
@@ -79,11 +80,8 @@ def held(folder: Path) -> Iterator[None]:
     private_folder(folder)
     private_folder(folder / "cells")
     mark = folder / "sweep.json"
-    if not mark.exists():
-        write_private(mark, b'{"kind":"exhume sweep"}\n')
-    if not isinstance(read_json(mark), dict):
-        raise InputError(f"{mark}: is not of a sweep; remove it or choose another folder.")
-    with mark.open("r+") as file:  # network file systems lock only what is open for writing
+    # Network file systems lock only what is open for writing.
+    with open(os.open(mark, os.O_RDWR | os.O_CREAT, 0o600), "r+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -93,6 +91,11 @@ def held(folder: Path) -> Iterator[None]:
             ) from error
         except OSError:
             pass  # A file system without locks: of two equal results the later one stays.
+        if mark.stat().st_size == 0:
+            file.write('{"kind": "exhume sweep"}\n')
+            file.flush()
+        if not isinstance(read_json(mark), dict):
+            raise InputError(f"{mark}: is not of a sweep; remove it or choose another folder.")
         yield
 
 
