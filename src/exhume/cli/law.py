@@ -4,7 +4,6 @@ import inspect
 import math
 import re
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +11,7 @@ from exhume.cli.console import console as _console
 from exhume.errors import InputError
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from exhume.experiments.law import Law
-    from exhume.sweep import Record
 
 STEPS = 12
 """Ratios of a:b."""
@@ -79,35 +75,21 @@ def law(
         redact: keep and draw no picture of a sample.
     """
     given = dict(locals())
-    plan = planned(given)
-    cells = plan.cells()
+    cells = planned(given).cells()
     check_folder(out)
 
     from rich.table import Table
 
     from exhume import sweep
     from exhume.device import usable_device
-    from exhume.experiments import page, phases
-    from exhume.experiments.law import sentences, summarise
-    from exhume.experiments.runner import measured
-    from exhume.files import write_private
-
-    def draw(records: "Sequence[Record]") -> "Figure":
-        summary = summarise(records)
-        if not summary.attacks:
-            raise InputError(
-                f"all {len(cells)} cells failed, the first one with {summary.failed[0].error}"
-            )
-        return phases.draw(summary)
+    from exhume.experiments import page
+    from exhume.experiments.law import sentences
 
     options = {"engine": engine, "address": address, "workers": workers, "retry": retry}
-    device = usable_device(device) if engine == "loky" else device
+    options["device"] = usable_device(device) if engine == "loky" else device
     console = _console()
     with sweep.progress(console, len(cells)) as show:
-        records, figure = measured(cells, out, draw, "law", **options, device=device, show=show)
-    summary = summarise(records)
-    text = page.render(summary, records, figure, _command(given), redact)
-    write_private(out / "law.html", text.encode())
+        summary = page.perform(cells, out, _command(given), redact, **options, show=show)
     headings, *lines = page.starts(summary)
     table = Table(*headings)
     for line in lines:

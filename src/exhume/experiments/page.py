@@ -2,19 +2,56 @@
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
 
 import torch
 from matplotlib.figure import Figure
 
 import exhume
 from exhume import sweep
+from exhume.errors import InputError
+from exhume.experiments import phases
 from exhume.experiments.cells.attack import Attack
-from exhume.experiments.law import LawCurve, Summary, sentences, setting_of
+from exhume.experiments.law import LawCurve, Summary, sentences, setting_of, summarise
 from exhume.experiments.phases import model
+from exhume.experiments.runner import measured
+from exhume.files import write_private
 from exhume.report.page import environment
 from exhume.report.plots import inline
-from exhume.sweep import Record
+from exhume.sweep import Cell, Record
 from exhume.wording import number, percent
+
+
+def perform(
+    cells: Sequence[Cell], folder: Path, command: str, redact: bool, **options: Any
+) -> Summary:
+    """Run the cells of a sweep, and write table, figure and page.
+
+    Args:
+        cells: of the law.
+        folder: where they are written.
+        command: that asked for them.
+        redact: leave pictures out.
+        options: of `exhume.sweep.run`.
+
+    Raises:
+        InputError: every cell failed.
+    """
+
+    def draw(records: Sequence[Record]) -> Figure:
+        summary = summarise(records)
+        if not summary.attacks:
+            raise InputError(
+                f"all {len(cells)} cells failed, the first one with {summary.failed[0].error}"
+            )
+        return phases.draw(summary)
+
+    records, figure = measured(cells, folder, draw, "law", **options)
+    summary = summarise(records)
+    page = render(summary, records, figure, command, redact)
+    write_private(folder / "law.html", page.encode())
+    return summary
 
 
 def render(

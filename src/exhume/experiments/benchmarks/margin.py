@@ -61,14 +61,7 @@ SHIFT = 2.0
 
 @dataclass(frozen=True)
 class Case:
-    """A network and its data.
-
-    Attributes:
-        data: the training set for a seed.
-        widths: of the hidden layers.
-        recipe: the published one for it.
-        steps: of the training.
-    """
+    """A training set by seed, the widths of a network, its published attack, its training steps."""
 
     data: Callable[[int], Data]
     widths: tuple[int, ...]
@@ -197,15 +190,7 @@ def _trained(known: Data, case: Case, seed: int, device: str) -> Victim:
 
 @dataclass(eq=False)
 class Board:
-    """Rows of candidates against one training set.
-
-    Attributes:
-        known: the training set.
-        held_out: samples of the same kind that were not trained on.
-        seed: of the attacks.
-        limit: seconds an attack.
-        rows: what was measured, see `COLUMNS`.
-    """
+    """Candidates of attacks, each in `limit` seconds, against one training set, row by row."""
 
     known: Data
     held_out: Data

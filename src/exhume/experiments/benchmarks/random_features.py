@@ -4,7 +4,9 @@ import resource
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -46,8 +48,8 @@ def solvers(
         factor: momentum is stopped at so many times our time if it does not get there.
         first_seed: where the seeds begin.
     """
-    cell = Attack(dim=dim, samples=samples, ratio=ratio, products=None)
-    cells = seeded(cell, seeds, first_seed)
+    sphere = Attack(dim=dim, samples=samples, ratio=ratio, products=None)
+    cells = seeded(sphere, seeds, first_seed)
     last = first_seed + seeds - 1
     heading(f"solvers: sphere d={dim} n={samples} p={ratio:g}dn, seeds {first_seed} to {last}")
     rows = []
@@ -98,15 +100,11 @@ def threshold(
         momentum_limit: most seconds a run for momentum; 0 leaves it out.
         first_seed: where the seeds begin.
     """
-    grid = {
-        ratio: seeded(
-            Attack(dim=dim, samples=samples, ratio=ratio, products=None), seeds, first_seed
-        )
-        for ratio in ratios
-    }
+    sphere = Attack(dim=dim, samples=samples, products=None)
+    grid = {r: seeded(replace(sphere, ratio=r), seeds, first_seed) for r in ratios}
     last = first_seed + seeds - 1
     heading(f"threshold: sphere d={dim} n={samples}, seeds {first_seed} to {last}")
-    table = []
+    rows = []
     for ratio, cells in grid.items():
         ours, slow = [], []
         for cell in each(cells, f"ratio {ratio:g}"):
@@ -114,20 +112,7 @@ def threshold(
             ours.append(attacked(cell, victim, limit=limit))
             if momentum_limit > 0:
                 slow.append(momentum_until(victim, 1.0, momentum_limit, cell.seed)[1])
-        seconds = sorted(row["seconds"] for row in ours)
-        table.append(
-            {
-                "ratio": ratio,
-                "seeds": seeds,
-                "whole": sum(row["recovered"] == 1 for row in ours),
-                "exact": sum(row["exact"] == 1 for row in ours),
-                "recovered": statistics.fmean(row["recovered"] for row in ours),
-                "median": seconds[seeds // 2],
-                "most": seconds[-1],
-                "slow_whole": sum(share == 1 for share in slow) if slow else None,
-                "slow": statistics.fmean(slow) if slow else None,
-            }
-        )
+        rows.append({"ratio": ratio, "seeds": seeds, **_over_seeds(ours, slow)})
     columns = {
         "ratio": "{ratio:g}",
         f"ours (≤ {limit:g} s): whole": "{whole} of {seeds}",
@@ -136,9 +121,23 @@ def threshold(
         "median s": "{median:.1f}",
         "most s": "{most:.1f}",
         f"momentum (≤ {momentum_limit:g} s): whole": "{slow_whole:d} of {seeds}",
-        "mean recovered ": "{slow:.0%}",
+        "mean recovered ": "{slow:.0%}",  # a heading of its own
     }
-    show(columns, table)
+    show(columns, rows)
+
+
+def _over_seeds(ours: Sequence[dict[str, Any]], slow: Sequence[float]) -> dict[str, Any]:
+    """What our runs, and the shares that momentum recovered, come to."""
+    seconds = sorted(row["seconds"] for row in ours)
+    return {
+        "whole": sum(row["recovered"] == 1 for row in ours),
+        "exact": sum(row["exact"] == 1 for row in ours),
+        "recovered": statistics.fmean(row["recovered"] for row in ours),
+        "median": seconds[len(seconds) // 2],
+        "most": seconds[-1],
+        "slow_whole": sum(share == 1 for share in slow) if slow else None,
+        "slow": statistics.fmean(slow) if slow else None,
+    }
 
 
 def count(

@@ -144,9 +144,6 @@ class Attack(Samples):
         nothing is attacked, the outcome is `undetermined`, and scores are None. Where an attack
         diverged, entries that are not finite score as zero.
 
-        Args:
-            device: where to compute.
-
         Returns:
             What `sizes` and `scored` have.
         """
@@ -231,15 +228,7 @@ class Attack(Samples):
         weights: Weights | None = None,
         show: Callable[[int, float], None] | None = None,
     ) -> Victim:
-        """Train the model.
-
-        Args:
-            known: the training data.
-            width: as `width` has it.
-            device: where to compute.
-            weights: V, if it was drawn already.
-            show: is called with the steps of a network and their loss.
-        """
+        """Train the model, on V if it was drawn already; `show` sees the steps of a network."""
         if self.architecture == "random_features":
             if weights is None and torch.device(device).type == "cuda":
                 weights = self.drawn(known, width, device)
