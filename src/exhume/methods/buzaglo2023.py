@@ -10,15 +10,10 @@ else is as in `methods.haim2022`; one output trained to the margin is its case.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
 from exhume.equation.coefficients import Rule
 from exhume.equation.problem import Problem
-from exhume.features.activations import smoothed_relu
 from exhume.methods import haim2022
-from exhume.methods.penalised import Penalised
-from exhume.methods.penalties import Hyperparameters, outputs
+from exhume.methods.penalties import outputs
 from exhume.search.tuning import Range
 
 MULTIPLIER_RATES = Range(1e-4, 1.0, logarithmic=True)
@@ -36,22 +31,14 @@ WEIGHT_DECAY = (
 
 
 @dataclass(frozen=True)
-class Buzaglo2023(Penalised):
+class Buzaglo2023(haim2022.Haim2022):
     """The published recipe; what is None is tuned.
 
     Attributes:
-        rate: step size of the candidates.
-        multiplier_rate: step size of the multipliers.
-        scale: standard deviation of the candidates at the start.
-        threshold: below this a multiplier is pushed up, where they are held at the margin.
-        sharpness: α of the surrogate.
+        multiplier_rate: step size of the multipliers; the others are those of `Haim2022`.
     """
 
-    rate: float | None = None
     multiplier_rate: float | None = None
-    scale: float | None = None
-    threshold: float | None = None
-    sharpness: float | None = None
     name: str = "buzaglo2023"
 
     def check(self, problem: Problem) -> None:
@@ -73,22 +60,3 @@ class Buzaglo2023(Penalised):
         if problem.rule is Rule.FREE:
             return WEIGHT_DECAY
         return haim2022.PUBLISHED if outputs(problem) == 1 else SEVERAL_CLASSES
-
-    def hyperparameters(self, problem: Problem, values: Mapping[str, float]) -> Hyperparameters:
-        """Return them with the published penalties: none for multipliers of either sign."""
-        alone = self.multiplier_rate or haim2022.MULTIPLIER_RATE
-        return Hyperparameters(
-            values["rate"],
-            values.get("multiplier_rate", alone),
-            values["scale"],
-            lambda step: smoothed_relu(values["sharpness"]),
-            threshold=values.get("threshold", 0.0),
-            push=haim2022.PUSH if problem.rule is Rule.MARGIN else 0.0,
-        )
-
-    def multipliers(
-        self, problem: Problem, shape: tuple[int, int], generator: torch.Generator
-    ) -> Tensor:
-        """Draw from U(0, 1) at the margin, from N(0, 1) where they may have either sign."""
-        draw = torch.rand if problem.rule is Rule.MARGIN else torch.randn
-        return draw(shape, generator=generator, dtype=torch.float64)

@@ -64,7 +64,7 @@ class Haim2022(Penalised):
     scale: float | None = None
     threshold: float | None = None
     sharpness: float | None = None
-    multiplier_rate: float = MULTIPLIER_RATE
+    multiplier_rate: float | None = MULTIPLIER_RATE
     name: str = "haim2022"
 
     def check(self, problem: Problem) -> None:
@@ -90,18 +90,19 @@ class Haim2022(Penalised):
         return PUBLISHED
 
     def hyperparameters(self, problem: Problem, values: Mapping[str, float]) -> Hyperparameters:
-        """Return them with the published penalties."""
+        """Return them with the published penalties: none for multipliers of either sign."""
         return Hyperparameters(
             values["rate"],
-            self.multiplier_rate,
+            values.get("multiplier_rate", self.multiplier_rate or MULTIPLIER_RATE),
             values["scale"],
             lambda step: smoothed_relu(values["sharpness"]),
-            threshold=values["threshold"],
-            push=PUSH,
+            threshold=values.get("threshold", 0.0),
+            push=PUSH if problem.rule is Rule.MARGIN else 0.0,
         )
 
     def multipliers(
         self, problem: Problem, shape: tuple[int, int], generator: torch.Generator
     ) -> Tensor:
-        """Draw from U(0, 1)."""
-        return torch.rand(shape, generator=generator, dtype=torch.float64)
+        """Draw from U(0, 1) at the margin, from N(0, 1) where they may have either sign."""
+        draw = torch.rand if problem.rule is Rule.MARGIN else torch.randn
+        return draw(shape, generator=generator, dtype=torch.float64)

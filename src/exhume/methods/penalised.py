@@ -82,7 +82,6 @@ class Descent:
         began: its residual at the start, of the network as it is.
         residual: the last that was looked at, with the surrogate.
         steps: how many it has taken.
-        products: how often it took the features' derivative.
         pace: factor of the multipliers' step size.
     """
 
@@ -92,8 +91,12 @@ class Descent:
     began: float
     residual: float
     steps: int = 0
-    products: int = 0
     pace: float = 1.0
+
+    @property
+    def products(self) -> int:
+        """Each step takes the features' derivative once."""
+        return self.steps
 
 
 def stepped(
@@ -136,14 +139,7 @@ def advanced(problem: Problem, settings: Hyperparameters, run: Descent, steps: i
             seen = smoothed(problem, settings, step)
         place, moments = stepped(seen, settings, place, moments)
     residual = loss_at(smoothed(problem, settings, end), settings, place).relative
-    return replace(
-        run,
-        place=place,
-        moments=moments,
-        residual=residual,
-        steps=end,
-        products=run.products + steps,
-    )
+    return replace(run, place=place, moments=moments, residual=residual, steps=end)
 
 
 # The method
@@ -359,8 +355,9 @@ class Penalised:
         if best is None:
             start = self.begin(problem, len(progress.candidates), progress.seed)
             return progress.next_round(start, phase="run", tuning=None, outcome=Outcome.DIVERGED)
-        begun = progress.next_round(replace(best, products=0), phase="run", tuning=None)
-        return replace(begun, steps=begun.steps - best.steps)  # they were counted in their trial
+        begun = progress.next_round(best, phase="run", tuning=None)
+        steps, products = begun.steps - best.steps, begun.products - best.steps
+        return replace(begun, steps=steps, products=products)  # they were counted in their trial
 
 
 def _entries(problem: Problem) -> int:

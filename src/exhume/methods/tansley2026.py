@@ -90,11 +90,9 @@ class Tansley2026:
     def init(self, problem: Problem, samples: int | None, seed: int) -> Search | Sharpening:
         """Begin at random in the subspace, or in the span of the moment's eigenvectors."""
         search = self._search(problem)
-        if isinstance(problem, Reduced):
-            if self.basis is None:
-                self._check_count(problem.subspace.rank, samples)
-            return search.init(problem, samples, seed)
-        if isinstance(search, Stationary):
+        if isinstance(problem, Reduced) and self.basis is None:
+            self._check_count(problem.subspace.rank, samples)
+        if isinstance(problem, Reduced) or isinstance(search, Stationary):
             return search.init(problem, samples, seed)
         count = search.count(problem, samples)
         generator = stream(seed, 0)
