@@ -108,6 +108,13 @@ def test_cifar(writer: Any, tmp_path: Path) -> None:
         assert again.images().equal(drawn.images())
 
 
+def test_vehicles_are_four_of_the_ten_classes(tmp_path: Path) -> None:
+    images = pictures(10, 3, 4, 4)
+    write(tmp_path, "cifar10.npz", npz(x=images.transpose(0, 2, 3, 1), y=np.arange(10)))
+    drawn = data.load("cifar10", 8, classes="vehicles", root=tmp_path)
+    torch.testing.assert_close(drawn.images(), rows_of(images[[2, 0, 3, 1, 4, 8, 5, 9]]))
+
+
 @pytest.mark.parametrize(
     ("name", "folder", "suffix"),
     [

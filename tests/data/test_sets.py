@@ -61,6 +61,14 @@ def test_sphere_targets_are_linear_without_noise() -> None:
     assert first == pytest.approx([0.13021722, -0.13681936, 0.66327776], abs=1e-7)
 
 
+def test_a_seed_has_a_subspace_of_its_own() -> None:
+    one, other = data.subspace(9, 2, seed=1), data.subspace(9, 2, seed=2)
+    torch.testing.assert_close(one.T @ one, torch.eye(2, dtype=torch.float64))
+    rows = data.sphere(9, 4, seed=1, rank=2).inputs
+    torch.testing.assert_close(rows @ one @ one.T, rows)
+    assert (rows - rows @ other @ other.T).norm() > 1
+
+
 # Bundled
 
 
