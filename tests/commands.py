@@ -1,5 +1,6 @@
 """The command line in tests."""
 
+from functools import cache
 from pathlib import Path
 
 from exhume.auditing.folder import CANDIDATES, CONFIG, EVENTS, RESULT
@@ -25,3 +26,23 @@ def tree(folder: Path) -> dict[str, bytes | None]:
         str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
         for path in sorted(folder.rglob("*"))
     }
+
+
+@cache
+def make_workshop(base: Path) -> Path:
+    """Models and finished runs; not to be changed.
+
+    model and run: vectors. stored: the same with its first layer. images and pictures: digits.
+    margin: a network that was trained to the margin.
+    """
+    folder = base / "workshop"
+    folder.mkdir()
+    sphere = ("victim", "sphere", "--dim", 20, "--samples", 4, "--ratio", 6, "--out")
+    exhume_(*sphere, folder / "model")
+    exhume_(*sphere, folder / "stored", "--store")
+    exhume_("victim", "digits", "--samples", 10, "--ratio", 6, "--out", folder / "images")
+    exhume_("audit", folder / "model", "--samples", 4, "--out", folder / "run")
+    exhume_("audit", folder / "images", "--samples", 10, "--out", folder / "pictures")
+    kkt = ("--architecture", "kkt_mlp", "--classes", "parity", "--samples", 4, "--widths", 30)
+    exhume_("victim", "digits", *kkt, "--steps", 200, "--out", folder / "margin")
+    return folder

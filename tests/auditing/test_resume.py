@@ -27,6 +27,26 @@ from folders import FINISHED, audit, contents, events_of, result_of, same
 from problems import gaussian
 
 
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "model"
+    random_features(data.sphere(20, 4), 480).save(folder)
+    return folder
+
+
+@pytest.fixture
+def settings(model: Path) -> Settings:
+    return Settings(str(model), samples=4)
+
+
+@pytest.fixture(scope="module")
+def run(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run; not to be changed."""
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    audit(Settings(str(model), samples=4), folder)
+    return folder
+
+
 @pytest.fixture(autouse=True)
 def every_move(monkeypatch: pytest.MonkeyPatch) -> None:
     """An event for every move, so that a test can interrupt at each."""

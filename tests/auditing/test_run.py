@@ -28,6 +28,27 @@ from folders import FINISHED, audit, contents, events_of, result_of, same, stric
 
 TOLD = DataCard((3, 2, 2), (0, 1), (0.1, 0.2, 0.3), 1.0, "sqrt_d", 2)
 
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "model"
+    random_features(data.sphere(20, 4), 480).save(folder)
+    return folder
+
+
+@pytest.fixture
+def settings(model: Path) -> Settings:
+    return Settings(str(model), samples=4)
+
+
+@pytest.fixture(scope="module")
+def run(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run; not to be changed."""
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    audit(Settings(str(model), samples=4), folder)
+    return folder
+
+
 # The run folder
 
 

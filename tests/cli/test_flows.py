@@ -4,6 +4,7 @@ import io
 import json
 import re
 import shlex
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,11 +16,24 @@ import yaml
 from rich.console import Console
 from safetensors.torch import load_file
 
-from commands import AUDITED, REPORT, exhume_, names
+from commands import AUDITED, REPORT, exhume_, make_workshop, names
 from exhume import data
 from exhume.auditing.folder import CONFIG, MATCHED, RESULT, SCORE
 from exhume.cli.victim import _training
 from exhume.models.folder import CARD, INITIAL, TRAINED, TRUTH
+
+
+@pytest.fixture(scope="module")
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Models and finished runs; not to be changed."""
+    return make_workshop(tmp_path_factory.getbasetemp())
+
+
+@pytest.fixture
+def bench(workshop: Path, tmp_path: Path) -> Path:
+    """A copy of the workshop, to be damaged."""
+    shutil.copytree(workshop, tmp_path / "bench")
+    return tmp_path / "bench"
 
 
 def result_of(run: Path) -> dict[str, Any]:

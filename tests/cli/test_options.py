@@ -9,7 +9,7 @@ import yaml
 from safetensors.torch import load_file
 
 import exhume
-from commands import exhume_
+from commands import exhume_, make_workshop
 from exhume.auditing.folder import CANDIDATES, CONFIG
 from exhume.auditing.settings import Settings
 from exhume.cli import main
@@ -18,6 +18,12 @@ from exhume.models.folder import CARD, INITIAL
 
 COMMANDS = ["victim", "audit", "score", "report", "identify"]
 COMMANDS += ["bound", "law", "reproduce", "demo", "bench"]
+
+
+@pytest.fixture(scope="module")
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Models and finished runs; not to be changed."""
+    return make_workshop(tmp_path_factory.getbasetemp())
 
 
 def config_of(run: Path) -> dict[str, object]:

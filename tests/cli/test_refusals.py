@@ -12,11 +12,47 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
+from commands import exhume_, make_workshop, tree
 from exhume.auditing.folder import CANDIDATES, CONFIG, RESULT
 from exhume.models.folder import CARD, INITIAL, TRAINED, TRUTH
 
 KKT = "--architecture kkt_mlp --classes parity --samples 4 --widths 30"
 OWN = "audit --model m:f --trained t.pt"
+
+
+@pytest.fixture(scope="module")
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Models and finished runs; not to be changed."""
+    return make_workshop(tmp_path_factory.getbasetemp())
+
+
+@pytest.fixture
+def bench(workshop: Path, tmp_path: Path) -> Path:
+    """A copy of the workshop, to be damaged."""
+    shutil.copytree(workshop, tmp_path / "bench")
+    return tmp_path / "bench"
+
+
+@pytest.fixture
+def refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., str]:
+    """A command that must end with code 2 and one paragraph, and write nothing."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words: object) -> str:
+        before = tree(tmp_path)
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ending:
+            exhume_(*words)
+        assert ending.value.code == 2
+        said = capsys.readouterr()
+        assert said.err.startswith("exhume: ") and said.err.endswith("\n")
+        assert "\n\n" not in said.err and "Traceback" not in said.err
+        assert tree(tmp_path) == before
+        return said.err
+
+    return call
 
 
 @pytest.mark.parametrize(

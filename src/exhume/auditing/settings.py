@@ -110,13 +110,10 @@ class Settings:
         told = {word: value for word, value in entries.items() if value is not None}
         shape = (input_shape,) if isinstance(input_shape, int) else input_shape
         sizes = None if shape is None else tuple(shape)
-        if told and (card is not None or sizes is None):
-            word = next(iter(told))
-            raise InputError(
-                f"{word}: write it in the card, or leave the card out."
-                if card is not None
-                else f"{word}: say the shape of one input too: --input-shape."
-            )
+        if told and card is not None:
+            raise InputError(f"{next(iter(told))}: write it in the card, or leave the card out.")
+        if told and sizes is None:
+            raise InputError(f"{next(iter(told))}: say the shape of one input too: --input-shape.")
         made = None
         if isinstance(card, Path):
             made = read_card(card, sizes)

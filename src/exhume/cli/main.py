@@ -26,7 +26,7 @@ BARE = {"audit": "--model", "identify": "--model", "bound": "--model", "reproduc
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Entry point of the command `exhume`."""
+    """Run the command that the words name; those of the shell if None are given."""
     from jsonargparse import auto_cli, set_parsing_settings
 
     from exhume import __version__
@@ -88,5 +88,5 @@ def plain(words: list[str]) -> list[str]:
 
 
 def _bracketed(numbers: str) -> str:
-    """Numbers with commas between them as a list."""
+    """Return numbers with commas between them as a list."""
     return f"[{numbers}]" if "," in numbers and not numbers.startswith("[") else numbers
