@@ -17,9 +17,10 @@ from exhume.evaluate import score
 from exhume.features.layers import Elementwise
 from exhume.models.architectures import initialise, two_layer
 from exhume.theory import Identifiability, identifiability, recover
+from exhume.theory.moments import moments_of, view_of
 from exhume.theory.neurons import Neurons, explained, neurons_of, output, violation
-from exhume.theory.recovery import refine
-from exhume.theory.tensors import dimension
+from exhume.theory.recovery import at_scale, decompose, refine
+from exhume.theory.tensors import dimension, powers
 from exhume.victims import Victim
 from problems import gaussian
 
@@ -219,6 +220,15 @@ def test_several_degrees_show_the_norm(coefficients: tuple[float, ...]) -> None:
     assert found.holds, (len(first), found.reasons)
     assert found.unknowns == sum(dimension(2, q) for q in found.degrees)
     assert found.equations == 3 * len(first)
+    assert found.misfit < 1e-8
+    # Moments and norms are right before the refinement, which would mend them.
+    view = view_of(neurons_of(model, state), None, None)
+    tensors = moments_of(view).tensors
+    for q, tensor in tensors.items():
+        assert torch.allclose(tensor, b @ powers(truth @ view.basis, q), atol=1e-8)
+    vectors, strengths, _ = decompose(tensors.pop(3), 2, 3, 1e-10)
+    samples, _ = at_scale(vectors, strengths, tensors, 3)
+    assert score(samples @ view.basis.T, truth).errors.max() < 1e-6
     assert found.samples is not None and found.multipliers is not None
     result = score(found.samples, truth)
     assert result.signed_errors.max() < 1e-6  # b > 0, which an odd σ takes for granted
