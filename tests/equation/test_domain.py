@@ -147,8 +147,8 @@ def test_sphere_and_box_give_the_nearest_point(
 ) -> None:
     box = Box(low, low + spread)
     nearest, farthest = box.project(torch.zeros(1)).abs().item(), max(abs(low), abs(low + spread))
-    for share in (0.01, 0.1, 0.5, 0.9, 1.0):
-        radius = math.sqrt(d) * (nearest + share * (farthest - nearest))
+    for share in (0.0, 0.1, 0.5, 0.9, 1.0):
+        radius = max(0.01, math.sqrt(d) * (nearest + share * (farthest - nearest)))
         both = SphereInBox(Sphere(radius), box)
         points = gaussian(4, d, seed=seed)
         x = both.project(points)
@@ -168,8 +168,8 @@ def test_where_sphere_and_box_hardly_meet() -> None:
     outside, inside = projected(10.0, Box(-1, 2), gaussian(3, 4)), gaussian(3, 4)
     assert torch.equal(outside, torch.full((3, 4), 2.0).double())
     assert torch.equal(projected(0.5, Box(1, 2), inside), torch.ones(3, 4).double())
-    zero = projected(1.0, Box(-1, 1), torch.zeros(2, 5))
-    torch.testing.assert_close(zero.norm(dim=1), torch.ones(2))
+    for x in (torch.zeros(2, 5), torch.ones(2, 5)):  # all at a bound, and too long for the sphere
+        torch.testing.assert_close(projected(1.0, Box(-1, 1), x).norm(dim=1), torch.ones(2))
 
 
 def test_a_step_along_a_face_ends_on_it() -> None:
