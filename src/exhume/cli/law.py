@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from exhume.experiments.law import Law
 
 STEPS = 12
-"""Ratios of a:b."""
+"""How many ratios a:b stands for: enough to see where a curve rises."""
 
 FILES = ("law.png", "law.svg", "law.html", "table.csv", "cells", "sweep.json")
 """What a folder of a sweep of the law holds."""
@@ -106,7 +106,7 @@ def law(
 
 
 def planned(given: dict[str, Any]) -> "Law":
-    """The sweep that the options ask for.
+    """Return the sweep that the options ask for.
 
     Raises:
         InputError: an option that cannot be read.

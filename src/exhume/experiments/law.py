@@ -41,7 +41,7 @@ AXES = (
 
 @dataclass(frozen=True)
 class Law:
-    """What to sweep: every combination of these, which are the options of `exhume law`.
+    """A law is what to sweep: every combination of the options of `exhume law`.
 
     A rank of None stands for the whole space. `pictures` says whether some of the samples may be
     kept as pictures.
@@ -146,7 +146,7 @@ def widths(samples: int, largest: float) -> list[int]:
 
 @dataclass(frozen=True)
 class Setting:
-    """What the places of a curve have in common, beside the method."""
+    """A setting is what the places of a curve share, beside the method."""
 
     architecture: str
     activation: str
@@ -158,23 +158,23 @@ class Setting:
 
     @property
     def kind(self) -> tuple[str, str, str]:
-        """The model, whatever the data."""
+        """Return the model, whatever the data."""
         return self.architecture, self.activation, self.loss
 
     @property
     def labels_fit(self) -> int:
-        """The p from which on labels fit, by counting."""
+        """Return the p from which on labels fit, by counting."""
         return counting.label_fitting(self.samples)
 
     @property
     def determined(self) -> int:
-        """The p from which on the data are determined, by counting."""
+        """Return the p from which on the data are determined, by counting."""
         return counting.reconstruction(self.dim, self.samples, self.outputs)
 
 
 @dataclass(frozen=True)
 class Place:
-    """One ratio p·m/(d·n), or width p, over all seeds.
+    """A place is one ratio p·m/(d·n), or one width p, over all seeds.
 
     The error is a median, of the labels or of the reconstruction, between its quartiles; so is the
     label error of a trained victim. The others are means, and None where nothing was attacked.
@@ -194,7 +194,7 @@ class Place:
 
 @dataclass(frozen=True)
 class LawCurve:
-    """A method in a setting, against the ratio; or label fitting, where there is no method."""
+    """A curve shows a method in a setting; or label fitting, where there is no method."""
 
     setting: Setting
     method: str | None
@@ -202,7 +202,7 @@ class LawCurve:
 
     @property
     def start(self) -> float | None:
-        """The ratio from which on recovery has started; the width from which on labels fit."""
+        """Return the ratio from which on recovery has started, or the width where labels fit."""
         if self.method is None:
             fitted = [place.error is not None and place.error < FITTED for place in self.places]
             return start([place.width for place in self.places], fitted, between=False)
@@ -211,20 +211,20 @@ class LawCurve:
 
     @property
     def starting_width(self) -> float | None:
-        """The start as a width, p."""
+        """Return the start as a width, p."""
         if self.start is None or self.method is None:
             return self.start
         return self.start * self.setting.dim * self.setting.samples / self.setting.outputs
 
     @property
     def inside(self) -> float | None:
-        """The start in units of rn, where the samples have a rank r."""
+        """Return the start in units of rn, where the samples have a rank r."""
         rank = self.setting.rank
         return None if self.start is None or rank is None else self.start * self.setting.dim / rank
 
     @property
     def at_or_below(self) -> bool:
-        """Whether the start is the smallest place that was tried, so that it may lie below."""
+        """Say whether the start is the smallest place tried, so that it may lie below."""
         if self.start is None:
             return False
         first = self.places[0]
@@ -232,7 +232,7 @@ class LawCurve:
 
     @property
     def name(self) -> str:
-        """The method as it is shown everywhere: with how it came by a subspace, if it did."""
+        """Name the method, with how it came by a subspace, if it did."""
         method = self.method or ""
         subspace = subspace_is(method, self.setting.architecture, self.setting.rank)
         if subspace:
@@ -241,7 +241,7 @@ class LawCurve:
 
     @property
     def counted(self) -> int:
-        """The p from which on the data can come back, by counting what the method has to find."""
+        """Return the p from which on data can come back, by counting what is to be found."""
         own = self.setting
         rank = own.rank if self.method == SUBSPACE else None
         return counting.reconstruction(own.dim, own.samples, own.outputs, rank)
@@ -249,7 +249,7 @@ class LawCurve:
 
 @dataclass(frozen=True)
 class Summary:
-    """All curves of a sweep, and the cells that failed."""
+    """A summary has all curves of a sweep, and the cells that failed."""
 
     fits: tuple[LawCurve, ...]
     attacks: tuple[LawCurve, ...]
@@ -257,7 +257,7 @@ class Summary:
 
     @property
     def settings(self) -> tuple[Setting, ...]:
-        """In the order of the sweep."""
+        """Return the settings in the order of the sweep."""
         return tuple(dict.fromkeys(curve.setting for curve in self.attacks))
 
 

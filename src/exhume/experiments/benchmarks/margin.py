@@ -61,7 +61,7 @@ SHIFT = 2.0
 
 @dataclass(frozen=True)
 class Case:
-    """A training set by seed, the widths of a network, its published attack, its training steps."""
+    """A case has data by seed, widths, the published attack, and steps of training."""
 
     data: Callable[[int], Data]
     widths: tuple[int, ...]
@@ -90,7 +90,7 @@ def kkt(
     controls: bool = True,
     device: str = "auto",
 ) -> None:
-    """Reconstruction from the weights of networks trained to the margin.
+    """Reconstruct samples from the weights of networks trained to the margin.
 
     Every attack has the same time and begins with the same number of candidates, two for each
     sample; shen2026, which splits some, with fewer. Recipes spend a third of it on tuning.
@@ -190,7 +190,7 @@ def _trained(known: Data, case: Case, seed: int, device: str) -> Victim:
 
 @dataclass(eq=False)
 class Board:
-    """Candidates of attacks, each in `limit` seconds, against one training set, row by row."""
+    """A board holds attacks of `limit` seconds against one training set, a row each."""
 
     known: Data
     held_out: Data

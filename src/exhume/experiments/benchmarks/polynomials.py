@@ -28,7 +28,7 @@ COLUMNS = {
 def identifiability(
     dim: int = 10, samples: int = 5, degree: int = 3, seeds: int = 10, first_seed: int = 0
 ) -> None:
-    """Recovery from exact KKT points, with neurons enough for the rank condition and with too few.
+    """Recover samples from exact KKT points, with neurons enough for the condition and too few.
 
     Samples are random on the sphere. Labels are the first, in the order of
     `exhume.victims.labellings`, for which a KKT point with enough neurons fulfils the condition.

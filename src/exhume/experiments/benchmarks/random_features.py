@@ -38,7 +38,7 @@ def solvers(
     factor: float = 100.0,
     first_seed: int = 0,
 ) -> None:
-    """Levenberg-Marquardt with search against momentum, to 95 % recovered, in one process.
+    """Time Levenberg-Marquardt with search against momentum, to 95 % recovered, in one process.
 
     Args:
         dim: d of the sphere data.
@@ -89,7 +89,7 @@ def threshold(
     momentum_limit: float = 10.0,
     first_seed: int = 0,
 ) -> None:
-    """Seeds wholly recovered against p/(d·n), for ours and for momentum.
+    """Count seeds wholly recovered against p/(d·n), for ours and for momentum.
 
     Args:
         dim: d of the sphere data.
@@ -143,7 +143,7 @@ def _over_seeds(ours: Sequence[dict[str, Any]], slow: Sequence[float]) -> dict[s
 def count(
     dim: int = 100, samples: int = 20, ratio: float = 5.0, seeds: int = 10, first_seed: int = 0
 ) -> None:
-    """How many candidates are left when the number of samples is not given.
+    """Count the candidates that are left when the number of samples is not given.
 
     Args:
         dim: d of the sphere data.
@@ -175,7 +175,7 @@ def images(
     device: str = "auto",
     name: str = "cifar10",
 ) -> None:
-    """Recovery of n images at a ratio p/(d·n), with the first layer in memory.
+    """Recover n images at a ratio p/(d·n), with the first layer in memory.
 
     Args:
         cases: n and ratio of each run, as in 100x5; 10x3.2552 is the published p = 100,000.
@@ -228,7 +228,7 @@ def _case(text: str) -> tuple[int, float]:
 
 
 def streaming(samples: int = 100, dim: int = 3072, width: int = 3_072_000, seed: int = 0) -> None:
-    """One objective and gradient with V regenerated block by block; time and peak memory.
+    """Time one objective and gradient with V regenerated block by block, and its peak memory.
 
     Args:
         samples: candidates.

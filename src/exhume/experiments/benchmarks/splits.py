@@ -36,7 +36,7 @@ def splitting(
     samples: int = 12,
     width: int = 200,
 ) -> None:
-    """Splitting against tuned baselines, at equal time and at equal numbers of candidates.
+    """Compare splitting with tuned baselines, at equal time and equal numbers of candidates.
 
     Hyperparameters are tuned once, for the base, without the truth; all runs of a seed take them.
 

@@ -75,7 +75,7 @@ def networks(
     limit: float = 60.0,
     device: str = "auto",
 ) -> None:
-    """Recovery from trained networks.
+    """Recover samples from trained networks.
 
     Args:
         cases: digits (two layers, widths 4dn, dn and dn/2, full space and subspace), losses

@@ -325,7 +325,7 @@ RESULTS = (
     "outcome", "steps", "products_used", "residual", "floor", "span_residual", "chance",
     "neighbour", "confined",
 )  # fmt: skip
-"""What an attack adds to the sizes; None where nothing was attacked."""
+"""What an attack adds to the sizes, in order; where nothing was attacked, each is None."""
 
 
 def subspace_is(method: str, architecture: str, rank: int | None) -> str | None:

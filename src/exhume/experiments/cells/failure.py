@@ -19,15 +19,15 @@ from exhume.solvers import solve
 from exhume.solvers.levenberg_marquardt import LevenbergMarquardt
 
 EXACT = 1e-11
-"""Relative residual from which a solution counts as exact."""
+"""Relative residual of an exact solution: a little above rounding in float64."""
 
 SLACK = 1.001
-"""How far above the ceiling a coefficient may be, for rounding."""
+"""How far above the ceiling a coefficient may be: as far as rounding takes it."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Samples and coefficients as `theory.width_bound` assumes them; solutions from many starts.
+    """Look for wrong exact solutions where `theory.width_bound` says that few exist.
 
     Attributes:
         samples: n.

@@ -15,7 +15,7 @@ from exhume.victims.random_features import ROWS
 
 @dataclass(frozen=True)
 class LabelFit(Samples):
-    """Least squares on random features of any width, also where labels do not fit.
+    """Fit labels by least squares on random features of any width, also where they do not fit.
 
     V is that of an `Attack` with the same seed.
 

@@ -12,7 +12,7 @@ from exhume.theory import hermite
 
 @dataclass(frozen=True)
 class Flips:
-    """Random features, explained by their samples with half of them negated.
+    """Explain random features by their samples with half of them negated.
 
     With σ(−z) = σ(z) − z the weights change by −V Σ a_i x_i over the flipped, which two candidates
     ±u, u along that sum, make up for. The ratio is p/(d·n).

@@ -27,7 +27,7 @@ Recovery there is algebra in float64: what is right is right to six digits and m
 
 @dataclass(frozen=True)
 class Determined:
-    """Whether the equations determine the samples at the samples, to first order.
+    """Find out whether the equations determine the samples at the samples, to first order.
 
     That is the counting behind the threshold, without a search. The fields are those of `Attack`.
     """
@@ -51,7 +51,7 @@ class Determined:
 
 @dataclass(frozen=True)
 class Rank:
-    """The rank condition for `width` random neurons σ(z) = z^α, α the degree, in dimension d."""
+    """Check the rank condition for `width` random neurons z^α, α the degree, in dimension d."""
 
     dim: int = 3
     width: int = 4
@@ -68,7 +68,7 @@ class Rank:
 
 @dataclass(frozen=True)
 class TensorTerms:
-    """Samples, at most d of them, from the tensor Σ_i b_i x_i^{⊗α} alone, where that is known.
+    """Recover samples, at most d, from the tensor Σ_i b_i x_i^{⊗α}, where that is known.
 
     For the degree α = 2 the terms are eigenvectors, one of many ways to write the matrix.
     """
@@ -103,7 +103,7 @@ class TensorTerms:
 
 @dataclass(frozen=True)
 class Stationary:
-    """A network of σ(z) = z^α at an exact KKT point, and its samples from its weights."""
+    """Solve for a network of z^α at an exact KKT point, and recover its samples."""
 
     dim: int = 10
     samples: int = 4

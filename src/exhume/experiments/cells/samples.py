@@ -18,7 +18,7 @@ In float64 that is 800 MB; a larger number is more likely a slip than a wish.
 
 @dataclass(frozen=True)
 class Samples:
-    """Training data by name and sizes.
+    """Samples are training data by name and sizes.
 
     Attributes:
         data: `sphere`, or a set of `exhume.data.load`.

@@ -57,7 +57,7 @@ Spent = Callable[[Method, Problem, Progress], Progress]
 
 @dataclass(frozen=True)
 class Splitting:
-    """A tuned method without splits, with them, and with as many candidates from the start.
+    """Run a method without splits, with them, and with as many candidates from the start.
 
     Cases are those of `exhume bench splitting`. All runs have as many steps: a budget that, unlike
     seconds, is the same on every machine.
