@@ -39,6 +39,8 @@ WORDS = {
     "cross_entropy": "cross-entropy",
 }
 
+Pair = tuple[float, float]
+
 SIZES = ("inputs", "outputs", "parameters", "actual_ratio")
 """What places a cell in a phase diagram."""
 
@@ -137,32 +139,32 @@ def _phase(axes: Axes, fits: Sequence[LawCurve], attacks: Sequence[LawCurve]) ->
     ticks(axes, (1.0, 3.0), _whole)
 
 
-def _note(
-    axes: Axes, words: str, at: tuple[float, float], by: tuple[float, float], **look: Any
-) -> None:
+def _note(axes: Axes, words: str, at: Pair, by: Pair, **look: Any) -> None:
     """Words beside a place, so many points away from it."""
     axes.annotate(words, at, xytext=by, textcoords="offset points", **look)
+
+
+def _small(axes: Axes, words: str, at: Pair, by: Pair, across: str, **look: Any) -> None:
+    """Small words; along the axis that `across` names, the place is a share of the panel."""
+    coordinates = ("axes fraction", "data") if across == "x" else ("data", "axes fraction")
+    _note(axes, words, at, by, **{"color": MUTED, "fontsize": 9, "xycoords": coordinates, **look})
 
 
 def _threshold(axes: Axes, place: float, upper: str, lower: str) -> None:
     """A vertical line with two words above the axes."""
     low, high = axes.get_xlim()
-    if not low <= place <= high:
-        return
-    axes.axvline(place, color=MUTED, linewidth=1.0)
-    look: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "ha": "center", "fontsize": 9}
-    _note(axes, lower, (place, 1), (0, 14), color=INK, **look)
-    _note(axes, upper, (place, 1), (0, 3), color=MUTED, **look)
+    if low <= place <= high:
+        axes.axvline(place, color=MUTED, linewidth=1.0)
+        _small(axes, lower, (place, 1), (0, 14), across="y", ha="center", color=INK)
+        _small(axes, upper, (place, 1), (0, 3), across="y", ha="center")
 
 
 def _chance(axes: Axes, attacks: Sequence[LawCurve]) -> None:
     levels = [place.chance for curve in attacks for place in curve.places if place.chance]
-    if not levels:
-        return
-    level = sum(levels) / len(levels)
-    axes.axhline(level, color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)))
-    look: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "ha": "right", "fontsize": 9}
-    _note(axes, "random guess", (1, level), (-4, 3), color=MUTED, **look)
+    if levels:
+        level = sum(levels) / len(levels)
+        axes.axhline(level, color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)))
+        _small(axes, "random guess", (1, level), (-4, 3), across="x", ha="right")
 
 
 def _line(
@@ -262,8 +264,7 @@ def _collapse_panels(
         axes.set(xscale="log", ylim=(-0.03, 1.42))
         _chance(axes, attacks)
     _beyond(right, "p = dn")
-    look: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "va": "center", "fontsize": 9}
-    _note(left, "▼ p = dn", (0, 1.36), (6, 0), color=MUTED, **look)
+    _small(left, "▼ p = dn", (0, 1.36), (6, 0), across="x", va="center")
     for curve in fits[-1:]:
         _words(left, curve.setting.samples, 0.3, "label errors", MUTED, True)
     _title(left, attacks[0].setting, alone=False)
