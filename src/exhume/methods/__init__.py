@@ -172,20 +172,13 @@ def reconstruct(
     budget = Budget(time_limit, product_limit)
     problem = seen_by(recipe, problem)
     with threads_for(problem, samples):
-        if resume is None:
-            progress = recipe.init(problem, samples, seed)
-        else:
-            progress = unpack(problem, resume)
-        outcome = progress.outcome
-        while outcome is None:
-            if budget.spent(progress, time.perf_counter() - start):
-                outcome = Outcome.BUDGET
-                break
+        progress = unpack(problem, resume) if resume else recipe.init(problem, samples, seed)
+        while not (progress.outcome or budget.spent(progress, time.perf_counter() - start)):
             progress = recipe.advance(problem, progress)
-            outcome = progress.outcome
             if observe is not None:
                 observe(progress, time.perf_counter() - start)
         fit = recipe.finish(problem, progress)
+    outcome = progress.outcome or Outcome.BUDGET
     if not fit.value <= BLOWN_UP:
         outcome = Outcome.DIVERGED
     return Reconstruction(
