@@ -116,26 +116,21 @@ def planned(given: dict[str, Any]) -> "Law":
 
     methods, dim, ranks = given["methods"], given["dim"], given["ranks"]
     default = (OURS, MOMENTUM if ranks is None else SUBSPACE)
+    rest: dict[str, Any] = {w: given[w] for w in ("data", "seeds", "products", "size", "classes")}
+    rest |= {w: words(w, given[w]) for w in ("activations", "architectures", "losses")}
     return Law(
-        data=given["data"],
         dims=(None,) if dim is None else whole_numbers("dim", dim),
         samples=whole_numbers("samples", given["samples"]),
         ranks=(None,) if ranks is None else whole_numbers("ranks", ranks),
         ratios=spaced("ratios", given["ratios"]),
-        seeds=given["seeds"],
         methods=default if methods is None else words("methods", methods),
-        activations=words("activations", given["activations"]),
-        architectures=words("architectures", given["architectures"]),
-        losses=words("losses", given["losses"]),
-        products=given["products"],
-        size=given["size"],
-        classes=given["classes"],
         pictures=given["data"] != "sphere" and not given["redact"],
+        **rest,
     )
 
 
 def spaced(option: str, text: str) -> tuple[float, ...]:
-    """Positive numbers: a:b or a:b:k on a logarithmic axis, or with commas.
+    """Read positive numbers: a:b or a:b:k on a logarithmic axis, or with commas.
 
     Example:
         >>> spaced("ratios", "0.1:10:3"), spaced("ratios", "2,5")
@@ -169,7 +164,7 @@ def spaced(option: str, text: str) -> tuple[float, ...]:
 
 
 def whole_numbers(option: str, text: str) -> tuple[int, ...]:
-    """Whole numbers with commas.
+    """Read whole numbers with commas.
 
     Example:
         >>> whole_numbers("samples", "6, 12")
@@ -184,7 +179,7 @@ def whole_numbers(option: str, text: str) -> tuple[int, ...]:
 
 
 def words(option: str, text: str) -> tuple[str, ...]:
-    """Words with commas; those inside a polynomial are part of it.
+    """Read words with commas; those inside a polynomial are part of it.
 
     Example:
         >>> words("activations", "relu,polynomial:0,0,1,tanh")
@@ -213,7 +208,7 @@ def check_folder(out: Path) -> None:
 
 
 def _command(given: dict[str, Any]) -> str:
-    """The command line that says the same, without what is the default."""
+    """Return the command line that says the same, without what is the default."""
     said = ["exhume", "law"]
     for name, parameter in inspect.signature(law).parameters.items():
         value = given[name]
