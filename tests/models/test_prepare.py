@@ -96,20 +96,22 @@ def test_a_prepared_copy_is_the_same_function_with_right_derivatives(
 ) -> None:
     model = make()
     prepared = prepare(model, shape)
-    assert (prepared.head, prepared.outputs) == (head, 3)
+    assert (prepared.network.head, prepared.network.outputs) == (head, 3)
     assert prepared.derivative_error is not None and prepared.derivative_error < 1e-5
-    assert not any(module.training for module in prepared.module.modules())
-    assert list(prepared.module.state_dict()) == list(model.state_dict())
+    assert not any(module.training for module in prepared.network.module.modules())
+    assert list(prepared.network.module.state_dict()) == list(model.state_dict())
     for name, tensor in model.state_dict().items():
-        assert torch.equal(tensor, prepared.module.state_dict()[name])
+        assert torch.equal(tensor, prepared.network.module.state_dict()[name])
     x = candidates(*shape)
     with torch.no_grad():
         expected = copy.deepcopy(model).double().eval()(x.clone())
     with exact_operations():
-        found = copy.deepcopy(prepared.module).double()(x.clone())
+        found = copy.deepcopy(prepared.network.module).double()(x.clone())
         torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
-        if isinstance(prepared.module, nn.Sequential | Written):  # a linear model has no curvature
-            assert derivative_error(prepared.module, shape) < 1e-7
+        if isinstance(
+            prepared.network.module, nn.Sequential | Written
+        ):  # a linear model has no curvature
+            assert derivative_error(prepared.network.module, shape) < 1e-7
 
 
 @pytest.mark.parametrize(("make", "shape"), [(transformer, (4, 8)), (convolutional, (1, 8, 8))])
@@ -129,9 +131,9 @@ def test_the_users_module_and_the_random_state_are_left_alone(make: Make, shape:
     assert [id(p) for p in model.parameters()] == identities
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())
-    assert not prepared.module._forward_hooks
-    assert [p.requires_grad for p in prepared.module.parameters()][:2] == [False, True]
-    assert not {id(p) for p in prepared.module.parameters()} & set(identities)
+    assert not prepared.network.module._forward_hooks
+    assert [p.requires_grad for p in prepared.network.module.parameters()][:2] == [False, True]
+    assert not {id(p) for p in prepared.network.module.parameters()} & set(identities)
 
 
 def watched() -> nn.Module:
@@ -181,8 +183,10 @@ def test_changes_and_warnings_say_what_was_done(make: Make, shape: Shape, said: 
     expected = [part.strip() for part in said.split("/") if part]
     assert len(found) == len(expected)
     assert all(part in sentence for part, sentence in zip(expected, found, strict=True))
-    assert next(iter(prepared.module.state_dict())).startswith(("0.weight", "encoder.layers.0."))
-    again = prepare(prepared.module, shape).changes
+    assert next(iter(prepared.network.module.state_dict())).startswith(
+        ("0.weight", "encoder.layers.0.")
+    )
+    again = prepare(prepared.network.module, shape).changes
     assert all("LayerNorm" in c or "Attention" in c or "Dropout" in c for c in again), "once only"
 
 
@@ -193,7 +197,7 @@ def test_half_precision_becomes_float32_and_float64_stays(kind: torch.dtype, che
     prepared = prepare(model, (5,), check=check)
     assert (prepared.derivative_error is not None) == check
     expected = torch.float64 if kind == torch.float64 else torch.float32
-    for name, tensor in prepared.module.state_dict().items():
+    for name, tensor in prepared.network.module.state_dict().items():
         assert tensor.dtype == expected
         assert torch.equal(tensor, model.state_dict()[name].to(expected))
     named = any("Parameters are" in change for change in prepared.changes)
@@ -320,7 +324,7 @@ def test_in_place_layers_would_overwrite_the_candidates() -> None:
     model(x)
     assert not torch.equal(x, ones)
     x = ones.clone()
-    prepare(model, (5,)).module(x)
+    prepare(model, (5,)).network.module(x)
     assert torch.equal(x, ones) and model[0].inplace
 
 
@@ -330,6 +334,6 @@ def test_instance_norm_has_wrong_derivatives_and_group_norm_right_ones() -> None
     x = candidates(1, 6).float()
     assert torch.allclose(fused(x), advised(x), atol=1e-5)
     assert derivative_error(fused, (1, 6)) > 1e-3
-    assert derivative_error(prepare(advised, (1, 6)).module, (1, 6)) < 1e-8
+    assert derivative_error(prepare(advised, (1, 6)).network.module, (1, 6)) < 1e-8
     with pytest.raises(InputError, match=r"nn.GroupNorm\(4, 4, eps=1e-05, affine=True\)"):
         prepare(fused, (1, 6))

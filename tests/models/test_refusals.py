@@ -46,7 +46,7 @@ def on_tokens() -> nn.Module:
     ],
 )
 def test_the_head_is_found_or_named(make: Make, shape: Shape, named: str | None, head: str) -> None:
-    assert prepare(make(), shape, head=named).head == head
+    assert prepare(make(), shape, head=named).network.head == head
 
 
 def refusal(model: Any, shape: Shape = (5,), **options: Any) -> str:

@@ -13,7 +13,7 @@ from exhume.errors import InputError
 from exhume.methods import Reconstruction
 from exhume.models.card import DataCard
 from exhume.models.opening import Source
-from exhume.models.saved import StateOrFile
+from exhume.models.state import StateOrFile
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,7 @@ from exhume.methods.tansley2026 import Tansley2026
 from exhume.models.card import DataCard, read_card
 from exhume.models.opening import Opened, Source, open_model
 from exhume.models.premises import premise_named
-from exhume.models.saved import ZERO_HEAD
+from exhume.models.state import ZERO_HEAD
 
 
 @dataclass(frozen=True)

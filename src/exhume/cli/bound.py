@@ -114,15 +114,15 @@ def _model_sizes(
     source: Source, activation: str | None, samples: int | None, subspace: int | None
 ) -> Sizes:
     """The sizes of a network, or of a folder of random features."""
-    loaded = open_network(source, check=False)
-    if loaded is not None:
-        network = loaded.network
+    found = open_network(source)
+    if found is not None:
+        network, known = found
         shapes = {name: tuple(w.shape) for name, w in network.module.named_parameters()}
         return Sizes(
             network.dim,
             network.outputs,
             shapes[network.head_weight][1],
-            activation or loaded.activation,
+            activation or known,
             samples,
             subspace,
             shapes,

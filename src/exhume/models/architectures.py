@@ -1,9 +1,6 @@
 """Networks that can be trained and attacked, as plain modules of torch.
 
-Each is made from the shape of one sample and a few numbers, so that a card in JSON can name it:
-
-    build("two_layer", {"shape": [8, 8], "width": 5120})
-
+Each is made from the shape of one sample and a few numbers, so that a card in JSON can name it.
 A network takes samples (n, *shape) and gives outputs (n, m). Samples of shape (H, W) are images
 of one channel. Weights come from `initialise`.
 """
@@ -21,15 +18,11 @@ from exhume.checks import whole_number
 from exhume.errors import InputError
 from exhume.features.layers import Elementwise
 
-DEEPEST = 1000
-"""The most blocks of a network: a card may not ask for more than can be built at once."""
+DEEPEST = 1000  # blocks: a card may not ask for more than can be built at once
 
-LARGE = 100_000_000
-"""Tensors of more entries are drawn in blocks of float32, which saves memory. A seed would mean
-another network if this changed."""
-
-BLOCK = 1 << 24
-"""Such a block has this many entries. A seed would mean another network if this changed, too."""
+LARGE, BLOCK = 100_000_000, 1 << 24
+"""Tensors of more than LARGE entries are drawn in blocks of float32, which saves memory. A seed
+would mean another network if either changed."""
 
 POSITIONS = 0.02
 """The standard deviation of a transformer's positions at the start, as vision transformers use."""
@@ -38,7 +31,7 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 class Residual(nn.Module):
-    """ReLU(z + conv(ReLU(conv(z)))) with two convolutions of 3×3, without biases."""
+    """ReLU(z + conv(ReLU(conv(z)))) on maps (n, width, h, w), with convolutions of 3×3, no bias."""
 
     def __init__(self, width: int) -> None:
         """Make a block on maps of `width` channels."""
@@ -50,17 +43,15 @@ class Residual(nn.Module):
 
     def forward(self, z: Tensor) -> Tensor:
         """Map (n, width, h, w) to the same shape."""
-        inside: Tensor = self.second(self.inner(self.first(z)))
-        result: Tensor = self.outer(z + inside)
+        result: Tensor = self.outer(z + self.second(self.inner(self.first(z))))
         return result
 
 
 class Stem(nn.Conv2d):
     """The first convolution of the residual network, with padding 1 and no bias.
 
-    Attributes:
-        fan_in: what its weights are scaled by at the start: the numbers in a whole sample, C·H·W,
-            not those under the kernel, as published.
+    Its weights are scaled at the start by the numbers in a whole sample, C·H·W, and not by those
+    under the kernel, as published.
     """
 
     def __init__(self, image: tuple[int, int, int], width: int, kernel: tuple[int, int]) -> None:
@@ -103,16 +94,13 @@ class Block(nn.Module):
 
     def forward(self, z: Tensor) -> Tensor:
         """Map (n, tokens, dim) to the same shape."""
-        z = z + self._attention(self.norm_attention(z))
-        result: Tensor = z + self.layers(self.norm_layers(z))
-        return result
-
-    def _attention(self, z: Tensor) -> Tensor:
         count, tokens, dim = z.shape
-        split = self.query_key_value(z).reshape(count, tokens, 3, self.heads, dim // self.heads)
+        split = self.query_key_value(self.norm_attention(z))
+        split = split.reshape(count, tokens, 3, self.heads, dim // self.heads)
         query, key, value = split.permute(2, 0, 3, 1, 4).unbind(0)  # each (n, heads, tokens, k)
         weights = (query @ key.mT / math.sqrt(dim // self.heads)).softmax(-1)
-        result: Tensor = self.mix((weights @ value).transpose(1, 2).reshape(z.shape))
+        z = z + self.mix((weights @ value).transpose(1, 2).reshape(z.shape))
+        result: Tensor = z + self.layers(self.norm_layers(z))
         return result
 
 
@@ -127,20 +115,13 @@ class Mean(nn.Module):
 def two_layer(
     shape: Sequence[int], width: int, outputs: int = 1, activation: str = "relu", bias: bool = False
 ) -> nn.Sequential:
-    """Return the module of f(x) = W₂ σ(W₁ x).
-
-    Args:
-        shape: of one sample.
-        width: rows of W₁.
-        outputs: numbers in one output.
-        activation: σ.
-        bias: whether both layers have one.
+    """Return the module of f(x) = W₂ σ(W₁ x), with a bias in both layers or in none.
 
     Example:
         >>> [tuple(p.shape) for p in two_layer((8, 8), 100).parameters()]
         [(100, 64), (1, 100)]
     """
-    return mlp(shape, [_size("width", width)], outputs, activation, bias)
+    return mlp(shape, [whole_number("width", width)], outputs, activation, bias)
 
 
 def mlp(
@@ -169,7 +150,8 @@ def mlp(
     for index, (before, after) in enumerate(itertools.pairwise(sizes)):
         has_bias = bias is True or (bias == "first" and index == 0)
         layers += [nn.Linear(before, after, has_bias), Elementwise(activation)]
-    return nn.Sequential(*layers, nn.Linear(sizes[-1], _size("outputs", outputs), bias is True))
+    head = nn.Linear(sizes[-1], whole_number("outputs", outputs), bias is True)
+    return nn.Sequential(*layers, head)
 
 
 def resnet(
@@ -177,7 +159,7 @@ def resnet(
 ) -> nn.Sequential:
     """Return the residual network of Iurada 2025: one large convolution, blocks, a linear head.
 
-    No norms and no biases. The head sees the whole last map, flattened.
+    It has no norms and no biases. The head sees the whole last map, flattened.
 
     Args:
         shape: of one image, (H, W) or (C, H, W).
@@ -187,23 +169,23 @@ def resnet(
         kernel: side of the first convolution, with padding 1. Unless given, what makes the maps
             7×7: four less than the image, so the published 28 for images of 32×32.
     """
-    image = _image("a residual network", shape)
+    image, channel = _image(shape)
     _, height, breadth = image
-    size = (height - 4, breadth - 4) if kernel is None else (_size("kernel", kernel),) * 2
+    size = (height - 4, breadth - 4) if kernel is None else (whole_number("kernel", kernel),) * 2
     rows, columns = height + 3 - size[0], breadth + 3 - size[1]
     if min(size) < 1 or min(rows, columns) < 1:
         raise InputError(
             f"kernel: {size[0]}×{size[1]} does not fit on images of {height}×{breadth} with a "
             f"border of 1; choose one between 1 and {min(height, breadth) + 2}."
         )
-    width = _size("width", width)
+    width = whole_number("width", width)
     return nn.Sequential(
-        *_channels(shape),
+        *channel,
         Stem(image, width, size),
         Elementwise("relu"),
-        *(Residual(width) for _ in range(_size("blocks", blocks))),
+        *(Residual(width) for _ in range(_depth("blocks", blocks))),
         nn.Flatten(),
-        nn.Linear(rows * columns * width, _size("outputs", outputs), bias=False),
+        nn.Linear(rows * columns * width, whole_number("outputs", outputs), bias=False),
     )
 
 
@@ -225,8 +207,9 @@ def vit(
         heads: of the attention; must divide `dim`.
         outputs: numbers in one output.
     """
-    channels, height, breadth = _image("a vision transformer", shape)
-    patch, dim, heads = _size("patch", patch), _size("dim", dim), _size("heads", heads)
+    (channels, height, breadth), channel = _image(shape)
+    for word, value in (("patch", patch), ("dim", dim), ("heads", heads)):
+        whole_number(word, value)
     if height % patch or breadth % patch:
         raise InputError(
             f"patch: patches of {patch}×{patch} do not tile images of {height}×{breadth}; choose "
@@ -235,21 +218,43 @@ def vit(
     if dim % heads:
         raise InputError(f"heads: {dim} numbers cannot be split evenly among {heads} heads.")
     return nn.Sequential(
-        *_channels(shape),
+        *channel,
         nn.Conv2d(channels, dim, patch, stride=patch),
         Tokens(height * breadth // patch**2, dim),
-        *(Block(dim, heads) for _ in range(_size("depth", depth))),
+        *(Block(dim, heads) for _ in range(_depth("depth", depth))),
         nn.LayerNorm(dim),
         Mean(),
-        nn.Linear(dim, _size("outputs", outputs)),
+        nn.Linear(dim, whole_number("outputs", outputs)),
     )
 
 
+def _depth(word: str, value: object) -> int:
+    if (depth := whole_number(word, value)) > DEEPEST:
+        raise InputError(f"{word}: expected at most {DEEPEST}, got {depth}.")
+    return depth
+
+
+def _sizes(word: str, values: object) -> tuple[int, ...]:
+    if not isinstance(values, list | tuple) or not values:
+        raise InputError(f"{word}: expected one or more whole numbers, got {values!r}.")
+    return tuple(whole_number(word, value) for value in values)
+
+
+def _image(shape: object) -> tuple[tuple[int, int, int], list[nn.Module]]:
+    """Return (C, H, W) of an image, and a layer that gives a grey one (n, H, W) its channel."""
+    sizes = _sizes("shape", shape)
+    if len(sizes) not in (2, 3):
+        raise InputError(
+            f"shape: this network takes images, (H, W) or (C, H, W), got {list(sizes)}; choose "
+            "two_layer or mlp for other samples."
+        )
+    if len(sizes) == 2:
+        return (1, sizes[0], sizes[1]), [nn.Unflatten(1, (1, sizes[0]))]
+    return (sizes[0], sizes[1], sizes[2]), []
+
+
 ARCHITECTURES: dict[str, Callable[..., nn.Module]] = {
-    "two_layer": two_layer,
-    "mlp": mlp,
-    "resnet": resnet,
-    "vit": vit,
+    make.__name__: make for make in (two_layer, mlp, resnet, vit)
 }
 """Networks by the name that a card gives them."""
 
@@ -260,9 +265,6 @@ def build(name: str, arguments: Mapping[str, Any]) -> nn.Module:
     Args:
         name: one of `ARCHITECTURES`.
         arguments: of that function, as JSON holds them.
-
-    Raises:
-        InputError: there is no such network, or it cannot be made so.
 
     Example:
         >>> build("mlp", {"shape": [4], "widths": [3, 2]})[-1]
@@ -288,95 +290,42 @@ def build(name: str, arguments: Mapping[str, Any]) -> nn.Module:
 
 
 def initialise(module: Module, seed: int = 0) -> Module:
-    """Draw the weights of a network, in place.
+    """Draw the weights of a network, in place, and return it.
 
     Weights of linear layers and convolutions are N(0, 1/fan-in), positions N(0, 0.02²), biases 0,
     norms the identity. Numbers are drawn on the CPU in float64, parameter after parameter, and
     then rounded: a seed means the same network in any precision and on any device. Tensors of
     more than 100 million entries are drawn in float32 to save memory.
-
-    Args:
-        module: made of the layers of this file, Linear, Conv and norms.
-        seed: zero or more.
-
-    Returns:
-        The same module.
     """
     if whole_number("seed", seed, least=0) >= 2**63:
         raise InputError(f"seed: expected a whole number below 2⁶³, got {seed}.")
     generator = torch.Generator().manual_seed(seed)
-    seen: set[int] = set()
     with torch.no_grad():
-        for path, part in module.named_modules():
-            for name, parameter in part.named_parameters(recurse=False):
-                if id(parameter) in seen:  # shared with an earlier layer
-                    continue
-                seen.add(id(parameter))
-                deviation, constant = _distribution(part, name, f"{path}.{name}".lstrip("."))
-                if deviation:
-                    _draw(parameter, deviation, generator)
-                else:
-                    parameter.fill_(constant)
+        for path, parameter in module.named_parameters():  # one that is shared comes once
+            deviation, constant = _distribution(module, path)
+            if deviation == 0:
+                parameter.fill_(constant)
+            elif parameter.numel() <= LARGE:
+                drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+                parameter.copy_(drawn.mul_(deviation))
+            else:
+                for part in torch.split(parameter.view(-1), BLOCK):
+                    part.copy_(torch.randn(len(part), generator=generator).mul_(deviation))
     return module
 
 
-_NORMS = (nn.LayerNorm, nn.GroupNorm, nn.modules.batchnorm._BatchNorm)
-_LINEAR = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-
-
-def _distribution(part: nn.Module, name: str, path: str) -> tuple[float, float]:
+def _distribution(module: nn.Module, path: str) -> tuple[float, float]:
     """Return a parameter's standard deviation at the start, and its value where that is zero."""
+    layer, _, name = path.rpartition(".")
+    part = module.get_submodule(layer)
     if isinstance(part, Tokens):
         return POSITIONS, 0.0
-    if isinstance(part, _NORMS):
+    if isinstance(part, nn.LayerNorm | nn.GroupNorm | nn.modules.batchnorm._BatchNorm):
         return 0.0, 0.0 if name == "bias" else 1.0
-    if isinstance(part, _LINEAR):
-        if name == "bias":
-            return 0.0, 0.0
+    if isinstance(part, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
         fan_in = part.fan_in if isinstance(part, Stem) else part.weight[0].numel()
-        return 1 / math.sqrt(fan_in), 0.0
+        return (0.0 if name == "bias" else 1 / math.sqrt(fan_in)), 0.0
     raise InputError(
         f"parameter {path!r} of a {type(part).__name__} has no known distribution at the start; "
         "initialise the module yourself."
     )
-
-
-def _draw(parameter: Tensor, deviation: float, generator: torch.Generator) -> None:
-    """Draw N(0, deviation²) into a parameter."""
-    if parameter.numel() <= LARGE:
-        drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-        parameter.copy_(drawn.mul_(deviation))
-        return
-    whole = parameter.view(-1)
-    for start in range(0, whole.numel(), BLOCK):
-        part = whole[start : start + BLOCK]
-        part.copy_(torch.randn(part.numel(), generator=generator).mul_(deviation))
-
-
-def _size(word: str, value: object) -> int:
-    size = whole_number(word, value)
-    if word in ("blocks", "depth") and size > DEEPEST:
-        raise InputError(f"{word}: expected at most {DEEPEST}, got {size}.")
-    return size
-
-
-def _sizes(word: str, values: object) -> tuple[int, ...]:
-    if not isinstance(values, list | tuple) or not values:
-        raise InputError(f"{word}: expected one or more whole numbers, got {values!r}.")
-    return tuple(_size(word, value) for value in values)
-
-
-def _image(what: str, shape: object) -> tuple[int, int, int]:
-    """Return (C, H, W) of an image; it has one channel where none are named."""
-    sizes = _sizes("shape", shape)
-    if len(sizes) not in (2, 3):
-        raise InputError(
-            f"shape: {what} takes images, (H, W) or (C, H, W), got {list(sizes)}; choose "
-            "two_layer or mlp for other samples."
-        )
-    return (sizes[0] if len(sizes) == 3 else 1, sizes[-2], sizes[-1])
-
-
-def _channels(shape: Sequence[int]) -> list[nn.Module]:
-    """Return a layer that gives grey images (n, H, W) their channel, where that is needed."""
-    return [nn.Unflatten(1, (1, shape[0]))] if len(shape) == 2 else []

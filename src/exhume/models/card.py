@@ -1,17 +1,14 @@
 """Data cards: what an auditor is told of the inputs of a model, as a small YAML file.
 
-    shape: [3, 32, 32]          # of one input, channels first
-    range: [0, 1]               # of the pixels
-    mean: [0.49, 0.48, 0.45]    # input = (pixel − mean) / std, a number or one for each channel
-    std: [0.25, 0.24, 0.26]
-    norm: sqrt_d                # of one input, where all have the same: a number, or √d
-    classes: 10
-
-Only the shape is needed.
+shape: [3, 32, 32]          # of one input, channels first; only this is needed
+range: [0, 1]               # of the pixels
+mean: [0.49, 0.48, 0.45]    # input = (pixel − mean) / std, a number or one for each channel
+std: [0.25, 0.24, 0.26]
+norm: sqrt_d                # of one input, where all have the same: a number, or √d
+classes: 10
 """
 
 import math
-import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -21,6 +18,7 @@ import torch
 import yaml
 from torch import Tensor
 
+from exhume.checks import number, whole_number
 from exhume.equation.domain import Box, Domain, Sphere, SphereInBox
 from exhume.equation.pixels import Levels, Pixels
 from exhume.errors import InputError
@@ -60,34 +58,34 @@ class DataCard:
             if isinstance(value, list | tuple):  # one number for all channels is a number
                 single = word in ("mean", "std") and len(value) == 1
                 object.__setattr__(self, word, value[0] if single else tuple(value))
-        sizes, ends, means, stds = map(_levels, (self.shape, self.range, self.mean, self.std))
-        channels = sizes[0] if len(sizes) == 3 else 1
-        each = f", or one for each of {channels} channels" if channels != 1 else ""
-        rising = len(ends) == 2 and all(map(_number, ends)) and ends[0] < ends[1]
-        normed = self.norm in (None, ROOT) or _number(self.norm, above=0)
-        for word, holds, expected in (
-            (
-                "shape",
-                isinstance(self.shape, tuple) and sizes and all(map(_count, sizes)),
-                "the sizes of one input, such as [3, 32, 32]",
-            ),
-            (
-                "range",
-                self.range is None or rising,
-                "the lowest and the highest value of a pixel, such as [0, 1]",
-            ),
-            ("mean", len(means) in (1, channels) and all(map(_number, means)), f"a number{each}"),
-            (
-                "std",
-                len(stds) in (1, channels) and all(_number(x, above=0) for x in stds),
-                f"a number above 0{each}",
-            ),
-            ("norm", normed, f"a number above 0, or {ROOT}"),
-            ("classes", self.classes is None or _count(self.classes), "a whole number"),
-        ):
-            if not holds:
-                got = reprlib.repr(getattr(self, word))
-                raise InputError(f"card: {word}: expected {expected}, got {got}.")
+        if not isinstance(self.shape, tuple) or not self.shape:
+            raise InputError(
+                f"card: shape: expected the sizes of one input, such as [3, 32, 32], got "
+                f"{self.shape!r}."
+            )
+        for size in self.shape:
+            whole_number("card: shape", size)
+        channels = self.shape[0] if len(self.shape) == 3 else 1
+        for word, above in (("mean", -math.inf), ("std", 0.0)):
+            levels = _levels(getattr(self, word))
+            if len(levels) not in (1, channels):
+                each = f", or one for each of {channels} channels" if channels != 1 else ""
+                raise InputError(f"card: {word}: expected a number{each}, got {len(levels)}.")
+            for level in levels:
+                number(f"card: {word}", level, above=above)
+        if self.range is not None:
+            if not isinstance(self.range, tuple) or len(self.range) != 2:
+                raise InputError(
+                    "card: range: expected the lowest and the highest value of a pixel, such as "
+                    f"[0, 1], got {self.range!r}."
+                )
+            number("card: range", self.range[1], above=number("card: range", self.range[0]))
+        if isinstance(self.norm, str) and self.norm != ROOT:
+            raise InputError(f"card: norm: expected a number or {ROOT}, got {self.norm!r}.")
+        if self.norm not in (None, ROOT):
+            number("card: norm", self.norm, above=0)
+        if self.classes is not None:
+            whole_number("card: classes", self.classes)
 
     @classmethod
     def of(
@@ -114,7 +112,7 @@ class DataCard:
             raise InputError(f"{source}: holds no shape of one input, such as [3, 32, 32].")
         try:
             card = cls(**given)
-        except InputError as error:
+        except (InputError, OverflowError) as error:  # a number may be too long for a float
             raise InputError(f"{source}: {str(error).removeprefix('card: ')}") from error
         if shape is not None and card.shape != shape:
             raise InputError(
@@ -133,11 +131,6 @@ class DataCard:
         return self.range is not None or (self.mean, self.std) != (0.0, 1.0)
 
     @property
-    def _radius(self) -> float | None:
-        """None stands for √d."""
-        return None if self.norm is None or isinstance(self.norm, str) else self.norm
-
-    @property
     def display(self) -> Pixels | None:
         """Return how inputs become pixels from 0 to 1; None where not known, and for vectors.
 
@@ -152,7 +145,7 @@ class DataCard:
 
     def domain(self) -> Domain:
         """Return where inputs may lie: a sphere, a box, or both; the sphere of √d unless told."""
-        sphere = Sphere(self._radius)
+        sphere = Sphere(self.norm if isinstance(self.norm, int | float) else None)
         if self.range is None:
             return sphere
         box = Box(*(self._input(end) for end in self.range))
@@ -185,7 +178,7 @@ class DataCard:
         if self._normalised:
             told.append("shift and scale of the pixels")
         if self.norm is not None:
-            norm = "√d" if self._radius is None else format(self._radius, "g")
+            norm = "√d" if isinstance(self.norm, str) else format(self.norm, "g")
             told.append(f"the norm of the inputs ({norm})")
         if self.classes is not None:
             told.append("the number of classes")
@@ -213,13 +206,3 @@ def read_card(path: Path, shape: tuple[int, ...] | None = None) -> DataCard:
 
 def _levels(value: Any) -> tuple[Any, ...]:
     return value if isinstance(value, tuple) else (value,)
-
-
-def _count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
-
-
-def _number(value: object, above: float = -1e300) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return above < value < 1e300  # neither infinite, nor not a number, nor too long for a float

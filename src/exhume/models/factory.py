@@ -5,7 +5,7 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -34,8 +34,9 @@ def load_factory(spec: str, arguments: Mapping[str, Any] | None = None) -> nn.Mo
         if not (colon and where.strip() and name.isidentifier()):
             raise InputError("expected package.module:factory or path/to/file.py:factory.")
         is_file = where.endswith(".py") or "/" in where or "\\" in where
-        folder = Path(where).resolve().parent if is_file else Path.cwd()
-        with _importable(folder), _same_random_numbers():
+        with _nothing_left_behind():
+            sys.path.insert(0, str(Path(where).resolve().parent if is_file else Path.cwd()))
+            importlib.invalidate_caches()
             factory = _attribute(_imported(where, is_file), name)
             return _made(factory, dict(arguments or {}))
     except InputError as error:
@@ -43,23 +44,15 @@ def load_factory(spec: str, arguments: Mapping[str, Any] | None = None) -> nn.Mo
 
 
 @contextmanager
-def _importable(folder: Path) -> Iterator[None]:
-    """Put a folder at the front of sys.path for a while."""
+def _nothing_left_behind() -> Iterator[None]:
+    """Put sys.path and torch's global random numbers back as they were."""
     before = list(sys.path)
-    sys.path.insert(0, str(folder))
-    importlib.invalidate_caches()
+    used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     try:
-        yield
+        with torch.random.fork_rng(range(torch.cuda.device_count()) if used else []):
+            yield
     finally:
         sys.path[:] = before
-
-
-@contextmanager
-def _same_random_numbers() -> Iterator[None]:
-    """Leave torch's global random numbers as they were."""
-    used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    with torch.random.fork_rng(range(torch.cuda.device_count()) if used else []):
-        yield
 
 
 def _imported(where: str, is_file: bool) -> ModuleType:
@@ -74,8 +67,8 @@ def _imported(where: str, is_file: bool) -> ModuleType:
         lost = error.name if isinstance(error, ModuleNotFoundError) else None
         if not is_file and lost and f"{where}.".startswith(f"{lost}."):
             raise InputError(
-                f"no module {lost!r}, neither installed nor in this "
-                "folder; a file is named by its path, such as ./model.py:factory."
+                f"no module {lost!r}, neither installed nor in this folder; a file is named by its "
+                "path, such as ./model.py:factory."
             ) from error
         raise InputError(f"{where} cannot be imported; {quoted(error)}.") from error
 
@@ -110,14 +103,23 @@ def _made(factory: Any, arguments: dict[str, Any]) -> nn.Module:
         if arguments:
             raise InputError("is a model already, and takes no arguments.")
         return factory
-    if not (inspect.isfunction(factory) or inspect.isclass(factory)) and not hasattr(
-        factory, "__wrapped__"
-    ):
+    callable_ = inspect.isfunction(factory) or inspect.isclass(factory)
+    if not callable_ and not hasattr(factory, "__wrapped__"):
         raise InputError(
-            f"is a {type(factory).__name__}; expected a function or class that "
-            "makes a torch.nn.Module."
+            f"is a {type(factory).__name__}; expected a function or class that makes a "
+            "torch.nn.Module."
         )
-    _check_arguments(factory, arguments)
+    signature = None
+    with suppress(TypeError, ValueError):  # some built-in callables do not tell
+        signature = inspect.signature(factory)
+    try:
+        if signature is not None:
+            signature.bind(**arguments)
+    except TypeError as error:
+        raise InputError(
+            f"{error}; it takes {signature}, and was given {', '.join(arguments) or 'nothing'}. "
+            "Pass its arguments by name, or name a factory that needs none."
+        ) from error
     try:
         model = factory(**arguments)
     except (Exception, SystemExit) as error:
@@ -125,19 +127,3 @@ def _made(factory: Any, arguments: dict[str, Any]) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise InputError(f"returned a {type(model).__name__}; expected a torch.nn.Module.")
     return model
-
-
-def _check_arguments(factory: Any, arguments: dict[str, Any]) -> None:
-    """Refuse arguments that the factory does not take, and the lack of those that it needs."""
-    try:
-        signature = inspect.signature(factory)
-    except (TypeError, ValueError):  # some built-in callables do not tell
-        return
-    try:
-        signature.bind(**arguments)
-    except TypeError as error:
-        raise InputError(
-            f"{error}; it takes {signature}, and was given "
-            f"{', '.join(arguments) or 'nothing'}. Pass its arguments by name, or name a factory "
-            "that needs none."
-        ) from error

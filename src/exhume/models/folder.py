@@ -30,23 +30,12 @@ from exhume.models.formulation import POINT, Told, network_problem, weights_prob
 from exhume.models.premises import check_whole, premise_named
 from exhume.models.state import StateDict, check_pair, fit_state, read_state
 
-CARD, TRAINED, INITIAL, MAPPED, TRUTH = (
-    "card.json",
-    "trained.safetensors",
-    "initial.safetensors",
-    "first.npy",
-    "truth.safetensors",
-)
+CARD, TRAINED, INITIAL = "card.json", "trained.safetensors", "initial.safetensors"
+TRUTH = "truth.safetensors"
 
-RANDOM_FEATURES = ThreatModel(
-    knows=(
-        "the trained last layer",
-        "the random first layer V",
-        "the activation",
-        "the norm of the inputs (√d)",
-    ),
-    assumes=("the last layer is a combination of the training samples' features",),
-)
+NORM, SHOWN = "the norm of the inputs (√d)", "shift and scale of the pixels"
+KNOWS = ("the trained last layer", "the random first layer V", "the activation", NORM)
+ASSUMES = ("the last layer is a combination of the training samples' features",)
 
 
 def random_features_problem(
@@ -69,11 +58,10 @@ def random_features_problem(
         _check_first_layer(weights)
     if weights.dtype not in (torch.float32, torch.float64):
         weights = weights.to(weights.device, torch.float32)
-    knows = RANDOM_FEATURES.knows + (("shift and scale of the pixels",) if display else ())
     return Problem(
         last.to(weights.device, weights.dtype),
         RandomFeatures(weights, activation(activation_name)),
-        replace(RANDOM_FEATURES, knows=knows),
+        ThreatModel(KNOWS + ((SHOWN,) if display else ()), ASSUMES),
         shape,
         display=display,
         resolution=0.1 * torch.finfo(last.dtype).eps ** 2 if last.is_floating_point() else 0.0,
@@ -94,23 +82,14 @@ def _check_first_layer(weights: Weights) -> None:
 
 @dataclass(frozen=True, eq=False)
 class NetworkModel:
-    """A network of `exhume.models.architectures` with its weights before and after training.
-
-    Attributes:
-        architecture: its name.
-        arguments: its sizes.
-        network: as a function.
-        initial: weights before training.
-        trained: weights after training.
-        display: how inputs become pixels.
-    """
+    """A network of `exhume.models.architectures` with its weights before and after training."""
 
     architecture: str
     arguments: dict[str, Any]
     network: Network
     initial: StateDict
     trained: StateDict
-    display: Pixels | None
+    display: Pixels | None  # how inputs become pixels
 
     @classmethod
     def of(
@@ -131,11 +110,11 @@ class NetworkModel:
         self, parameters: str = "last", point: str = POINT, premise: Premise = Premise.CHANGE
     ) -> Problem:
         """Return the problem of a block's change, or of all weights with the other premises."""
-        pixels = ("shift and scale of the pixels",) if self.display else ()
+        pixels = (SHOWN,) if self.display else ()
         if premise is not Premise.CHANGE:
             told = Told(display=self.display, knows=pixels)
             return weights_problem(self.network, self.trained, premise, told)
-        told = Told(display=self.display, knows=("the norm of the inputs (√d)", *pixels))
+        told = Told(display=self.display, knows=(NORM, *pixels))
         return network_problem(self.network, self.initial, self.trained, parameters, point, told)
 
 
@@ -144,9 +123,9 @@ class NetworkModel:
 
 def write_network(folder: Path, model: NetworkModel, training: dict[str, Any]) -> None:
     """Write a network as a model folder."""
-    architecture = {"name": model.architecture, "arguments": model.arguments}
     write_tensors(folder / INITIAL, model.initial)
     write_tensors(folder / TRAINED, model.trained)
+    architecture = {"name": model.architecture, "arguments": model.arguments}
     _write_card(folder, "network", {"architecture": architecture}, model.display, training)
 
 
@@ -188,13 +167,19 @@ def _write_card(
 # Reading
 
 
-def _read_card(folder: Path) -> dict[str, Any]:
+def _read_card(folder: Path) -> tuple[str, dict[str, Any]]:
+    """Return the kind of a model folder, and its card."""
     if not folder.is_dir():
         raise InputError(
             f"{folder}: no such folder; make one with `exhume victim … --out {folder}`."
         )
     card = read_json(folder / CARD)
-    return card if isinstance(card, dict) else {}
+    kind = card.get("kind") if isinstance(card, dict) else None
+    if kind not in ("network", "random_features"):
+        raise InputError(
+            f"{folder / CARD}: expected a card of kind 'random_features' or 'network'."
+        )
+    return kind, card
 
 
 @contextmanager
@@ -210,28 +195,24 @@ def _card_of(folder: Path) -> Iterator[None]:
 
 def is_network(folder: Path) -> bool:
     """Return whether a model folder holds a network, not random features."""
-    return _read_card(folder).get("kind") == "network"
+    return _read_card(folder)[0] == "network"
 
 
 def read_network(folder: Path, change: bool = True) -> NetworkModel:
     """Read the network of a model folder; without `change`, only its weights after training."""
-    card = _read_card(folder)
-    if card.get("kind") != "network":
-        raise InputError(
-            f"{folder / CARD}: expected a card of kind 'network', got {card.get('kind')!r}."
-        )
+    kind, card = _read_card(folder)
+    if kind != "network":
+        raise InputError(f"{folder / CARD}: expected a card of kind 'network', got {kind!r}.")
     with _card_of(folder):
         name, arguments = card["architecture"]["name"], dict(card["architecture"]["arguments"])
         model = NetworkModel.of(str(name), arguments, {}, {}, _display(card))
 
-    def weights(file: Path) -> StateDict:
-        return fit_state(read_state(file), model.network.module, str(file))
+    def weights(name: str) -> StateDict:
+        return fit_state(read_state(folder / name), model.network.module, str(folder / name))
 
-    trained = weights(folder / TRAINED)
-    if not change:
-        return replace(model, trained=trained)
-    initial = weights(folder / INITIAL)
-    check_pair(initial, trained, str(folder / INITIAL), str(folder / TRAINED))
+    trained, initial = weights(TRAINED), weights(INITIAL) if change else {}
+    if change:
+        check_pair(initial, trained, str(folder / INITIAL), str(folder / TRAINED))
     return replace(model, initial=initial, trained=trained)
 
 
@@ -250,21 +231,17 @@ def read_model(
         premise: change, margin or decay; what the card says of the training if None. For the last
             two all trained weights are the target, and initial ones are not read.
     """
-    card = _read_card(folder)
+    kind, card = _read_card(folder)
     training = card.get("training")
     told = training.get("premise") if isinstance(training, dict) else None
     with _card_of(folder):
         own = Premise.CHANGE if told is None else premise_named(told)
     chosen = own if premise is None else premise_named(premise)
-    if card.get("kind") == "network":
+    if kind == "network":
         if chosen is not Premise.CHANGE:
             check_whole(chosen, parameters, point)
         model = read_network(folder, chosen is Premise.CHANGE)
         return model.problem(parameters or "last", point or POINT, chosen)
-    if card.get("kind") != "random_features":
-        raise InputError(
-            f"{folder / CARD}: expected a card of kind 'random_features' or 'network'."
-        )
     if parameters not in (None, "last") or point is not None:
         raise InputError(
             f"{folder}: is a random-features model: only its last layer was trained, and its "

@@ -24,7 +24,12 @@ from exhume.features.network import Network, Weights, midpoint, named_block
 from exhume.features.random import RandomFeatures
 from exhume.features.weights import Stored
 
-POINTS = ("initial", "final", "midpoint", "both")
+POINTS = {
+    "initial": "the initial weights",
+    "final": "the final weights",
+    "midpoint": "the midpoint of training",
+    "both": "the initial and the final weights",
+}
 """Where features may be taken; `both` is initial and final, with coefficients of their own."""
 
 POINT = "midpoint"
@@ -54,17 +59,11 @@ DRIFT = 1e-2
 
 @dataclass(frozen=True)
 class Told:
-    """What the auditor is told of the inputs.
+    """What the auditor is told of the inputs."""
 
-    Attributes:
-        domain: where they may lie; each premise has an assumption of its own where it is None.
-        display: how they become pixels.
-        knows: a phrase for each thing told, for the report.
-    """
-
-    domain: Domain | None = None
-    display: Pixels | None = None
-    knows: tuple[str, ...] = ()
+    domain: Domain | None = None  # where they may lie; each premise has its own assumption if None
+    display: Pixels | None = None  # how they become pixels
+    knows: tuple[str, ...] = ()  # a phrase for each thing told, for the report
 
 
 NOTHING = Told()
@@ -90,7 +89,7 @@ def network_problem(
         told: of the inputs; they lie on the sphere of radius √d unless it has a domain.
     """
     one_of("point", point, POINTS)
-    target = _change(network, initial, trained, parameters)
+    target, coarsest = _change(network, initial, trained, parameters)
     change = float(target.double().square().sum())
     block = _trained_block(network, initial, trained, parameters)
     size = sum(float(trained[name].double().square().sum()) for name in block)
@@ -102,7 +101,7 @@ def network_problem(
         network.shape,
         told.domain or Sphere(),
         told.display,
-        0.1 * _coarsest(trained, block) ** 2 * 2 * size / change if change > 0 else 0.0,
+        0.1 * coarsest**2 * 2 * size / change if change > 0 else 0.0,
         DRIFT,
         first_layer(network, initial, trained),
     )
@@ -113,33 +112,25 @@ def weights_problem(
 ) -> Problem:
     """Return the problem that trained weights alone pose: θ = Σ_i Σ_c A_ic ∇θ f_c(x_i).
 
-    Args:
-        network: the module as a function.
-        trained: its parameters and buffers after training.
-        premise: MARGIN or DECAY.
-        told: of the inputs; they lie in the box [−1, 1] unless it has a domain.
+    The premise is MARGIN or DECAY; inputs lie in the box [−1, 1] unless a domain is told.
     """
     if premise is Premise.CHANGE:
         raise InputError("premise change: needs the initial weights; see network_problem.")
     zero = {name: torch.zeros_like(w) for name, w in trained.items()}
+    target, coarsest = _change(network, zero, trained, "all")
     assumes = (ASSUMED[premise], *(() if told.domain else (BOUNDED,)))
     return Problem(
-        _change(network, zero, trained, "all"),
+        target,
         features_at(network, zero, trained, "all", "final"),
         ThreatModel(("the trained weights", "the architecture", *told.knows), assumes),
         network.shape,
         told.domain or Box(-1.0, 1.0),
         told.display,
-        0.1 * _coarsest(trained, _block(network, trained, "all")) ** 2,
+        0.1 * coarsest**2,
         DRIFT,
         first_layer(network, zero, trained),
         premise,
     )
-
-
-def _coarsest(weights: Weights, block: tuple[str, ...]) -> float:
-    """Return the relative rounding error of the block's tensor with the fewest digits."""
-    return max(torch.finfo(weights[name].dtype).eps for name in block)
 
 
 def needed(network: Network, trained: Weights, parameters: str, point: str) -> tuple[str, ...]:
@@ -164,39 +155,37 @@ def features_at(
         "midpoint": (midpoint(before, trained),),
         "both": (before, trained),
     }[point]
-    where = {"both": "the initial and the final weights", "midpoint": "the midpoint of training"}
-    title = where.get(point, f"the {point} weights")
     chain = dense_chain(network)
-    if parameters == "last":
-        if chain is not None and chain.names[1:] == (network.head,) and len(points) == 1:
-            v, bias = (points[0].get(f"{chain.names[0]}.{word}") for word in ("weight", "bias"))
-            assert v is not None, "a dense layer has a weight"
-            return RandomFeatures(
-                Stored(v),
-                chain.activations[0],
-                bias=bias,
-                spread=float(v.double().square().mean().sqrt()),
-                title=f"last layer, features at {title}",
-            )
-        return LastLayer(network, points, f"last layer, features at {title}")
-    block = _trained_block(network, initial, trained, parameters)
-    kind = ParameterGradients if chain is None else DenseGradients
-    return kind(network, points, f"gradients of {parameters} parameters at {title}", block=block)
+    if parameters != "last":
+        title = f"gradients of {parameters} parameters at {POINTS[point]}"
+        block = _trained_block(network, initial, trained, parameters)
+        kind = ParameterGradients if chain is None else DenseGradients
+        return kind(network, points, title, block=block)
+    title = f"last layer, features at {POINTS[point]}"
+    if chain is None or chain.names[1:] != (network.head,) or len(points) > 1:
+        return LastLayer(network, points, title)
+    v = points[0][f"{chain.names[0]}.weight"]
+    bias = points[0].get(f"{chain.names[0]}.bias")
+    spread = float(v.double().square().mean().sqrt())
+    return RandomFeatures(Stored(v), chain.activations[0], bias=bias, spread=spread, title=title)
 
 
-def _change(network: Network, initial: Weights, trained: Weights, parameters: str) -> Tensor:
-    """Return the target: ΔW_Lᵀ (h, c), or the change of a block as one column."""
+def _change(
+    network: Network, initial: Weights, trained: Weights, parameters: str
+) -> tuple[Tensor, float]:
+    """Return ΔW_Lᵀ (h, c), or a block's change as one column, and its coarsest rounding error."""
     block = _trained_block(network, initial, trained, parameters)
-    changes = {name: trained[name] - initial[name] for name in block}
-    if not changes:
+    if not block:
         names = ", ".join(_block(network, trained, parameters))
         raise InputError(
             f"parameters {parameters!r} ({names}) did not change in training, so they "
             "hold no trace of any sample; choose others."
         )
+    changes = [trained[name] - initial[name] for name in block]
+    coarsest = max(torch.finfo(trained[name].dtype).eps for name in block)
     if parameters == "last":
-        return changes[block[0]].T.contiguous()
-    return torch.cat([change.flatten() for change in changes.values()])[:, None]
+        return changes[0].T.contiguous(), coarsest
+    return torch.cat([change.flatten() for change in changes])[:, None], coarsest
 
 
 def _trained_block(

@@ -1,7 +1,6 @@
 """Find the last linear layer of a module, its head, and refuse one that cannot be attacked."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -19,78 +18,76 @@ LINKS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 """What models that return probabilities end in."""
 
-
-@dataclass(frozen=True, eq=False)
-class _Call:
-    """One call of a linear layer: its name, the shape it was given, what it returned."""
-
-    name: str
-    shape: tuple[int, ...]
-    outputs: Tensor | None
-
-
-def _calls(module: nn.Module, x: Tensor, size: int) -> tuple[list[_Call], Tensor]:
-    """Return the calls of linear layers in order, and the model's outputs.
-
-    Outputs of a layer are kept where they have `size` entries. Calls by keyword are left out.
-    """
-    calls: list[_Call] = []
-    names = {part: name for name, part in module.named_modules() if isinstance(part, nn.Linear)}
-
-    def record(part: nn.Module, args: tuple[Tensor, ...], outputs: Tensor) -> None:
-        if isinstance(part, nn.Linear) and part in names and args:
-            kept = outputs.clone() if outputs.numel() == size else None
-            calls.append(_Call(names[part], tuple(args[0].shape), kept))
-
-    with register_module_forward_hook(record):
-        outputs = module(x)
-    return calls, outputs
-
-
-def _linear(module: nn.Module) -> list[str]:
-    return [name for name, part in module.named_modules() if isinstance(part, nn.Linear)]
+Call = tuple[str, tuple[int, ...], Tensor]  # a linear layer's name, its input's shape, its output
 
 
 def find_head(module: nn.Module, x: Tensor, size: int, head: str | None) -> str:
     """Return the name of the layer whose output is the model's, or that is named.
 
-    Args:
-        module: the model.
-        x: a batch of inputs.
-        size: how many entries the model's outputs have for it.
-        head: a name that the user gave; None to search.
-
-    Raises:
-        InputError: if there is none that runs once, on one row for each input.
+    It must run once, on one row for each input of a batch, with weights of its own. The model's
+    outputs for the batch x have `size` entries.
     """
-    calls, outputs = _calls(module, x, size)
-    if head is None:
-        head = _last(module, calls, outputs)
-    elif head not in _linear(module):
-        known = listed(_linear(module), 20)
+    linear = {part: name for name, part in module.named_modules() if isinstance(part, nn.Linear)}
+    calls, outputs = _calls(module, linear, x, size)
+    called = [name for name, _, _ in calls]
+    if head is not None and head not in linear.values():
+        known = listed(linear.values(), 20)
         raise InputError(f"head: {head!r} is no linear layer; the linear layers are {known}.")
-    elif head not in (names := [call.name for call in calls]):
+    if head is not None and head not in called:
         raise InputError(
-            f"head: forward does not call {head}; name one that it calls: {listed(names)}."
+            f"head: forward does not call {head}; name one that it calls: {listed(called)}."
         )
+    if not calls:
+        raise InputError(
+            f"head: forward calls none of the linear layers ({listed(linear.values())}), so the "
+            "last one cannot be found; call it as a module and return its output."
+        )
+    if head is None:
+        head = _last(calls, outputs)
     for inputs in (x, x[:1]):
-        shapes = [call.shape for call in _calls(module, inputs, 0)[0] if call.name == head]
-        _refuse_shared(module, head, len(shapes))
+        again, _ = _calls(module, linear, inputs, 0)
+        shapes = [shape for name, shape, _ in again if name == head]
+        if len(shapes) > 1:
+            raise InputError(
+                f"head: {head} runs {len(shapes)} times in one forward; its weights then hold the "
+                "samples through several features. Use a layer of its own for the last one."
+            )
         _refuse_tokens(head, shapes[0], len(inputs))
+    prefix = f"{head}." if head else ""
+    own = {id(p): prefix + name for name, p in module.get_submodule(head).named_parameters()}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        if (of_head := own.get(id(parameter), name)) != name:
+            raise InputError(
+                f"head: the {of_head.removeprefix(prefix)} of {head} is shared with {name}, so "
+                "that it holds the samples through several features. Give the head its own weights."
+            )
     return head
 
 
-def _last(module: nn.Module, calls: list[_Call], outputs: Tensor) -> str:
+def _calls(
+    module: nn.Module, linear: dict[nn.Linear, str], x: Tensor, size: int
+) -> tuple[list[Call], Tensor]:
+    """Return the calls of linear layers in order (none by keyword), and the model's outputs.
+
+    Outputs of a layer are kept where they have `size` entries, to spare the memory.
+    """
+    calls: list[Call] = []
+
+    def record(part: nn.Module, args: tuple[Tensor, ...], outputs: Tensor) -> None:
+        if isinstance(part, nn.Linear) and part in linear and args:
+            kept = outputs.clone() if outputs.numel() == size else outputs.new_empty(0)
+            calls.append((linear[part], tuple(args[0].shape), kept))
+
+    with register_module_forward_hook(record):
+        return calls, module(x)
+
+
+def _last(calls: list[Call], outputs: Tensor) -> str:
     """Return the last call whose output is the model's, but for the shape."""
-    if not calls:
-        raise InputError(
-            f"head: forward calls none of the linear layers ({listed(_linear(module))}), so the "
-            "last one cannot be found; call it as a module and return its output."
-        )
     whole = [
-        (call.name, call.outputs.reshape(outputs.shape))
-        for call in reversed(calls)
-        if call.outputs is not None
+        (name, found.reshape(outputs.shape))
+        for name, _, found in reversed(calls)
+        if found.numel() == outputs.numel()
     ]
     for name, found in whole:
         if torch.equal(found, outputs):
@@ -102,11 +99,11 @@ def _last(module: nn.Module, calls: list[_Call], outputs: Tensor) -> str:
                     f"model: ends in {link}; return the logits, the output of {name} (drop the "
                     f"final {link}), or name the layer with head={name!r}."
                 )
-    last = calls[-1]
-    _refuse_tokens(last.name, last.shape, len(outputs))
+    name, shape, _ = calls[-1]
+    _refuse_tokens(name, shape, len(outputs))
     raise InputError(
-        f"model: its output is not that of a linear layer: something follows {last.name}, the "
-        f"last one; return the output of that layer, or name one with head={last.name!r}."
+        f"model: its output is not that of a linear layer: something follows {name}, the last "
+        f"one; return the output of that layer, or name one with head={name!r}."
     )
 
 
@@ -117,19 +114,3 @@ def _refuse_tokens(head: str, shape: tuple[int, ...], n: int) -> None:
             f"{shape}; expected ({n}, h), one row for each input. A head on several positions or "
             "tokens cannot be attacked: pool before it, or name another with head=."
         )
-
-
-def _refuse_shared(module: nn.Module, head: str, times: int) -> None:
-    if times > 1:
-        raise InputError(
-            f"head: {head} runs {times} times in one forward; its weights then hold the samples "
-            "through several features. Use a layer of its own for the last one."
-        )
-    prefix = f"{head}." if head else ""
-    own = {id(p): name for name, p in module.get_submodule(head).named_parameters()}
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        if id(parameter) in own and name != prefix + own[id(parameter)]:
-            raise InputError(
-                f"head: the {own[id(parameter)]} of {head} is shared with {name}, so that it "
-                "holds the samples through several features. Give the head weights of its own."
-            )

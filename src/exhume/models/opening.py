@@ -24,9 +24,8 @@ from exhume.models.formulation import (
     weights_problem,
 )
 from exhume.models.premises import check_whole, doubts, premise_named
-from exhume.models.prepare import prepare
-from exhume.models.saved import ZERO_HEAD, Saved, StateOrFile, eps, of_head
-from exhume.models.state import check_pair
+from exhume.models.prepare import Prepared, prepare
+from exhume.models.state import ZERO_HEAD, Saved, StateOrFile, check_pair
 
 CPU = torch.device("cpu")
 
@@ -53,6 +52,11 @@ class Source:
     card: DataCard | None = None
     arguments: dict[str, Any] | None = None
     head: str | None = None
+
+    @property
+    def zero_head(self) -> bool:
+        """Return whether the last layer is said to have begun at zero."""
+        return isinstance(self.initial, str) and self.initial == ZERO_HEAD
 
     def folder(self) -> Path | None:
         """Return the model folder, or None where there is a module or a factory with weights."""
@@ -83,32 +87,6 @@ class Source:
             return load_factory(self.model, self.arguments)
         assert self.model is not None, "folder() refuses this first"
         return self.model
-
-
-@dataclass(frozen=True, eq=False)
-class Loaded:
-    """A network with its trained weights.
-
-    Attributes:
-        network: the prepared copy of the module, as a function.
-        trained: its weights after training.
-        activation: its name, where a model folder tells it.
-        changes: what was changed in the copy (see `models.prepare`); nothing in exhume's own.
-        warnings: what weakens the attack's premise.
-        derivative_error: how far derivatives were from finite differences, where it was checked.
-    """
-
-    network: Network
-    trained: Saved
-    activation: str | None = None
-    changes: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
-    derivative_error: float | None = None
-
-    def opened(self, problem: Problem, parameters: str, point: str, more: list[str]) -> "Opened":
-        """Return the problem that it poses, with more warnings."""
-        warnings = (*self.warnings, *more)
-        return Opened(problem, parameters, point, self.changes, warnings, self.derivative_error)
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,45 +131,30 @@ def open_model(
         check: compare derivatives with finite differences; an audit that is over did.
     """
     folder = source.folder()
-    if folder is not None:
-        opened = _open_folder(folder, parameters, point, premise)
-    else:
+    if folder is None:
         opened = _open_weights(source, parameters, point, premise_named(premise or "change"), check)
+    else:
+        problem = read_model(folder, parameters, point, premise)
+        if problem.premise is not Premise.CHANGE:
+            opened = Opened(problem, "all", "final")
+        else:
+            moves = problem.drift > 0
+            opened = Opened(problem, parameters or "last", (point or POINT) if moves else None)
     return replace(opened, warnings=(*opened.warnings, *doubts(opened.problem, samples)))
 
 
-def open_network(source: Source, check: bool = True) -> Loaded | None:
-    """Open a network with its trained weights; None for a folder of random features.
+def open_network(source: Source) -> tuple[Network, str | None] | None:
+    """Open a network, with the name of its activation where a model folder tells it.
 
-    Args:
-        source: the model and its trained weights; initial ones are not looked at.
-        check: compare derivatives with finite differences.
+    It is None for a folder of random features. Derivatives are not checked.
     """
     folder = source.folder()
-    if folder is not None:
-        if not is_network(folder):
-            return None
-        found = read_network(folder)
-        trained = Saved.read(found.trained, str(folder))
-        return Loaded(found.network, trained, found.arguments.get("activation"))
-    card = source.card
-    if card is None:
-        raise InputError("input_shape: give the shape of one input, such as 3,32,32, or a card.")
-    trained = Saved.read(source.trained, "trained weights")  # before any code of a factory is run
-    prepared = prepare(source.module(), card.shape, source.head, check)
-    if card.classes not in (None, prepared.outputs) and (card.classes, prepared.outputs) != (2, 1):
-        raise InputError(
-            f"card: says {card.classes} classes, but the model has {prepared.outputs} outputs; "
-            "mend the card, or name the factory, and its arguments, of the model that was trained."
-        )
-    return Loaded(
-        Network(prepared.module, card.shape, prepared.outputs, prepared.head),
-        trained.fitted(prepared.module),
-        None,
-        prepared.changes,
-        tuple(prepared.warnings),
-        prepared.derivative_error,
-    )
+    if folder is None:
+        return _prepared(source, check=False)[0].network, None
+    if not is_network(folder):
+        return None
+    model = read_network(folder)
+    return model.network, model.arguments.get("activation")
 
 
 def open_module(source: Source) -> tuple[nn.Module, StateOrFile]:
@@ -204,13 +167,20 @@ def open_module(source: Source) -> tuple[nn.Module, StateOrFile]:
     return source.module(), source.trained
 
 
-def _open_folder(
-    folder: Path, parameters: str | None, point: str | None, premise: Premise | str | None
-) -> Opened:
-    problem = read_model(folder, parameters, point, premise)
-    if problem.premise is not Premise.CHANGE:
-        return Opened(problem, "all", "final")
-    return Opened(problem, parameters or "last", (point or POINT) if problem.drift > 0 else None)
+def _prepared(source: Source, check: bool) -> tuple[Prepared, Saved]:
+    """Return the prepared copy of a module, and its weights after training."""
+    card = source.card
+    if card is None:
+        raise InputError("input_shape: give the shape of one input, such as 3,32,32, or a card.")
+    trained = Saved.read(source.trained, "trained weights")  # before any code of a factory is run
+    prepared = prepare(source.module(), card.shape, source.head, check)
+    outputs = prepared.network.outputs
+    if card.classes not in (None, outputs) and (card.classes, outputs) != (2, 1):
+        raise InputError(
+            f"card: says {card.classes} classes, but the model has {outputs} outputs; mend the "
+            "card, or name the factory, and its arguments, of the model that was trained."
+        )
+    return prepared, trained.fitted(prepared.network.module)
 
 
 def _open_weights(
@@ -218,83 +188,105 @@ def _open_weights(
 ) -> Opened:
     if premise is not Premise.CHANGE:
         check_whole(premise, parameters, point)
-        if isinstance(source.initial, str) and source.initial == ZERO_HEAD:
+        if source.zero_head:
             raise InputError(
                 f"{ZERO_HEAD}: says that only the last layer was trained, but the premise "
                 f"{premise.value} that all of them were; leave one out."
             )
-    loaded = open_network(source, check)
-    assert loaded is not None and source.card is not None, "random features come as a folder"
-    if premise is not Premise.CHANGE:
-        return _weights_alone(loaded, source.card, premise, source.initial is not None)
-    return _change(loaded, source, source.card, parameters or "last", point)
+    prepared, after = _prepared(source, check)
+    if premise is Premise.CHANGE:
+        parameters = parameters or "last"
+        problem, point, warnings = _change(prepared.network, after, source, parameters, point)
+    else:
+        parameters, point = "all", "final"
+        problem, warnings = _weights_alone(prepared.network, after, source, premise)
+    warnings = [*prepared.warnings, *warnings]
+    changes, error = prepared.changes, prepared.derivative_error
+    return Opened(problem, parameters, point, changes, tuple(warnings), error)
 
 
-def _weights_alone(loaded: Loaded, card: DataCard, premise: Premise, initial: bool) -> Opened:
-    """The trained weights as the target; `initial` if initial ones were given all the same."""
-    after = loaded.trained
-    dtype = torch.float64 if torch.float64 in after.dtypes else torch.float32
+def _weights_alone(
+    network: Network, after: Saved, source: Source, premise: Premise
+) -> tuple[Problem, list[str]]:
+    """Return the problem whose target are the trained weights, and warnings."""
+    card = source.card
+    assert card is not None, "_prepared refuses this first"
+    dtype, stored = _precision(after)
     domain = None if card.range is None and card.norm is None else card.domain()
     told = Told(domain, card.display, card.knows)
-    problem = weights_problem(loaded.network, moved(after.tensors, CPU, dtype), premise, told)
-    problem, warnings = _rounded(problem, dtype, after.coarsest)
-    if initial:
+    problem = weights_problem(network, moved(after.tensors, CPU, dtype), premise, told)
+    problem, warnings = _rounded(problem, dtype, stored)
+    if source.initial is not None:
         warnings.append(
             "Initial weights were given, and are not used: with the premise "
             f"{premise.value} the trained weights themselves are the target."
         )
-    return loaded.opened(problem, "all", "final", warnings)
+    return problem, warnings
 
 
 def _change(
-    loaded: Loaded, source: Source, card: DataCard, parameters: str, point: str | None
-) -> Opened:
-    """The change of a block of weights as the target."""
-    network, after = loaded.network, loaded.trained
-    before = _before(source, loaded)
-    zero_head = before.source == ZERO_HEAD
+    network: Network, after: Saved, source: Source, parameters: str, point: str | None
+) -> tuple[Problem, str, list[str]]:
+    """Return the problem whose target is the change of a block, the point, and warnings."""
+    card = source.card
+    assert card is not None, "_prepared refuses this first"
+    before = _before(source, network, after)
     missing = [name for name in after.tensors if name not in before.tensors]
-    frozen = not missing and _frozen(network, before, after)
+    frozen = not missing and all(
+        torch.equal(w.double(), after.tensors[name].double())
+        for name, w in before.tensors.items()
+        if name not in _of_head(network)
+    )
     lacking = [n for n in needed(network, after.tensors, parameters, POINT) if n in missing]
     point = point or ("final" if lacking or frozen else POINT)
-    if zero_head and (parameters, point) != ("last", "final"):
+    if source.zero_head and (parameters, point) != ("last", "final"):
         raise InputError(
             f"{ZERO_HEAD}: says that only the last layer was trained, and features did not move; "
             "leave out the parameters and the point."
         )
-    wanted = needed(network, after.tensors, parameters, point)
-    if absent := [name for name in wanted if name in missing]:
+    if absent := [n for n in needed(network, after.tensors, parameters, point) if n in missing]:
         raise InputError(
             f"{before.source}: lacks {listed(absent)}, which parameters {parameters!r} at the "
             f"point {point!r} need. {_unlocks(network, after.tensors)}"
         )
-    stored = replace(after, dtypes=before.dtypes | after.dtypes)
-    dtype = torch.float64 if torch.float64 in stored.dtypes else torch.float32
+    dtype, stored = _precision(before, after)
     initial, trained = (moved(weights.tensors, CPU, dtype) for weights in (before, after))
     told = Told(card.domain(), card.display)
     problem = network_problem(network, initial, trained, parameters, point, told)
-    problem, warnings = _rounded(
-        replace(
-            problem,
-            drift=0.0 if frozen and parameters == "last" else problem.drift,
-            threat_model=_threat_model(card, frozen, zero_head, bool(missing)),
-        ),
-        dtype,
-        stored.coarsest,
-    )
+    known = ["some of the initial weights" if missing else "the initial weights"]
+    assumed = "training followed the gradient of the loss in the last layer" if frozen else LAZY
+    if source.zero_head:
+        known, assumed = [], "the last layer began at zero, and nothing else was trained"
+    knows = (*known, "the trained weights", "the architecture", *card.knows)
+    problem = replace(problem, threat_model=ThreatModel(knows, (assumed, *card.assumes)))
+    if frozen and parameters == "last":
+        problem = replace(problem, drift=0.0)
+    problem, warnings = _rounded(problem, dtype, stored)
     if lacking and point == "final":
         warnings.append(
             f"Initial weights of {listed(lacking)} are missing: features are taken at the trained "
             "weights, from which they may have moved."
         )
-    return loaded.opened(problem, parameters, point, warnings)
+    return problem, point, warnings
+
+
+def _of_head(network: Network) -> tuple[str, str]:
+    """Return the names of the weight and the bias of the last layer."""
+    return network.head_weight, network.head_weight.removesuffix("weight") + "bias"
+
+
+def _precision(*saved: Saved) -> tuple[torch.dtype, torch.dtype]:
+    """Return the precision to compute in, and the coarsest in which weights were stored."""
+    dtypes = {dtype for weights in saved for dtype in weights.dtypes}
+    coarsest = max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
+    return torch.float64 if torch.float64 in dtypes else torch.float32, coarsest
 
 
 def _rounded(
     problem: Problem, dtype: torch.dtype, stored: torch.dtype
 ) -> tuple[Problem, list[str]]:
     """Account for the rounding of stored weights: refuse too much of it, warn of half precision."""
-    coarser = (eps(stored) / eps(dtype)) ** 2
+    coarser = (torch.finfo(stored).eps / torch.finfo(dtype).eps) ** 2
     problem = replace(problem, resolution=problem.resolution * coarser)
     kind = str(stored).removeprefix("torch.")
     if problem.resolution > DRIFT:
@@ -311,54 +303,28 @@ def _rounded(
     ]
 
 
-def _before(source: Source, loaded: Loaded) -> Saved:
-    """The weights before training, as far as they are known."""
+def _before(source: Source, network: Network, after: Saved) -> Saved:
+    """Return the weights before training, as far as they are known."""
     initial, trained = source.initial, source.trained
-    network, after = loaded.network, loaded.trained
     if initial is None:
         raise InputError(
             "initial weights: none were given, and with the premise change every method starts "
             f"from what training changed. {_unlocks(network, after.tensors)}"
         )
-    if isinstance(initial, str) and initial == ZERO_HEAD:
-        return after.with_zero(network.head)
+    if source.zero_head:
+        head = {n: torch.zeros_like(w) for n, w in after.tensors.items() if n in _of_head(network)}
+        return replace(after, tensors=after.tensors | head, source=ZERO_HEAD)
     before = Saved.read(initial, "initial weights").fitted(network.module, partial=True)
-    if isinstance(initial, Mapping) and isinstance(trained, Mapping) and _shared(initial, trained):
-        raise InputError(
-            "initial weights: are in the same memory as the trained ones, so that training "
-            "overwrote them; keep copy.deepcopy(model.state_dict()) before training."
-        )
+    if isinstance(initial, Mapping) and isinstance(trained, Mapping):
+        places = {name: w.data_ptr() for name, w in trained.items()}
+        if all(places.get(name) == w.data_ptr() for name, w in initial.items()):
+            raise InputError(
+                "initial weights: are in the same memory as the trained ones, so that training "
+                "overwrote them; keep copy.deepcopy(model.state_dict()) before training."
+            )
     there = {name: after.tensors[name] for name in before.tensors}
     check_pair(before.tensors, there, before.source, after.source)
     return before
-
-
-def _shared(initial: Weights, trained: Weights) -> bool:
-    """Whether two state dicts are windows on the same memory."""
-    return all(
-        name in trained and w.data_ptr() == trained[name].data_ptr() for name, w in initial.items()
-    )
-
-
-def _frozen(network: Network, before: Saved, after: Saved) -> bool:
-    """Whether nothing but the head changed."""
-    return all(
-        torch.equal(w.double(), after.tensors[name].double())
-        for name, w in before.tensors.items()
-        if name not in of_head(network.head)
-    )
-
-
-def _threat_model(card: DataCard, frozen: bool, zero_head: bool, partial: bool) -> ThreatModel:
-    knows = ["the trained weights", "the architecture", *card.knows]
-    if not zero_head:
-        knows.insert(0, "some of the initial weights" if partial else "the initial weights")
-    assumes = LAZY
-    if zero_head:
-        assumes = "the last layer began at zero, and nothing else was trained"
-    elif frozen:
-        assumes = "training followed the gradient of the loss in the last layer"
-    return ThreatModel(tuple(knows), (assumes, *card.assumes))
 
 
 def _unlocks(network: Network, trained: Weights) -> str:

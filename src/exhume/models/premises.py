@@ -24,12 +24,7 @@ HOMOGENEOUS = 1e-6
 
 
 def premise_named(word: str | Premise) -> Premise:
-    """Return the premise of that name.
-
-    Example:
-        >>> premise_named("margin").name
-        'MARGIN'
-    """
+    """Return the premise of that name."""
     if isinstance(word, Premise):
         return word
     return Premise(one_of("premise", word, [premise.value for premise in Premise]))
@@ -81,9 +76,8 @@ def beyond(layer: FirstLayer, samples: int) -> float:
 def doubts(problem: Problem, samples: int | None) -> tuple[str, ...]:
     """Return what of the weights speaks against the premise of a problem, a sentence each.
 
-    Args:
-        problem: whose target is the trained weights; where it is their change, there are none.
-        samples: how many there are, if that is known.
+    There is nothing where the target is the change of the weights. `samples` says how many there
+    are, if that is known.
     """
     found: list[str] = []
     if problem.premise is Premise.MARGIN:

@@ -2,12 +2,12 @@
 
 Attacks differentiate per-sample parameter gradients and penultimate activations once more in the
 input. Much that is usual in a module makes that impossible, or wrong without a warning. Each such
-trap is mended in the copy, or refused with a sentence that says what to do; then the copy is run,
-and its derivatives are held against finite differences (see `exhume.models.self_check`).
+trap is mended in the copy, or refused with what to do; then the copy is run, and its derivatives
+are held against finite differences (see `exhume.models.self_check`).
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 
@@ -52,21 +52,17 @@ class Prepared:
     """A module whose derivatives can be trusted inside `exact_operations()`.
 
     Attributes:
-        module: a copy in eval mode, fixed, in float32 or float64. A batch of n inputs gives (n, c),
-            or (n,) where the model was written so and c is 1; a batch of one may then give ().
-        outputs: c.
-        head: name of the last linear layer, as in `named_modules()`; it runs once, on (n, h).
+        network: a copy in eval mode, mended, in float32 or float64, its outputs and its head. A
+            batch of n inputs gives (n, c), or (n,) where the model was written so and c is 1.
         changes: a sentence for each thing that was changed: what, where and why.
         warnings: a sentence for each thing that weakens the attack's premise.
         derivative_error: largest relative error against finite differences; None if not checked.
     """
 
-    module: nn.Module
-    outputs: int
-    head: str
-    changes: tuple[str, ...]
-    warnings: tuple[str, ...]
-    derivative_error: float | None
+    network: Network
+    changes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    derivative_error: float | None = None
 
 
 def prepare(
@@ -82,19 +78,25 @@ def prepare(
         head: name of the last linear layer; found if None.
         check: compare derivatives with finite differences; without, they are on trust.
 
-    Raises:
-        InputError: if the model cannot be attacked as it is, with what to do.
-
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 3))
         >>> prepared = prepare(model, (4,))
-        >>> prepared.head, prepared.outputs
+        >>> prepared.network.head, prepared.network.outputs
         ('3', 3)
         >>> print(prepared.changes[1])
         Replaced LayerNorm in 1 by a twin of elementary operations: the derivative of per-sample
         gradients through torch's fused one is wrong.
     """
-    shape = _valid_shape(shape)
+    if not shape or not all(isinstance(size, int) and size > 0 for size in shape):
+        raise InputError(
+            f"shape: expected the positive sizes of one input, without the batch, such as "
+            f"(3, 32, 32), got {shape}."
+        )
+    if math.prod(shape) > LARGEST:
+        raise InputError(
+            f"shape: one input of {shape} has {math.prod(shape):,} entries; at most {LARGEST:,} "
+            "can be looked for."
+        )
     model, changes = _unwrapped(model)
     _refuse(model)
     devices = {p.device for p in model.parameters() if p.is_cuda}
@@ -114,40 +116,27 @@ def prepare(
         if check:
             error, part = derivative_error(network, x[:2], random)
             changes += part
-        copy = _cast(copy, dtype)
-    warnings = _sentences(copy, WARNINGS)
-    return Prepared(copy, network.outputs, head, tuple(changes), tuple(warnings), error)
+        _cast(copy, dtype)
+    return Prepared(network, tuple(changes), tuple(_sentences(copy, WARNINGS)), error)
 
 
 # Refusals before anything runs
 
+COMPUTED = (
+    "is parametrized, such as by weight_norm, spectral_norm or pruning: its weight is computed "
+    "from other parameters, and gradients would be taken in those. Make the weight a parameter of "
+    "its own with torch.nn.utils."
+)
 
-def _valid_shape(shape: Iterable[int]) -> tuple[int, ...]:
-    shape = tuple(shape)
-    if not shape or not all(isinstance(size, int) and size > 0 for size in shape):
-        raise InputError(
-            f"shape: expected the positive sizes of one input, without the batch, such as "
-            f"(3, 32, 32), got {shape}."
-        )
-    if math.prod(shape) > LARGEST:
-        raise InputError(
-            f"shape: one input of {shape} has {math.prod(shape):,} entries; at most {LARGEST:,} "
-            "can be looked for."
-        )
-    return shape
-
-
-def _computed(remover: str) -> str:
-    return (
-        "is parametrized, such as by weight_norm, spectral_norm or pruning: its weight is computed "
-        "from other parameters at every call, so gradients would be taken in those and not in the "
-        "weights that the samples are seen in. Make the weight a parameter of its own with "
-        f"torch.nn.utils.{remover}."
-    )
+Table = tuple[tuple[Callable[[nn.Module], bool], str], ...]
 
 
 def _hooked(kind: type) -> Callable[[nn.Module], bool]:
     return lambda part: any(isinstance(hook, kind) for hook in part._forward_pre_hooks.values())
+
+
+def _of(*kinds: type) -> Callable[[nn.Module], bool]:
+    return lambda part: isinstance(part, kinds)
 
 
 def _without_statistics(*kinds: type) -> Callable[[nn.Module], bool]:
@@ -168,16 +157,16 @@ REFUSED_PARAMETERS: tuple[tuple[Callable[[nn.Parameter], bool], str], ...] = (
 )
 """What no parameter may be, and how the sentence about it goes on after the parameter's name."""
 
-REFUSED_PARTS: tuple[tuple[Callable[[nn.Module], bool], str], ...] = (
+REFUSED_PARTS: Table = (
     (
-        lambda part: isinstance(part, torch.jit.ScriptModule),
+        _of(torch.jit.ScriptModule),
         "is TorchScript, which torch.func cannot differentiate; hand in the Python module and load "
         "the weights into it.",
     ),
-    (is_parametrized, _computed("parametrize.remove_parametrizations")),
-    (_hooked(WeightNorm), _computed("remove_weight_norm")),
-    (_hooked(SpectralNorm), _computed("remove_spectral_norm")),
-    (_hooked(BasePruningMethod), _computed("prune.remove")),
+    (is_parametrized, COMPUTED + "parametrize.remove_parametrizations."),
+    (_hooked(WeightNorm), COMPUTED + "remove_weight_norm."),
+    (_hooked(SpectralNorm), COMPUTED + "remove_spectral_norm."),
+    (_hooked(BasePruningMethod), COMPUTED + "prune.remove."),
     (
         _without_statistics(*BATCH_NORM),
         "has no running statistics, so that an output depends on the other inputs of its batch; "
@@ -276,15 +265,12 @@ def _cast(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     return module.double() if dtype == torch.float64 else module.float()
 
 
-Table = tuple[tuple[Callable[[nn.Module], bool], str], ...]
-
-
-def _of(*kinds: type) -> Callable[[nn.Module], bool]:
-    return lambda part: isinstance(part, kinds)
-
-
 def _drops(part: nn.Module) -> bool:
     return isinstance(part, DROPOUT) and part.p > 0
+
+
+def _in_place(part: nn.Module) -> bool:
+    return getattr(part, "inplace", False) is True
 
 
 CHANGES: Table = (
@@ -299,7 +285,7 @@ CHANGES: Table = (
         "derivative.",
     ),
     (
-        lambda part: getattr(part, "inplace", False) is True,
+        _in_place,
         "Switched off in-place operation in {}: torch.func may not overwrite what it "
         "differentiates.",
     ),
@@ -345,7 +331,7 @@ def _mend(module: nn.Module) -> list[str]:
     for part in module.modules():
         if isinstance(part, nn.TransformerEncoder):
             part.enable_nested_tensor = part.use_nested_tensor = False
-        if getattr(part, "inplace", False) is True:
+        if _in_place(part):
             part.inplace = False  # type: ignore[assignment]
         for hooks in HOOKS:
             getattr(part, hooks).clear()

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -30,17 +29,14 @@ LARGE = 50_000_000
 """The most parameters whose derivatives are checked: more would take minutes."""
 
 Random = Callable[..., Tensor]
+Pair = tuple[Tensor, Tensor]  # of contracted gradients (n, tensors), and of activations (n, h)
 
 
 def random_tensors(module: nn.Module) -> Random:
     """Return a source of normal tensors of the module's dtype and device, with its own state."""
     generator = torch.Generator().manual_seed(0)
     like = next(p for p in module.parameters() if p.is_floating_point())
-
-    def random(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(like)
-
-    return random
+    return lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64).to(like)
 
 
 def candidates(random: Random, shape: tuple[int, ...], n: int = ROWS) -> Tensor:
@@ -58,8 +54,8 @@ def outputs_of(module: nn.Module, x: Tensor) -> Tensor:
     try:
         outputs = module(x.clone())
     except Exception as error:
-        raise InputError(_why_forward_fails(module, x, error)) from error
-    n, shape = x.shape[0], tuple(x.shape[1:])
+        raise InputError(f"model: {_why_forward_fails(module, x, error)}") from error
+    n = len(x)
     if not isinstance(outputs, Tensor):
         raise InputError(
             f"model: returns a {type(outputs).__name__} and not a tensor; wrap it in a module "
@@ -69,9 +65,9 @@ def outputs_of(module: nn.Module, x: Tensor) -> Tensor:
     squeezed = n == 1 and given == ()
     if not squeezed and (outputs.ndim not in (1, 2) or given[0] != n or outputs.numel() == 0):
         raise InputError(
-            f"model: a batch of {n} with inputs of shape {shape} gives outputs of shape {given}; "
-            f"expected ({n}, c), or ({n},) for a single output. Wrap it in a module whose forward "
-            "returns one row for each input, also in a batch of one."
+            f"model: a batch of {n} with inputs of shape {tuple(x.shape[1:])} gives outputs of "
+            f"shape {given}; expected ({n}, c), or ({n},) for a single output. Wrap it in a module "
+            "whose forward returns one row for each input, also in a batch of one."
         )
     if not outputs.isfinite().all():
         raise InputError(
@@ -89,24 +85,21 @@ def _why_forward_fails(module: nn.Module, x: Tensor, error: Exception) -> str:
             return False
         return True
 
-    n, shape = x.shape[0], tuple(x.shape[1:])
     if runs(torch.zeros_like(x, dtype=torch.int64)):
         return (
-            "model: takes integer tokens, but the attack moves its candidates continuously; wrap "
-            "it in a module whose forward takes what the embedding returns."
+            "takes integer tokens, but the attack moves its candidates continuously; wrap it in a "
+            "module whose forward takes what the embedding returns."
         )
     if x.dtype == torch.float64:
         module.float()
         if runs(x.float()):
             return (
-                f"model: runs in float32 but not in float64 ({quoted(error)}), in which "
-                "derivatives are checked; make fixed tensors buffers, and let forward follow the "
-                "dtype of its input."
+                f"runs in float32 but not in float64 ({quoted(error)}), in which derivatives are "
+                "checked; make fixed tensors buffers, and let forward follow its input's dtype."
             )
     return (
-        f"model: forward fails for a batch of {n} with inputs of shape {shape} ({quoted(error)}); "
-        "mend the shape, or wrap it in a module whose forward takes a batch of shape "
-        f"{tuple(x.shape)} alone."
+        f"forward fails for a batch of {len(x)} with inputs of shape {tuple(x.shape[1:])} "
+        f"({quoted(error)}); mend the shape, or wrap it in a module whose forward takes that alone."
     )
 
 
@@ -130,9 +123,9 @@ def check_forward(
         alone = outputs_of(module, x[i : i + 1])
         if distance(alone.reshape(-1), after[i].reshape(-1), after) > tolerance:
             raise InputError(
-                "model: the outputs of an input depend on the other inputs of its batch; attacks "
-                "need one set of features for each sample. Look for statistics over the batch, "
-                "or for the batch in another dimension than the first (batch_first=False)."
+                "model: the outputs of an input depend on the other inputs of its batch, but each "
+                "sample needs features of its own. Look for statistics over the batch, or for the "
+                "batch in another dimension than the first (batch_first=False)."
             )
     off = distance(before, after)
     if off > tolerance:
@@ -147,55 +140,10 @@ def distance(given: Tensor, expected: Tensor, among: Tensor | None = None) -> fl
     if given.shape != expected.shape:
         return math.inf
     size = (expected if among is None else among).abs().max()
-    size = size.clamp_min(torch.finfo(size.dtype).tiny)
-    return ((given - expected).abs().max() / size).item()
+    return ((given - expected).abs().max() / size.clamp_min(torch.finfo(size.dtype).tiny)).item()
 
 
 # Derivatives
-
-
-Pair = tuple[Tensor, Tensor]
-"""Something of the contracted gradients, (n, tensors), and of the activations, (n, h)."""
-
-
-@dataclass(frozen=True, eq=False)
-class _Contraction:
-    """⟨∇_θ u·f(x), r⟩ for each tensor of θ and a fixed random r, and what the head is given."""
-
-    network: Network
-    parameters: dict[str, Tensor]
-    fixed: dict[str, Tensor]
-    u: Tensor
-
-    def _scalar(self, theta: Mapping[str, Tensor], one: Tensor) -> Pair:
-        inputs = one.reshape(1, -1)
-        value = (self.network(theta, inputs)[0] * self.u).sum()
-        return value, self.network.hidden(theta, inputs)[0]
-
-    def _contracted(self, gradients: Iterable[Tensor]) -> Tensor:
-        pairs = zip(gradients, self.fixed.values(), strict=True)
-        return torch.stack([(g * r).sum() for g, r in pairs])
-
-    def by_loop(self, x: Tensor) -> Pair:
-        """Compute it in the most obvious way, sample after sample."""
-        leaves = {name: p.detach().requires_grad_() for name, p in self.parameters.items()}
-        rows, activations = [], []
-        for one in x:
-            value, hidden = self._scalar(leaves, one)
-            found = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True)
-            rows.append(self._contracted(found))
-            activations.append(hidden.detach())
-        return torch.stack(rows), torch.stack(activations)
-
-    def by_func(self, x: Tensor) -> Pair:
-        """Compute it as attacks do."""
-
-        def one_sample(one: Tensor) -> Pair:
-            gradients, hidden = grad(self._scalar, has_aux=True)(self.parameters, one)
-            return self._contracted(gradients.values()), hidden
-
-        rows, activations = vmap(one_sample)(x)
-        return rows, activations
 
 
 def derivative_error(network: Network, x: Tensor, random: Random) -> tuple[float, list[str]]:
@@ -205,13 +153,38 @@ def derivative_error(network: Network, x: Tensor, random: Random) -> tuple[float
     against jvp. A sentence says which tensors were checked, if not all.
     """
     parameters, changes = _checked_tensors(network.module)
-    fixed = {name: random(*p.shape) for name, p in parameters.items()}
-    contraction = _Contraction(network, parameters, fixed, random(network.outputs))
-    best = torch.tensor(math.inf, dtype=torch.float64)
+    fixed = [random(*p.shape) for p in parameters.values()]
+    u = random(network.outputs)
+
+    def scalar(theta: Mapping[str, Tensor], one: Tensor) -> Pair:
+        inputs = one.reshape(1, -1)
+        return (network(theta, inputs)[0] * u).sum(), network.hidden(theta, inputs)[0]
+
+    def contracted(gradients: Iterable[Tensor]) -> Tensor:
+        return torch.stack([(g * r).sum() for g, r in zip(gradients, fixed, strict=True)])
+
+    def by_loop(x: Tensor) -> Pair:
+        leaves = {name: p.detach().requires_grad_() for name, p in parameters.items()}
+        rows, activations = [], []
+        for one in x:
+            value, hidden = scalar(leaves, one)
+            found = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True)
+            rows.append(contracted(found))
+            activations.append(hidden.detach())
+        return torch.stack(rows), torch.stack(activations)
+
+    def by_func(x: Tensor) -> Pair:  # as attacks do
+        def one_sample(one: Tensor) -> Pair:
+            gradients, hidden = grad(scalar, has_aux=True)(parameters, one)
+            return contracted(gradients.values()), hidden
+
+        rows, activations = vmap(one_sample)(x)
+        return rows, activations
+
+    best = torch.full((), math.inf, dtype=torch.float64).to(x)
     for step in STEPS:
         direction = candidates(random, tuple(x.shape[1:]), len(x))
-        errors = _errors(contraction, x, direction, step)
-        best = torch.minimum(best.to(errors), errors)
+        best = torch.minimum(best, _errors(by_loop, by_func, x, direction, step))
         if best.max() < 0.01 * TOLERANCE:
             break
     _refuse_wrong(network.module, list(parameters), best.amax(0))
@@ -223,10 +196,8 @@ def _checked_tensors(module: nn.Module) -> tuple[dict[str, Tensor], list[str]]:
     every = {name: p.detach() for name, p in module.named_parameters() if p.is_floating_point()}
     if sum(p.numel() for p in every.values()) <= LARGE:
         return every, []
-    names = list(every)
+    names, room, chosen = list(every), LARGE, set()
     order = torch.randperm(len(names), generator=torch.Generator().manual_seed(0)).tolist()
-    chosen: set[str] = set()
-    room = LARGE
     for name in (names[i] for i in order):
         if every[name].numel() <= room:
             room -= every[name].numel()
@@ -238,13 +209,18 @@ def _checked_tensors(module: nn.Module) -> tuple[dict[str, Tensor], list[str]]:
     return {name: p for name, p in every.items() if name in chosen}, [sentence]
 
 
-def _errors(contraction: _Contraction, x: Tensor, direction: Tensor, step: float) -> Tensor:
+def _errors(
+    by_loop: Callable[[Tensor], Pair],
+    by_func: Callable[[Tensor], Pair],
+    x: Tensor,
+    direction: Tensor,
+    step: float,
+) -> Tensor:
     """Return relative errors (n, tensors + 1): of each tensor's contraction, of activations."""
     try:
-        ahead = contraction.by_loop(x + step * direction)
-        behind = contraction.by_loop(x - step * direction)
-        values, pushed = jvp(contraction.by_func, (x,), (direction,))[:2]
-        (pulled,) = vjp(contraction.by_func, x)[1](pushed)
+        ahead, behind = by_loop(x + step * direction), by_loop(x - step * direction)
+        values, pushed = jvp(by_func, (x,), (direction,))[:2]
+        (pulled,) = vjp(by_func, x)[1](pushed)
     except Exception as error:
         raise InputError(
             f"model: torch.func cannot differentiate it ({quoted(error)}); rewrite that operation "
@@ -257,39 +233,30 @@ def _errors(contraction: _Contraction, x: Tensor, direction: Tensor, step: float
             "model: the activations before its head do not change with the input, for random "
             "inputs of norm √d: its units are all dead, or forward rounds its input."
         )
-    _refuse_one_sided(pushed, pulled, direction)
-    floor, tiny = ROUNDING / step, torch.finfo(torch.float64).tiny
-    scale = torch.maximum(rows.abs(), values[0].abs()).amax(1, keepdim=True)
-    of_rows = (pushed[0] - rows).abs() / (rows.abs() + floor * scale).clamp_min(tiny)
-    off, size, scale = (
-        part.norm(dim=1, keepdim=True) for part in (pushed[1] - activations, activations, values[1])
-    )
-    of_activations = off / (size + floor * scale).clamp_min(tiny)
-    return torch.cat([of_rows, of_activations], dim=1).nan_to_num(torch.inf)
-
-
-def _refuse_one_sided(pushed: Pair, pulled: Tensor, direction: Tensor) -> None:
-    """Refuse ‖J·D‖² ≠ ⟨D, JᵀJ·D⟩: forward and reverse mode must be of one Jacobian."""
-    forward = sum(part.square().sum() for part in pushed)
-    reverse = (pulled * direction).sum()
-    off = ((reverse - forward).abs() / forward).item()
+    forward = sum(part.square().sum() for part in pushed)  # ‖J·D‖² = ⟨D, JᵀJ·D⟩ of one Jacobian
+    off = (((pulled * direction).sum() - forward).abs() / forward).item()
     if off > TOLERANCE:
         raise InputError(
             f"model: forward and reverse derivatives in the input differ by {off:.1e} of their "
             "size; look for detach, no_grad and custom autograd functions in forward."
         )
+    least, tiny = ROUNDING / step, torch.finfo(torch.float64).tiny
+    scale = torch.maximum(rows.abs(), values[0].abs()).amax(1, keepdim=True)
+    of_rows = (pushed[0] - rows).abs() / (rows.abs() + least * scale).clamp_min(tiny)
+    missed, size, scale = (
+        part.norm(dim=1, keepdim=True) for part in (pushed[1] - activations, activations, values[1])
+    )
+    of_activations = missed / (size + least * scale).clamp_min(tiny)
+    return torch.cat([of_rows, of_activations], dim=1).nan_to_num(torch.inf)
 
 
 def _refuse_wrong(module: nn.Module, names: list[str], errors: Tensor) -> None:
     """Name the tensors with wrong derivatives, worst first, and the layers that own them."""
-    suspects = []
-    for i in errors.argsort(descending=True).tolist():
-        if errors[i] > TOLERANCE and i < len(names):
-            owner = type(module.get_submodule(names[i].rpartition(".")[0])).__name__
-            suspects.append(f"{names[i]} ({owner})")
-        elif errors[i] > TOLERANCE:
-            suspects.append("the activations before the head")
-    if suspects:
+    owners = [type(module.get_submodule(name.rpartition(".")[0])).__name__ for name in names]
+    words = [f"{name} ({owner})" for name, owner in zip(names, owners, strict=True)]
+    words.append("the activations before the head")
+    order = errors.argsort(descending=True).tolist()
+    if suspects := [words[i] for i in order if errors[i] > TOLERANCE]:
         raise InputError(
             f"model: derivatives are off by {errors.max().item():.1e} of their size from finite "
             f"differences, for {listed(suspects)}. Suspects are these layers and those that "

@@ -5,6 +5,7 @@ import re
 import warnings
 import zipfile
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,13 @@ from exhume.files import read_json, read_tensors
 StateDict = dict[str, Tensor]
 """Parameters and buffers by name, as `module.state_dict()` gives them."""
 
-SAFE = ".safetensors"
-PICKLED = (".pt", ".pth", ".bin", ".ckpt")
+StateOrFile = Mapping[str, Tensor] | Path | str
+"""A state dict, or the file that holds one."""
+
+ZERO_HEAD = "zero-head"
+"""In the place of initial weights: the last layer began at zero, and nothing else was trained."""
+
+SAFE, PICKLED = ".safetensors", (".pt", ".pth", ".bin", ".ckpt")
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 WRAPPERS = ("state_dict", "model_state_dict", "model")
 PREFIXES, COMPILED = ("module.", "model."), "_orig_mod."  # DataParallel, Lightning; torch.compile
@@ -26,6 +32,38 @@ COUNTER = "num_batches_tracked"
 INSTEAD = (
     "save the state dict alone, with torch.save(model.state_dict(), …) or as a safetensors file"
 )
+
+
+@dataclass(frozen=True, eq=False)
+class Saved:
+    """Weights, the precisions in which they were stored, and the words for where they were."""
+
+    tensors: StateDict
+    dtypes: frozenset[torch.dtype]
+    source: str
+
+    @classmethod
+    def read(cls, state: StateOrFile | None, word: str) -> "Saved":
+        """Read a state dict, or its file; `word` says which one it is in errors."""
+        if isinstance(state, Path | str):
+            source, tensors = str(state), read_state(Path(state))
+        elif isinstance(state, Mapping) and all(isinstance(x, Tensor) for x in state.values()):
+            source, tensors = word, {name: tensor.cpu() for name, tensor in state.items()}
+        else:
+            raise InputError(
+                f"{word}: expected a state dict, as model.state_dict() gives it, or the path of a "
+                f"file with one, got a {type(state).__name__}."
+            )
+        dtypes = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
+        return cls(tensors, frozenset(dtypes), source)
+
+    def fitted(self, module: nn.Module, partial: bool = False) -> "Saved":
+        """Return what fits a module: tied weights under one name, and its own unsaved buffers."""
+        tensors = fit_state(self.tensors, module, self.source, partial)
+        saved = module.state_dict()
+        tensors |= {name: b.detach() for name, b in module.named_buffers() if name not in saved}
+        own = [name for name, _ in (*module.named_parameters(), *module.named_buffers())]
+        return replace(self, tensors={name: tensors[name] for name in own if name in tensors})
 
 
 def read_state(path: Path) -> StateDict:
@@ -36,25 +74,34 @@ def read_state(path: Path) -> StateDict:
             dict, bare or under "state_dict", "model_state_dict" or "model"; or a folder with
             `model.safetensors`, in one piece or in shards with their index.
     """
-    if path.is_dir():
-        return _read_folder(path)
-    if not path.exists():
-        raise InputError(f"{path}: no such file.")
     suffix = path.suffix.lower()
-    if suffix == SAFE:
+    if path.is_dir():
+        state = _read_folder(path)
+    elif not path.exists():
+        raise InputError(f"{path}: no such file.")
+    elif suffix == SAFE:
         state = read_tensors(path)
     elif suffix in PICKLED:
         state = _unwrapped(_load(path), path)
     else:
         known = ", ".join((SAFE, *PICKLED))
         raise InputError(f"{path}: is no checkpoint by its name; expected one of {known}.")
-    return _checked(state, path)
+    if not state:
+        raise InputError(f"{path}: holds no tensors; {INSTEAD}.")
+    for name, tensor in state.items():
+        dense = tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested
+        if not dense or tensor.device.type != "cpu":
+            raise InputError(
+                f"{path}: tensor {name!r} is quantised, sparse, nested or without values; save "
+                "it as an ordinary dense tensor."
+            )
+    return {name: tensor.detach() for name, tensor in state.items()}
 
 
 def _read_folder(folder: Path) -> StateDict:
     """Return the tensors of a folder as Hugging Face writes it."""
     if (folder / WHOLE).is_file():
-        return _checked(read_tensors(folder / WHOLE), folder / WHOLE)
+        return read_tensors(folder / WHOLE)
     index = folder / INDEX
     if not index.is_file():
         raise InputError(
@@ -71,7 +118,7 @@ def _read_folder(folder: Path) -> StateDict:
         names = tuple(name for name in shards if shards[name] == file)
         found = read_tensors(folder / file, names)
         state |= {name: found[name] for name in names}
-    return _checked(state, index)
+    return state
 
 
 def _load(path: Path) -> Any:
@@ -133,20 +180,6 @@ def _unwrapped(content: Any, path: Path) -> StateDict:
     return dict(content)
 
 
-def _checked(state: StateDict, path: Path) -> StateDict:
-    """Return the state if it holds ordinary tensors only, and some of them."""
-    if not state:
-        raise InputError(f"{path}: holds no tensors; {INSTEAD}.")
-    for name, tensor in state.items():
-        dense = tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested
-        if not dense or tensor.device.type != "cpu":
-            raise InputError(
-                f"{path}: tensor {name!r} is quantised, sparse, nested or without values; save "
-                "it as an ordinary dense tensor."
-            )
-    return {name: tensor.detach() for name, tensor in state.items()}
-
-
 def fit_state(
     state: Mapping[str, Tensor], module: nn.Module, source: str, partial: bool = False
 ) -> StateDict:
@@ -180,10 +213,10 @@ def fit_state(
     some = partial and len(missing) < len(needed)
     if unexpected or other or (missing and not some):
         faults = {
-            "missing": [f"{name} {_shape(own[name])}" for name in missing],
-            "unexpected": [f"{name} {_shape(given[name])}" for name in unexpected],
+            "missing": [f"{name} {tuple(own[name].shape)}" for name in missing],
+            "unexpected": [f"{name} {tuple(given[name].shape)}" for name in unexpected],
             "of another shape": [
-                f"{name}, expected {_shape(own[name])}, found {_shape(given[name])}"
+                f"{name}, expected {tuple(own[name].shape)}, found {tuple(given[name].shape)}"
                 for name in other
             ],
         }
@@ -215,13 +248,9 @@ def _renamed(state: Mapping[str, Tensor]) -> Iterator[StateDict]:
 
 def _with_tied(state: StateDict, module: nn.Module) -> StateDict:
     """Return the state with tied tensors under all their names, where the file has one only."""
-    stored: dict[int, Tensor] = {}
     tied = module.state_dict(keep_vars=True)
-    for name, tensor in tied.items():
-        if name in state:
-            stored.setdefault(id(tensor), state[name])
-    absent = [name for name in tied if name not in state and id(tied[name]) in stored]
-    return state | {name: stored[id(tied[name])] for name in absent}
+    stored = {id(tied[name]): state[name] for name in reversed(tied) if name in state}
+    return {name: stored[id(x)] for name, x in tied.items() if id(x) in stored} | state
 
 
 def _usable(tensor: Tensor, own: Tensor, name: str, source: str) -> Tensor:
@@ -243,41 +272,26 @@ def _usable(tensor: Tensor, own: Tensor, name: str, source: str) -> Tensor:
 
 
 def check_pair(
-    initial: Mapping[str, Tensor],
-    trained: Mapping[str, Tensor],
-    initial_source: str = "initial weights",
-    trained_source: str = "trained weights",
+    initial: Mapping[str, Tensor], trained: Mapping[str, Tensor], before: str, after: str
 ) -> None:
     """Refuse weights before and after training that cannot be of one model, or are the same.
 
-    The sources say where the weights come from, for errors.
-
     Example:
-        >>> check_pair({"weight": torch.zeros(2)}, {"weight": torch.ones(2)})
+        >>> check_pair({"weight": torch.zeros(2)}, {"weight": torch.ones(2)}, "a.pt", "b.pt")
     """
-    both = f"{initial_source} and {trained_source}"
     different = None
     if only := [name for name in (*initial, *trained) if (name in initial) != (name in trained)]:
-        where = initial_source if only[0] in initial else trained_source
-        different = f"tensor {only[0]!r} is in {where} only"
+        different = f"tensor {only[0]!r} is in {before if only[0] in initial else after} only"
     elif other := [name for name, w in initial.items() if w.shape != trained[name].shape]:
-        shapes = f"{_shape(initial[other[0]])} in the first and {_shape(trained[other[0]])}"
-        different = f"tensor {other[0]!r} has shape {shapes} in the second"
+        first, second = (tuple(state[other[0]].shape) for state in (initial, trained))
+        different = f"tensor {other[0]!r} has shape {first} in the first and {second} in the second"
     if different is not None:
         raise InputError(
-            f"{both}: are not of one model; {different}. Expected two checkpoints of one training."
+            f"{before} and {after}: are not of one model; {different}. Expected two checkpoints of "
+            "one training."
         )
-    if all(_equal(tensor, trained[name]) for name, tensor in initial.items()):
+    if all(bool((w == trained[name]).all()) for name, w in initial.items()):
         raise InputError(
-            f"{both}: nothing was trained: the two files hold the same weights. Expected the "
-            "weights before training and after."
+            f"{before} and {after}: nothing was trained: the two files hold the same weights. "
+            "Expected the weights before training and after."
         )
-
-
-def _equal(a: Tensor, b: Tensor) -> bool:
-    dtype = torch.promote_types(a.dtype, b.dtype)
-    return torch.equal(a.to(dtype), b.to(dtype))
-
-
-def _shape(tensor: Tensor) -> str:
-    return str(tuple(tensor.shape))
