@@ -51,7 +51,7 @@ def number(value: object, missing: str = "n/a") -> str:
     return f"{mantissa}{NO_BREAK}×{NO_BREAK}{power_of_ten(int(exponent))}"
 
 
-def fixed(value: object, digits: int, missing: str = "–") -> str:
+def fixed(value: object, digits: int) -> str:
     """Write a column entry with so many decimals.
 
     Example:
@@ -59,7 +59,7 @@ def fixed(value: object, digits: int, missing: str = "–") -> str:
         ('1.0000', '–')
     """
     x = finite(value)
-    return missing if x is None else f"{x:,.{digits}f}"
+    return "–" if x is None else f"{x:,.{digits}f}"
 
 
 def percent(share: object) -> str:
@@ -115,15 +115,16 @@ def moment(stamp: object) -> str:
         return str(stamp)
 
 
-def wilson(successes: int, total: int, z: float = 1.96) -> tuple[float, float]:
-    """Return Wilson's interval for a rate, 95 % unless told.
+def wilson(successes: int, total: int) -> tuple[float, float]:
+    """Return Wilson's 95 % interval for a rate.
 
-    (k + z²/2 ± z √(k (n − k)/n + z²/4)) / (n + z²)
+    (k + z²/2 ± z √(k (n − k)/n + z²/4)) / (n + z²), z = 1.96
 
     Example:
         >>> [round(bound, 2) for bound in wilson(10, 10)]
         [0.72, 1.0]
     """
+    z = 1.96
     centre = successes + z**2 / 2
     spread = z * math.sqrt(successes * (total - successes) / total + z**2 / 4)
     low, high = ((centre + sign * spread) / (total + z**2) for sign in (-1, 1))

@@ -195,9 +195,9 @@ def scored(recovered: float, exact: float, look_alikes: float = 0.0) -> dict[str
 def test_the_headline(
     changes: dict[str, Any], truth: dict[str, Any] | None, tone: str, words: str
 ) -> None:
-    said = evidence.headline(result_of(8, (10,), **changes), truth)
-    assert said.tone == tone and words in f"{said.sentence} {said.meaning}"
-    assert ("nobody may say “recovered”" in said.meaning) == (truth is None)
+    sentence, meaning, said = evidence.headline(result_of(8, (10,), **changes), truth)
+    assert said == tone and words in f"{sentence} {meaning}"
+    assert ("nobody may say “recovered”" in meaning) == (truth is None)
 
 
 LOW = result_of(8, (10,))["problem"] | {"ratio": 0.4}

@@ -1,14 +1,13 @@
 """What may be said of a run, and what may not: the only place that decides it.
 
 Without the truth: `claims` and `limits`, which result.json keeps. With it: `verdict`, which
-score.json keeps. For a reader of either: `headline`, `cautions`, `counting`, `baseline`,
-`recovery_rate`, `published_figures` and `first_layer`, from the records of these two files. Whoever
-writes a page takes the sentences from here, and sets them.
+score.json keeps. The rest is for a reader of these two files: whoever writes a page takes the
+sentences from here, and sets them.
 """
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from exhume.equation.problem import Premise, Problem
 from exhume.methods import Reconstruction
@@ -46,59 +45,53 @@ def ratio(problem: Problem, count: int, rank: int | None = None) -> float:
 
 def claims(problem: Problem, found: Reconstruction) -> list[str]:
     """List sentences that hold whatever the training data was."""
-    count = len(found.samples)
+    count, left = len(found.samples), f"A relative residual of {found.residual:.1e} is left."
     enough = ratio(problem, count, found.rank)
     within = "" if found.rank is None else f" in a subspace of dimension {found.rank}"
-    counted = (
+    said = [
         f"{count} candidates of dimension {problem.dim}{within} were fitted to "
         f"{problem.target.numel():,} numbers: {enough:.2f} equations for each unknown."
-    )
+    ]
     if enough < ENOUGH:
-        return [
-            counted,
-            "That is too few: candidates that are not training samples could explain the "
-            "weights as well. Nothing can be claimed of any candidate.",
-        ]
-    return [counted, *_explained(problem.premise, found)]
-
-
-def _explained(premise: Premise, found: Reconstruction) -> list[str]:
-    """Say what the residual shows where there are equations enough."""
-    left = f"A relative residual of {found.residual:.1e} is left."
-    if premise is not Premise.CHANGE:
-        return [
-            f"{left} Where the trained weights alone "
-            "are explained, a small residual is weak evidence: very different sets of candidates "
-            "explain the same weights, some of them better than the training samples do, and "
-            "nothing but what is known of the inputs beforehand chooses between them.",
+        said.append(
+            "That is too few: candidates that are not training samples could explain the weights "
+            "as well. Nothing can be claimed of any candidate."
+        )
+    elif problem.premise is not Premise.CHANGE:
+        said += [
+            f"{left} Where the trained weights alone are explained, a small residual is weak "
+            "evidence: very different sets of candidates explain the same weights, some of them "
+            "better than the training samples do, and nothing but what is known of the inputs "
+            "beforehand chooses between them.",
             "So no candidate can be called a training sample on the ground of the weights. A run "
             "with wrong bounds for the inputs shows how much of the result is owed to the bounds.",
         ]
-    if found.outcome is Outcome.CONVERGED and found.residual <= PLAIN:
-        return [
+    elif found.outcome is Outcome.CONVERGED and found.residual <= PLAIN:
+        said.append(
             f"They explain the weights to a relative residual of {found.residual:.1e}. So many "
             "equations are not met by chance: either these are the training samples, up to what "
-            "the limits below leave open, or the weights came about in another way.",
-        ]
-    if found.outcome is Outcome.SETTLED:
-        return [
-            f"{left} Trials that dropped many of the "
-            "candidates, with others to spare, found them again at the same residual: what is left "
-            "is taken for the features' own movement in training.",
+            "the limits below leave open, or the weights came about in another way."
+        )
+    elif found.outcome is Outcome.SETTLED:
+        said += [
+            f"{left} Trials that dropped many of the candidates, with others to spare, found them "
+            "again at the same residual: what is left is taken for the features' own movement in "
+            "training.",
             "This is evidence and no proof: a sample that every trial misses would not show, and "
             "without the truth, candidates that are training samples and others cannot be told "
             "apart.",
         ]
-    said = [
-        f"{left} Some candidates may be training "
-        "samples and others not; without the truth they cannot be told apart."
-    ]
-    count = len(found.samples)
-    if found.explained is not None and found.explained > count:
+    else:
         said.append(
-            f"On the way, {found.explained} candidates explained the weights, which {count} do not "
-            "as well: there may be more samples than that. Leave the number out, and it is found."
+            f"{left} Some candidates may be training samples and others not; without the truth "
+            "they cannot be told apart."
         )
+        if found.explained is not None and found.explained > count:
+            said.append(
+                f"On the way, {found.explained} candidates explained the weights, which {count} do "
+                "not as well: there may be more samples than that. Leave the number out, and it is "
+                "found."
+            )
     return said
 
 
@@ -181,38 +174,37 @@ def verdict(
     """
     if recovered >= samples:
         return f"All {samples} samples recovered; they leave a residual of {floor:.1e} themselves."
-    found = f"{recovered or 'None'} of {samples} samples recovered. "
     ended = math.inf if residual is None else residual
-    both = f"residual {ended:.1e}, floor {floor:.1e}"
-    alone = premise is not Premise.CHANGE
+    both, alone = f"{ended:.1e}, floor {floor:.1e}", premise is not Premise.CHANGE
     if ratio < ENOUGH:
-        return (
-            f"{found}{ratio:.2f} equations for each unknown are too few: candidates that are not "
-            f"samples explain the weights as well ({both}), and no search could tell them apart."
+        why = (
+            f"{ratio:.2f} equations for each unknown are too few: candidates that are not samples "
+            f"explain the weights as well (residual {both}), and no search could tell them apart."
         )
-    if not floor < (BROKEN if alone else NO_TRACE) and not recovered:
-        return found + _no_trace(floor, floors or {}, premise)
-    if ended > ABOVE * max(floor, ROUNDING):
-        return (
-            f"{found}The attack failed although the trace is there: it ended at a residual of "
+    elif not floor < (BROKEN if alone else NO_TRACE) and not recovered:
+        why = _no_trace(floor, floors or {}, premise)
+    elif ended > ABOVE * max(floor, ROUNDING):
+        why = (
+            "The attack failed although the trace is there: it ended at a residual of "
             f"{ended:.1e}, and the samples themselves leave {floor:.1e}. A better search could "
             "succeed."
         )
-    if alone:
+    elif alone:
         than = "better than" if ended < floor else "about as well as"
-        return (
-            f"{found}Candidates that are not samples explain the weights {than} the samples do "
-            f"({both}). With trained weights alone many sets do, and only a prior on the inputs "
+        why = (
+            f"Candidates that are not samples explain the weights {than} the samples do (residual "
+            f"{both}). With trained weights alone many sets do, and only a prior on the inputs "
             "could tell them apart."
         )
-    below = "below the floor" if ended < floor else "as well as the samples do"
-    if ended > max(floor, ROUNDING):
-        below = "nearly as well as the samples do"
-    return (
-        f"{found}The attack fits {below} with wrong candidates ({ended:.1e}, floor {floor:.1e}): "
-        f"there are {ratio:.2f} equations for each unknown, but the trace of what was missed is "
-        "too small to be told from the floor."
-    )
+    else:
+        below = "below the floor" if ended < floor else "as well as the samples do"
+        below = f"nearly {below}" if ended > max(floor, ROUNDING) else below
+        why = (
+            f"The attack fits {below} with wrong candidates ({both}): there are {ratio:.2f} "
+            "equations for each unknown, but the trace of what was missed is too small to be told "
+            "from the floor."
+        )
+    return f"{recovered or 'None'} of {samples} samples recovered. {why}"
 
 
 def _no_trace(floor: float, floors: Mapping[str, float], premise: Premise) -> str:
@@ -240,14 +232,6 @@ def _no_trace(floor: float, floors: Mapping[str, float], premise: Premise) -> st
 # For a reader of result.json and score.json
 
 
-class Headline(NamedTuple):
-    """A headline is the first sentence of a report, with its meaning and tone."""
-
-    sentence: str
-    meaning: str
-    tone: str  # open, calm or exposed
-
-
 def rank_of(result: Record) -> float | None:
     """Return the dimension of the subspace that candidates were sought in; None if in all."""
     found = finite(result.get("rank"))
@@ -261,9 +245,8 @@ def ratio_of(result: Record) -> float | None:
         >>> ratio_of({"problem": {"ratio": 0.5, "dim": 64}, "rank": 16})
         2.0
     """
-    full, dim = (finite(result["problem"][key]) for key in ("ratio", "dim"))
-    rank = rank_of(result)
-    return full if rank is None or full is None or dim is None else full * dim / rank
+    full, rank = finite(result["problem"]["ratio"]), rank_of(result)
+    return full if rank is None or full is None else full * result["problem"]["dim"] / rank
 
 
 def weights_alone(result: Record) -> bool:
@@ -277,47 +260,38 @@ def counts(score: Record) -> tuple[int, int, int]:
     return round(score["recovered"] * total), round(score["exact"] * total), total
 
 
-def headline(result: Record, scored: Record | None) -> Headline:
-    """Say what was recovered, or all that may be said without the truth."""
+def headline(result: Record, scored: Record | None) -> tuple[str, str, str]:
+    """Say what was recovered, or all that may be said without the truth.
+
+    The first sentence of a report comes with its meaning, and its tone: open, calm or exposed.
+    """
     if scored is None:
-        return _unproven(result)
+        count, residual = plural(result["candidates"], "candidate"), number(result["residual"])
+        verb = "explains" if result["candidates"] == 1 else "explain"
+        sentence = {
+            Outcome.CONVERGED.value: f"{count} {verb} the weights to a residual of {residual}.",
+            Outcome.SETTLED.value: f"Settled: {count}, found again by independent trials at a "
+            f"residual of {residual}.",
+        }.get(result["outcome"], f"Not converged: {count}, and a residual of {residual}.")
+        rest = ", and whether the weights hold enough numbers to leave no other explanation."
+        meaning = (
+            "The training data were not given, so nobody may say “recovered”. What may be said is "
+            "how well the candidates explain the weights"
+        )
+        many = "; many other sets may do so as well."
+        return sentence, meaning + (many if weights_alone(result) else rest), "open"
     recovered, exact, total = counts(scored["score"])
-    bars = scored["score"]["thresholds"]
+    bars, samples = scored["score"]["thresholds"], plural(total, "training sample")
     meaning = (
         f"A sample counts as recovered when its relative error is under "
         f"{number(bars['recovered'])}, and as exact under {number(bars['exact'])}, after a "
         f"one-to-one match with the training data. {baseline(scored['chance'])}"
     )
-    samples = plural(total, "training sample")
     if recovered == 0:
         meaning += " This says that this attack failed, not that the data are safe."
-        return Headline(f"None of {samples} recovered.", meaning, "calm")
+        return f"None of {samples} recovered.", meaning, "calm"
     exactly = number(exact) if exact else "none"
-    sentence = f"{number(recovered)} of {samples} recovered, {exactly} exactly."
-    return Headline(sentence, meaning, "exposed")
-
-
-def _unproven(result: Record) -> Headline:
-    """Say how well the candidates explain the weights, and no more."""
-    count, residual = plural(result["candidates"], "candidate"), number(result["residual"])
-    sentence = f"Not converged: {count}, and a residual of {residual}."
-    if result["outcome"] == Outcome.CONVERGED.value:
-        verb = "explains" if result["candidates"] == 1 else "explain"
-        sentence = f"{count} {verb} the weights to a residual of {residual}."
-    elif result["outcome"] == Outcome.SETTLED.value:
-        sentence = (
-            f"Settled: {count}, found again by independent trials at a residual of {residual}."
-        )
-    rest = (
-        "; many other sets may do so as well."
-        if weights_alone(result)
-        else ", and whether the weights hold enough numbers to leave no other explanation."
-    )
-    meaning = (
-        "The training data were not given, so nobody may say “recovered”. What may be said is "
-        f"how well the candidates explain the weights{rest}"
-    )
-    return Headline(sentence, meaning, "open")
+    return f"{number(recovered)} of {samples} recovered, {exactly} exactly.", meaning, "exposed"
 
 
 def cautions(result: Record, scored: Record | None) -> list[str]:
@@ -350,18 +324,16 @@ def cautions(result: Record, scored: Record | None) -> list[str]:
 def counting(result: Record) -> str:
     """Compare equations and unknowns in a sentence, with the n that the ratio stands for."""
     problem, rank = result["problem"], rank_of(result)
-    width, outputs, dim, full = (
-        finite(problem[key]) for key in ("width", "outputs", "dim", "ratio")
-    )
-    if not (width and outputs and dim and full and full > 0):
+    numbers, dim, full = problem["width"] * problem["outputs"], problem["dim"], problem["ratio"]
+    if not finite(full):
         return "How many numbers the weights show for each unknown is not known."
-    samples = max(1, round(width * outputs / (dim * full)))
+    samples = max(1, round(numbers / (dim * full)))
     hide = f" hide d·n = {number(dim * samples)}."
     if rank is not None:
         within = f", sought in a subspace of dimension {number(rank)},"
         hide = f"{within} hide r·n = {number(rank * samples)}."
     return (
-        f"The weights show p·m = {number(width * outputs)} numbers. {plural(samples, 'sample')} of "
+        f"The weights show p·m = {number(numbers)} numbers. {plural(samples, 'sample')} of "
         f"{number(dim)} entries{hide}"
     )
 
@@ -386,11 +358,7 @@ def recovery_rate(score: Record) -> str:
 
 
 def published_figures(figures: Record) -> str:
-    """Give the figures of the papers on images, and what they are worth, in a few sentences.
-
-    Args:
-        figures: what score.json has under "published".
-    """
+    """Give the figures of the papers on images, `published` in score.json, and their worth."""
     text = (
         "As published, with the nearest candidate for each image and its contrast stretched: mean "
         f"SSIM of the ten best {number(figures['top10_ssim'])}, "
@@ -410,21 +378,16 @@ def published_figures(figures: Record) -> str:
 def first_layer(result: Record, found: Any) -> str | None:
     """Say how well the first layer shows the samples' span; None where that was not scored.
 
-    Args:
-        result: of result.json.
-        found: what score.json has under "subspace": numbers, or why there are none.
+    `found` is `subspace` in score.json: numbers, or why there are none.
     """
-    if found is None or isinstance(found, str):
-        return found
-    found = found if isinstance(found, dict) else {}
+    if not isinstance(found, dict):
+        return None if found is None else str(found)
     kept = finite(found.get("kept"))
-    decay = (
-        "" if kept in (None, 1.0) else f" Weight decay left {number(kept)} of the initial layer."
-    )
+    decay = kept not in (None, 1.0)
     return (
         f"The {'' if weights_alone(result) else 'change of the '}first layer spans "
         f"{plural(found.get('rank'), 'direction')}; the largest angle to the span of the samples "
-        f"is "
-        f"{number(found.get('largest_angle'))}°, and at most {number(found.get('outside'))} of a "
-        f"sample's norm lies outside.{decay}"
+        f"is {number(found.get('largest_angle'))}°, and at most {number(found.get('outside'))} of "
+        f"a sample's norm lies outside."
+        f"{f' Weight decay left {number(kept)} of the initial layer.' if decay else ''}"
     )

@@ -10,23 +10,16 @@ No attack imports it. An audit is finished before this package is asked how good
 """
 
 from exhume.auditing.evidence import verdict
-from exhume.evaluate.angles import outside, principal_angles
-from exhume.evaluate.controls import (
-    Chance,
-    Contrast,
-    OtherData,
-    chance,
-    other_data,
-    wrong_prior,
+from exhume.evaluate.controls import Chance, Contrast, OtherData, chance, other_data, wrong_prior
+from exhume.evaluate.feature_space import (
+    floors,
+    outside,
+    principal_angles,
+    residual_at_truth,
+    span_residual,
 )
-from exhume.evaluate.feature_space import floors, residual_at_truth, span_residual
-from exhume.evaluate.matching import assign, distances
-from exhume.evaluate.published import (
-    PublishedScore,
-    chance_level,
-    ncc_distances,
-    published_score,
-)
+from exhume.evaluate.metrics import assign, distances
+from exhume.evaluate.published import PublishedScore, chance_level, ncc_distances, published_score
 from exhume.evaluate.scoring import EXACT, RECOVERED, Score, score
 
 __all__ = [

@@ -12,7 +12,7 @@ from exhume.data import Data
 from exhume.equation.domain import Box, SphereInBox
 from exhume.equation.problem import Problem
 from exhume.errors import InputError
-from exhume.evaluate.matching import check_vectors, distances, nearest
+from exhume.evaluate.metrics import check_vectors, distances, nearest
 from exhume.evaluate.published import GOOD, is_published_for, published_score
 from exhume.evaluate.scoring import RECOVERED, measure, score, true_inputs
 
@@ -65,17 +65,12 @@ def chance(truth: Data | Tensor, candidates: int, seed: int = 0, trials: int = 5
         points = torch.from_numpy(generator.standard_normal((candidates, x.shape[1])))
         drawn = float(norms.mean()) * torch.nn.functional.normalize(points, dim=1)
         draws.append(score(drawn, truth).summary())
-    others = measure(x, truth, nearest, others_only=True).summary() if len(x) > 1 else None
-    return Chance(candidates, trials, seed, _means(draws), others)
-
-
-def _means(draws: list[dict[str, float | None]]) -> dict[str, float | None]:
-    """Average each aggregate over the draws; None where a draw has none."""
     means: dict[str, float | None] = {}
-    for name in draws[0]:
+    for name in draws[0]:  # None where a draw has none
         values = [value for draw in draws if (value := draw[name]) is not None]
-        means[name] = sum(values) / len(values) if len(values) == len(draws) else None
-    return means
+        means[name] = sum(values) / trials if len(values) == trials else None
+    others = measure(x, truth, nearest, others_only=True).summary() if len(x) > 1 else None
+    return Chance(candidates, trials, seed, means, others)
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,28 +174,35 @@ def other_data(candidates: Tensor, truth: Data, held_out: Data) -> OtherData:
             "draw them with exhume.data.held_out"
         )
     y = check_vectors(candidates, "candidate", dim=truth.dim)
-    recovered = _recovered(y, truth), _recovered(y, held_out)
+    directions = torch.nn.functional.normalize(y, dim=1)
+
+    def recovered(side: Data) -> float:
+        x, norms = true_inputs(side)
+        return (distances(x, y).amin(1) / norms < RECOVERED).double().mean().item()
+
+    def cosines(side: Data) -> Tensor:
+        x, norms = true_inputs(side)
+        return ((x @ directions.T).abs().amax(1) / norms).clamp(max=1)
+
+    shares = recovered(truth), recovered(held_out)
     if truth.transform.mean is not None:
         truth, held_out = _with_one_mean(truth, held_out)
-    cosines = Contrast(_cosines(y, truth), _cosines(y, held_out))
     ssims = None
     if is_published_for(truth.shape):
         ssims = Contrast(published_score(y, truth).ssim, published_score(y, held_out).ssim)
-    return OtherData(recovered, cosines, ssims)
+    return OtherData(shares, Contrast(cosines(truth), cosines(held_out)), ssims)
 
 
-def _with_one_mean(truth: Data, held_out: Data) -> tuple[Data, Data]:
+def _with_one_mean(*sides: Data) -> list[Data]:
     """Return both sides as inputs from which the mean image of both was subtracted."""
-    pixels = [side.images().flatten(1) for side in (truth, held_out)]
+    pixels = [side.images().flatten(1) for side in sides]
     mean = torch.cat(pixels).mean(0)
-    transform = replace(truth.transform, mean=mean, shift=mean.mean().item())
-
-    def centred(side: Data, rows: Tensor) -> Data:
-        norms = side.transform.norms
-        inputs = transform.apply(rows, norms)
-        return replace(side, inputs=inputs, transform=replace(transform, norms=norms))
-
-    return centred(truth, pixels[0]), centred(held_out, pixels[1])
+    centred = []
+    for side, rows in zip(sides, pixels, strict=True):
+        transform = replace(side.transform, mean=mean, shift=mean.mean().item())
+        inputs = transform.apply(rows, transform.norms)
+        centred.append(replace(side, inputs=inputs, transform=transform))
+    return centred
 
 
 def wrong_prior(problem: Problem, shift: float) -> Problem:
@@ -219,31 +221,16 @@ def wrong_prior(problem: Problem, shift: float) -> Problem:
         >>> wrong_prior(replace(problem, domain=Box(-1, 1)), 0.5).domain.name
         'box [-0.5, 1.5]'
     """
+
+    def moved(box: Box) -> Box:
+        return Box(*(box.bounds.value + shift))
+
     domain = problem.domain
     if isinstance(domain, Box):
-        return replace(problem, domain=_shifted(domain, shift))
+        return replace(problem, domain=moved(domain))
     if isinstance(domain, SphereInBox):
-        return replace(problem, domain=replace(domain, box=_shifted(domain.box, shift)))
+        return replace(problem, domain=replace(domain, box=moved(domain.box)))
     raise InputError(
         f"wrong prior: shifts the bounds of the inputs, but these lie in: {domain.name}; pose the "
         "problem with a box."
     )
-
-
-def _shifted(box: Box, shift: float) -> Box:
-    low, high = box.bounds.value.unbind()
-    return Box(low + shift, high + shift)
-
-
-def _recovered(candidates: Tensor, truth: Data) -> float:
-    """Return the share of samples with a candidate within 0.1, up to sign."""
-    x, norms = true_inputs(truth)
-    errors = distances(x, candidates).amin(1) / norms
-    return (errors < RECOVERED).double().mean().item()
-
-
-def _cosines(candidates: Tensor, truth: Data) -> Tensor:
-    """Return the largest |cosine| of each sample with any candidate, (n,)."""
-    x, norms = true_inputs(truth)
-    directions = torch.nn.functional.normalize(candidates, dim=1)
-    return ((x @ directions.T).abs().amax(1) / norms).clamp(max=1)

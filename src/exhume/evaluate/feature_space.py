@@ -1,4 +1,4 @@
-"""What the features say of the truth: the floor of the objective, and the span that was found."""
+"""What the features say of the truth: the floor of the objective, and the spans that were found."""
 
 from collections.abc import Callable
 
@@ -9,34 +9,30 @@ from exhume.data import Data
 from exhume.equation import objective
 from exhume.equation.problem import Problem
 from exhume.errors import InputError
-from exhume.evaluate.matching import check_vectors
+from exhume.evaluate.metrics import check_vectors
 from exhume.evaluate.scoring import true_inputs
 from exhume.features import Features
 from exhume.models.formulation import POINTS
+
+ROUNDING = 1e-6
+"""A direction in which the samples have less than this share of their largest is rounding."""
 
 
 def residual_at_truth(problem: Problem, truth: Data | Tensor) -> float:
     """Return the floor, the objective at the true inputs: a residual below it says nothing more.
 
-    Zero where the model is exactly a combination of its samples' features; above zero where
-    features moved in training. A search that ends above it has not found the samples; one that ends
-    below it fits more than the samples.
-
-    Args:
-        problem: what the attack was given.
-        truth: the training data, or its (n, d) inputs.
+    It is zero where the model is exactly a combination of its samples' features, and above zero
+    where features moved in training. A search that ends above it has not found the samples; one
+    that ends below it fits more than the samples.
     """
-    inputs, _ = true_inputs(truth)
-    return float(objective.fitted(problem, inputs).value)
+    return float(objective.fitted(problem, true_inputs(truth)[0]).value)
 
 
 def floors(problem_at: Callable[[str], Problem], truth: Data | Tensor) -> dict[str, float]:
     """Return the floor for features at each point of the way from initial to trained.
 
-    Args:
-        problem_at: the problem with features at a point: initial, final, midpoint or both. It may
-            refuse one, as where initial weights are missing that it needs; that one is left out.
-        truth: the training data, or its (n, d) inputs.
+    A point that `problem_at` refuses, as where it needs initial weights that are missing, is left
+    out.
     """
     found = {}
     for point in POINTS:
@@ -54,50 +50,59 @@ def span_residual(features: Features, candidates: Tensor, truth: Data | Tensor) 
     mean_i ‖P⊥_Φ̂ φ(x_i)‖ / √p, with P⊥_Φ̂ the projector off the rows of Φ̂ = φ(candidates). Zero
     means that the candidates explain every model trained on these samples, not only this one.
 
-    It is the Schur complement of one Gram matrix over candidates and true samples together, so
-    nothing of length p is stored. Squared norms are subtracted, so what is under about 1e-8 of the
-    features' size is rounding. Directions of Φ̂ whose share of the largest eigenvalue of Φ̂Φ̂ᵀ is
+    With the Gram matrix [[A, B], [Bᵀ, C]] of candidates and true samples together, the squared
+    distances are diag(C − Bᵀ A⁺ B), so nothing of length p is stored; what is under about 1e-8 of
+    the features' size is rounding. Directions of Φ̂ whose share of the largest eigenvalue of A is
     under numpy's rank tolerance do not count as spanned.
-
-    Args:
-        features: the feature map; with several rows an input, the rows of an input are adjacent.
-        candidates: (k, d).
-        truth: the training data, or its (n, d) inputs.
-
-    Returns:
-        The mean over the rows of the true features.
     """
     x, _ = true_inputs(truth)
     y = check_vectors(candidates, "candidate", dim=x.shape[1])
     inputs = torch.cat([y, x]).to(features.device, features.dtype)
     gram = features.linearize(inputs).gram().detach().to("cpu", torch.float64)
-    rows = len(gram) // len(inputs) * len(y)
-    squares = off_span_squares(gram, rows)
+    rows = len(gram) // len(inputs) * len(y)  # the rows of one input are adjacent
+    squares = gram.diagonal()[rows:]
+    if rows:
+        values, vectors = torch.linalg.eigh(gram[:rows, :rows])
+        kept = values > values[-1] * rows * torch.finfo(gram.dtype).eps
+        products = vectors[:, kept].T @ gram[:rows, rows:]
+        within = (products.square() / values[kept, None]).sum(0)
+        squares = (squares - within).clamp(min=0)
     return float((squares / features.width).sqrt().mean())
 
 
-def off_span_squares(gram: Tensor, rows: int) -> Tensor:
-    """Return the squared distances of the last vectors of a Gram matrix from the span of the first.
+def principal_angles(basis: Tensor, truth: Data | Tensor) -> Tensor:
+    """Return the principal angles between a subspace and the span of the true samples, in degrees.
 
-    With G = [[A, B], [Bᵀ, C]], A of size rows × rows: diag(C − Bᵀ A⁺ B).
-
-    Args:
-        gram: (r, r), float64, symmetric, positive semi-definite.
-        rows: how many vectors span.
-
-    Returns:
-        (r − rows,), at least 0.
+    sin θ are the singular values of (I − UUᵀ)Q, with U (d, r) the orthonormal basis and Q one of
+    the samples' span (the roles exchanged where U has fewer columns): tiny angles are not lost, as
+    they are in cos θ. Angles above 45° are taken from the cosines. The largest comes first.
 
     Example:
-        >>> vectors = torch.tensor([[2.0, 0.0], [2.0, 0.0], [3.0, 4.0]], dtype=torch.float64)
-        >>> round(off_span_squares(vectors @ vectors.T, rows=2).item(), 9)
-        16.0
+        >>> plane = torch.eye(3, 2, dtype=torch.float64)
+        >>> truth = torch.tensor([[2.0, 0.0, 0.0], [0.0, 3.0, 3.0]])
+        >>> [round(angle, 9) for angle in principal_angles(plane, truth).tolist()]
+        [45.0, 0.0]
     """
-    squares = gram.diagonal()[rows:]
-    if rows == 0:
-        return squares
-    values, vectors = torch.linalg.eigh(gram[:rows, :rows])
-    kept = values > values[-1] * rows * torch.finfo(gram.dtype).eps
-    products = vectors[:, kept].T @ gram[:rows, rows:]
-    within: Tensor = (products.square() / values[kept, None]).sum(0)
-    return (squares - within).clamp(min=0)
+    _, sizes, rows = torch.linalg.svd(true_inputs(truth)[0], full_matrices=False)
+    span = rows[sizes > ROUNDING * sizes[0]].T
+    fewer, more = sorted((basis.detach().cpu().double(), span), key=lambda u: u.shape[1])
+    products = more.T @ fewer  # scipy's subspace_angles loses a tiny angle beside a large one
+    sines = torch.linalg.svdvals(fewer - more @ products).clamp(max=1)
+    cosines = torch.linalg.svdvals(products).flip(0).clamp(max=1)
+    return torch.where(sines < cosines, sines.asin(), cosines.acos()).rad2deg()
+
+
+def outside(basis: Tensor, truth: Data | Tensor) -> Tensor:
+    """Return the share of each sample's norm that a subspace leaves out, ‖x − UUᵀx‖ / ‖x‖.
+
+    It bounds from below the error of any candidate that is kept in the subspace, which has the
+    orthonormal basis U (d, r).
+
+    Example:
+        >>> outside(torch.tensor([[1.0], [0.0]]), torch.tensor([[3.0, 4.0], [5.0, 0.0]])).tolist()
+        [0.8, 0.0]
+    """
+    inputs, norms = true_inputs(truth)
+    u = basis.detach().cpu().double()
+    rest: Tensor = (inputs - inputs @ u @ u.T).norm(dim=1)
+    return rest / norms

@@ -1,13 +1,104 @@
-"""How far a paired candidate is from its true sample: as vectors, as images."""
+"""Who belongs to whom, and how far apart they are: as vectors, as images."""
 
 import math
+from typing import Literal
 
 import torch
+from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 from torch.nn import functional
 
+from exhume.errors import InputError
+
 SSIM_WINDOW = 7
 """Side of the window of SSIM in pixels; 7 is what scikit-image takes unless told."""
+
+
+def distances(
+    truth: Tensor,
+    candidates: Tensor,
+    kind: Literal["sign_invariant", "signed", "published"] = "sign_invariant",
+) -> Tensor:
+    """Return the distance of every true sample x_i to every candidate y_j, (n, k) in float64.
+
+    signed:          ‖x_i − y_j‖
+    sign_invariant:  min(‖x_i − y_j‖, ‖x_i + y_j‖)
+    published:       ‖|x_i| − |y_j|‖, absolute values element by element. It forgives the sign of
+                     every single pixel, so it is never larger than the other two.
+
+    All three go through ‖x‖² + ‖y‖² − 2 x·y: no (n, k, d) array, at the price of an absolute
+    rounding error of about 1e-8 ‖x‖. That is enough to choose pairs; take the distance of a chosen
+    pair from the pair itself.
+
+    Example:
+        >>> x = torch.tensor([[3.0, 4.0]])
+        >>> y = torch.tensor([[-3.0, -4.0], [3.0, -4.0]])
+        >>> distances(x, y, "signed").tolist(), distances(x, y).tolist()
+        ([[10.0, 8.0]], [[0.0, 6.0]])
+        >>> distances(x, y, "published").tolist()
+        [[0.0, 0.0]]
+    """
+    x, y = truth.double(), candidates.double()
+    if kind == "published":
+        x, y = x.abs(), y.abs()
+    products = x @ y.T
+    if kind == "sign_invariant":
+        products = products.abs()
+    squares = x.square().sum(1)[:, None] + y.square().sum(1)[None, :]
+    return (squares - 2 * products).clamp(min=0).sqrt()
+
+
+def assign(costs: Tensor) -> Tensor:
+    """Pair rows and columns of costs (n, k) one to one at the least total cost.
+
+    Infinity forbids a pair. The result is the column of each row, −1 for rows left over (k < n).
+
+    Example:
+        >>> assign(torch.tensor([[1.0, 2.0], [1.0, 9.0], [8.0, 8.0]])).tolist()
+        [1, 0, -1]
+    """
+    rows, columns = map(torch.from_numpy, linear_sum_assignment(costs.numpy()))
+    matched = torch.full((len(costs),), -1)
+    matched[rows] = columns
+    return matched
+
+
+def nearest(costs: Tensor) -> Tensor:
+    """Return the cheapest column of each row of costs (n, k), for several rows even the same one.
+
+    It is −1 where there is no column (k = 0).
+    """
+    return costs.argmin(1) if costs.shape[1] else torch.full((len(costs),), -1)
+
+
+def take(vectors: Tensor, indices: Tensor, missing: float = 0.0) -> Tensor:
+    """Return the rows at the given indices; every entry is `missing` where the index is −1.
+
+    Example:
+        >>> take(torch.tensor([[5.0, 6.0]]), torch.tensor([-1, 0])).tolist()
+        [[0.0, 0.0], [5.0, 6.0]]
+    """
+    return torch.cat([vectors, vectors.new_full((1, vectors.shape[1]), missing)])[indices]
+
+
+def check_vectors(vectors: Tensor, what: str, dim: int | None = None) -> Tensor:
+    """Return rows (k, d) in float64 on the CPU; refuse another shape, and rows not finite."""
+    if vectors.ndim != 2 or (dim is not None and vectors.shape[1] != dim):
+        expected = f"(any number, {dim})" if dim is not None else "(number, dimension)"
+        raise InputError(
+            f"the {what}s have shape {tuple(vectors.shape)}, expected {expected}: "
+            "one flattened vector a row"
+        )
+    vectors = vectors.detach().to("cpu", torch.float64)
+    # The square, so that a finite row too large to measure is caught here too.
+    bad = (~torch.isfinite(vectors.square().sum(1))).nonzero().flatten().tolist()
+    if bad:
+        value = "NaN" if vectors[bad[0]].isnan().any() else "a value too large to measure"
+        raise InputError(
+            f"{what} {bad[0]} holds {value} ({len(bad)} of {len(vectors)} rows do): "
+            "leave such rows out, or find out why the run diverged"
+        )
+    return vectors
 
 
 def norms(vectors: Tensor) -> Tensor:
@@ -17,18 +108,7 @@ def norms(vectors: Tensor) -> Tensor:
 
 
 def errors(truth: Tensor, paired: Tensor) -> Tensor:
-    """Return the distance of each pair over the norm of the true sample, ‖x_i − y_i‖ / ‖x_i‖.
-
-    The zero vector has the error 1.
-
-    Args:
-        truth: (n, d), no zero row.
-        paired: (n, d); row i belongs to row i.
-
-    Example:
-        >>> errors(torch.tensor([[6.0, 8.0]]), torch.tensor([[6.0, 3.0]])).tolist()
-        [0.5]
-    """
+    """Return ‖x_i − y_i‖ / ‖x_i‖ of each pair of rows (n, d); the zero vector has the error 1."""
     return norms(truth - paired) / norms(truth)
 
 
@@ -36,36 +116,20 @@ def published_errors(truth: Tensor, paired: Tensor) -> Tensor:
     """Return the error of the published code, ‖|x_i| − |y_i|‖ / √d, absolute values by element.
 
     Independent points on the sphere of radius √d are at √(2 − 4/π) ≈ 0.85, not at √2.
-
-    Example:
-        >>> published_errors(torch.tensor([[1.0, -1.0]]), torch.tensor([[-1.0, -1.0]])).tolist()
-        [0.0]
     """
     return norms(truth.abs() - paired.abs()) / math.sqrt(truth.shape[1])
 
 
 def cosines(truth: Tensor, paired: Tensor) -> Tensor:
-    """Return the cosine of each pair, x_i·y_i / (‖x_i‖ ‖y_i‖) in [−1, 1]; 0 where y_i is zero.
-
-    Example:
-        >>> cosines(torch.tensor([[1.0, 0.0]]), torch.tensor([[-9.0, 0.0]])).tolist()
-        [-1.0]
-    """
+    """Return the cosine of each pair, x_i·y_i / (‖x_i‖ ‖y_i‖) in [−1, 1]; 0 where y_i is zero."""
     products, sizes = (truth * paired).sum(1), norms(truth) * norms(paired)
     return torch.where(sizes > 0, products / sizes, 0.0).clamp(-1, 1)
 
 
 def psnr(images: Tensor, others: Tensor) -> Tensor:
-    """Return the peak signal-to-noise ratio of pairs of images in dB, −10 log10 ‖x − y‖²/d.
+    """Return the peak signal-to-noise ratio of pairs of images (n, …) in dB, −10 log10 ‖x − y‖²/d.
 
     Values outside [0, 1] are clipped first. Equal images have an infinite ratio, NaN stays NaN.
-
-    Args:
-        images: (n, …), in [0, 1].
-        others: the same shape; image i belongs to image i.
-
-    Returns:
-        (n,), float64.
 
     Example:
         >>> psnr(torch.zeros(2, 4, 4), torch.tensor([0.1, -3.0])[:, None, None]).round(decimals=4)
@@ -80,20 +144,12 @@ def ssim(images: Tensor, others: Tensor, window: int) -> Tensor:
 
     S = (2 μ_x μ_y + 0.01²)(2 σ_xy + 0.03²) / ((μ_x² + μ_y² + 0.01²)(σ_x² + σ_y² + 0.03²)) in each
     window inside the image. All pixels of a window weigh the same, and covariances are over their
-    number less one, as in scikit-image. Values outside [0, 1] are clipped first.
+    number less one, as in scikit-image. Values outside [0, 1] are clipped first; NaN stays NaN.
 
     Args:
         images: (n, height, width) or (n, channels, height, width), in [0, 1].
         others: the same shape; image i belongs to image i.
         window: side of the window in pixels, odd, at least 3; `ssim_window` gives one that fits.
-
-    Returns:
-        (n,), float64, at most 1, which equal images reach; NaN stays NaN.
-
-    Example:
-        >>> image = torch.eye(8)[None]
-        >>> ssim(image, image, window=7).tolist()
-        [1.0]
     """
     x, y = (side.double().clamp(0, 1).reshape(-1, 1, *side.shape[-2:]) for side in (images, others))
     kernel = x.new_full((1, 1, window, window), 1 / window**2)

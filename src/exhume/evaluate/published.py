@@ -1,18 +1,15 @@
 """Reconstructed images scored as in the papers on networks trained to the margin.
 
-Haim et al. 2022, Buzaglo et al. 2023, Shen et al. 2026. Each training image is given the
-reconstruction nearest to it, by normalised cross-correlation or by distance; one may serve several.
-The mean is added, the contrast of the reconstruction is stretched, and the pair is compared as
-images.
+In Haim et al. 2022, Buzaglo et al. 2023 and Shen et al. 2026 each training image is given the
+nearest reconstruction, by normalised cross-correlation or by distance; one may serve several. The
+mean is added, the contrast of the reconstruction is stretched, and the pair is compared as images.
 
-These figures flatter. The neighbour is chosen with the truth at hand, out of as many candidates as
-there are, so they grow with the number of candidates alone. The evaluation adds the mean of the
-training images, so a candidate of nothing becomes their mean image. And a stretch makes any smooth
-blob more alike: compare with `chance_level` and with `exhume.evaluate.other_data`. A reversed sign
-is not forgiven.
-
-The window of SSIM is 3 × 3 pixels and uniform, as in scikit-image; the published code weighs it by
-a Gaussian and pads the border, which changes counts of good images by half at times.
+These figures flatter. The neighbour is chosen with the truth at hand, so they grow with the number
+of candidates alone; the mean of the training images is added, so a candidate of nothing becomes
+their mean image; and a stretch makes any smooth blob more alike. Compare them with `chance_level`
+and with `exhume.evaluate.other_data`. A reversed sign is not forgiven. The window of SSIM is
+uniform, as in scikit-image; the published code weighs it by a Gaussian and pads the border, which
+changes counts of good images by half at times.
 """
 
 import math
@@ -26,7 +23,7 @@ from torch.nn import functional
 from exhume.data import Data
 from exhume.errors import InputError
 from exhume.evaluate import metrics
-from exhume.evaluate.matching import check_vectors, distances, nearest, take
+from exhume.evaluate.metrics import check_vectors, distances, nearest, take
 from exhume.wording import finite
 
 GOOD, GOOD_DSSIM = 0.4, 0.15
@@ -51,8 +48,10 @@ class PublishedScore:
         l2_neighbours: The nearest by distance, −1 for none.
         l2: Its distance, not squared, in the space of the model's inputs (which is that of pixels
             less their mean, for data loaded with `centre="pixels"`).
-
-    The ten best of each figure are averaged for `top10_…`, or as many as there are.
+        top10_ssim: The mean of the ten highest, or of as many as there are.
+        top10_dssim: The same of the ten lowest.
+        top10_psnr: The same of the ten highest.
+        top10_l2: The same of the ten lowest.
     """
 
     candidates: int
@@ -61,6 +60,10 @@ class PublishedScore:
     psnr: Tensor
     l2_neighbours: Tensor
     l2: Tensor
+    top10_ssim: float
+    top10_dssim: float
+    top10_psnr: float
+    top10_l2: float
 
     @property
     def samples(self) -> int:
@@ -82,39 +85,13 @@ class PublishedScore:
         """Count the images with a DSSIM below 0.15."""
         return int((self.dssim < GOOD_DSSIM).sum())
 
-    @property
-    def top10_ssim(self) -> float:
-        """Average the ten highest."""
-        return _mean_of_best(self.ssim, largest=True)
-
-    @property
-    def top10_dssim(self) -> float:
-        """Average the ten lowest."""
-        return _mean_of_best(self.dssim, largest=False)
-
-    @property
-    def top10_psnr(self) -> float:
-        """Average the ten highest."""
-        return _mean_of_best(self.psnr, largest=True)
-
-    @property
-    def top10_l2(self) -> float:
-        """Average the ten lowest."""
-        return _mean_of_best(self.l2, largest=False)
-
     def to_dict(self) -> dict[str, Any]:
         """Return the aggregates, for JSON: what is not finite is None."""
-        return {
-            "samples": self.samples,
-            "candidates": self.candidates,
-            "window": "uniform",
-            "good": self.good,
-            "good_dssim": self.good_dssim,
-            "top10_ssim": finite(self.top10_ssim),
-            "top10_dssim": finite(self.top10_dssim),
-            "top10_psnr": finite(self.top10_psnr),
-            "top10_l2": finite(self.top10_l2),
-        }
+        counts = {name: getattr(self, name) for name in ("samples", "candidates")}
+        good = {name: getattr(self, name) for name in ("good", "good_dssim")}
+        means = ("top10_ssim", "top10_dssim", "top10_psnr", "top10_l2")
+        best = {name: finite(getattr(self, name)) for name in means}
+        return {**counts, "window": "uniform", **good, **best}
 
 
 def published_score(candidates: Tensor, data: Data) -> PublishedScore:
@@ -146,14 +123,15 @@ def published_score(candidates: Tensor, data: Data) -> PublishedScore:
     l2_neighbours = nearest(distances(x, y, "signed"))
     originals = data.images().detach().cpu()
     images = stretch(data.images(take(y, neighbours, missing=math.nan)))
-    return PublishedScore(
-        candidates=len(y),
-        neighbours=neighbours,
-        ssim=metrics.ssim(originals, images, SIDE),
-        psnr=metrics.psnr(originals, images),
-        l2_neighbours=l2_neighbours,
-        l2=metrics.norms(x - take(y, l2_neighbours, missing=math.nan)),
-    )
+    ssim, psnr = metrics.ssim(originals, images, SIDE), metrics.psnr(originals, images)
+    l2 = metrics.norms(x - take(y, l2_neighbours, missing=math.nan))
+
+    def best(values: Tensor, largest: bool) -> float:
+        there = values[~values.isnan()]
+        return float(there.topk(min(BEST, len(there)), largest=largest).values.mean())
+
+    means = best(ssim, True), best((1 - ssim) / 2, False), best(psnr, True), best(l2, False)
+    return PublishedScore(len(y), neighbours, ssim, psnr, l2_neighbours, l2, *means)
 
 
 def chance_level(data: Data, held_out: Data) -> PublishedScore:
@@ -166,30 +144,22 @@ def chance_level(data: Data, held_out: Data) -> PublishedScore:
 
 
 def is_published_for(shape: tuple[int, ...]) -> bool:
-    """Tell whether samples of a shape are images that can be scored: sides of 3, in colour of 6.
-
-    Example:
-        >>> [is_published_for(shape) for shape in ((28, 28), (3, 32, 32), (100,), (3, 4, 4))]
-        [True, True, False, False]
-    """
+    """Tell whether samples of a shape are images that can be scored: sides of 3, in colour of 6."""
     return len(shape) in (2, 3) and min(shape[-2:]) >= SIDE * (len(shape) - 1)
 
 
 def ncc_distances(truth: Tensor, candidates: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Return the cross-correlation distance of every training image to every reconstruction.
 
-    D_ij = 1 − (1/C) Σ_c ⟨x̃_ic, ỹ_jc⟩, each channel standardised to mean 0 and norm 1 (a constant
-    one to 0): half the mean squared difference of images that are standardised to deviation 1.
-    Colour images are halved in resolution first, by bicubic interpolation. Brightness and contrast
-    of a channel do not count. No array is larger than the images and the result.
+    D_ij = 1 − (1/C) Σ_c ⟨x̃_ic, ỹ_jc⟩, (n, k) in [0, 2], each channel standardised to mean 0 and
+    norm 1 (a constant one to 0): half the mean squared difference of images that are standardised
+    to deviation 1. Colour images are halved in resolution first, by bicubic interpolation.
+    Brightness and contrast of a channel do not count.
 
     Args:
         truth: (n, d).
         candidates: (k, d).
         shape: of one image, (H, W) or (C, H, W).
-
-    Returns:
-        (n, k) in [0, 2], float64.
 
     Example:
         >>> image = torch.tensor([[0.0, 1.0, 2.0, 3.0]])
@@ -217,19 +187,8 @@ def _standardised(flat: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def stretch(images: Tensor) -> Tensor:
-    """Map each image (n, …) to [0, 1] by its own minimum and maximum; a constant one to 0.
-
-    Example:
-        >>> stretch(torch.tensor([[-1.0, 0.0, 3.0], [2.0, 2.0, 2.0]])).tolist()
-        [[0.0, 0.25, 1.0], [0.0, 0.0, 0.0]]
-    """
+    """Map each image (n, …) to [0, 1] by its own minimum and maximum; a constant one to 0."""
     flat = images.flatten(1)
     low, high = flat.amin(1, keepdim=True), flat.amax(1, keepdim=True)
     span = torch.where(high > low, high - low, 1.0)
     return ((flat - low) / span).reshape(images.shape)
-
-
-def _mean_of_best(values: Tensor, largest: bool) -> float:
-    """Average the ten best that are there; NaN where none is."""
-    there = values[~values.isnan()]
-    return float(there.topk(min(BEST, len(there)), largest=largest).values.mean())

@@ -10,11 +10,16 @@ from exhume import data
 from exhume.auditing.evidence import counts, ratio, verdict
 from exhume.auditing.folder import MATCHED, RESULT, SCORE, RunFolder
 from exhume.auditing.settings import Settings
-from exhume.equation.problem import FirstLayer, Premise, Problem
+from exhume.equation.problem import Premise, Problem
 from exhume.errors import InputError
-from exhume.evaluate.angles import outside, principal_angles
 from exhume.evaluate.controls import chance, other_data
-from exhume.evaluate.feature_space import floors, residual_at_truth, span_residual
+from exhume.evaluate.feature_space import (
+    floors,
+    outside,
+    principal_angles,
+    residual_at_truth,
+    span_residual,
+)
 from exhume.evaluate.published import chance_level, is_published_for, published_score
 from exhume.evaluate.scoring import pictures, score
 from exhume.models.folder import TRUTH
@@ -98,41 +103,33 @@ def _against_the_model(
     settings: Settings, run: RunFolder, known: data.Data, score: dict[str, Any]
 ) -> dict[str, Any]:
     """Return what the features of the model say of the truth."""
-    problem, result, samples = _problem(settings), run.result, run.samples
-    floor = residual_at_truth(problem, known)
-    moved = problem.drift > 0 and problem.premise is Premise.CHANGE
-    by_point = floors(lambda point: _problem(settings, point), known) if moved else {}
+
+    def posed(point: str | None) -> Problem:
+        source, block = settings.source(), settings.parameters
+        return open_model(source, block, point, settings.premise, check=False).problem
+
+    problem, result, samples = posed(settings.point), run.result, run.samples
+    premise, floor = problem.premise, residual_at_truth(problem, known)
+    moved = problem.drift > 0 and premise is Premise.CHANGE
+    by_point = floors(posed, known) if moved else {}
     recovered, _, total = counts(score)
     enough = ratio(problem, len(samples), result.get("rank"))
-    premise = problem.premise
     record: dict[str, Any] = {
         "span_residual": span_residual(problem.features, samples, known.inputs),
         "residual_at_truth": floor,
         "floors": by_point,
         "verdict": verdict(result["residual"], floor, recovered, total, enough, by_point, premise),
     }
-    if problem.first_layer is not None:
-        rank = result.get("rank") or settings.rank or "gap"
-        record["subspace"] = _first_layer(problem.first_layer, rank, known)
-    return record
-
-
-def _problem(settings: Settings, point: str | None = None) -> Problem:
-    """Return the problem that a run was given, or with its features at another point."""
-    where = point or settings.point
-    source, block = settings.source(), settings.parameters
-    return open_model(source, block, where, settings.premise, check=False).problem
-
-
-def _first_layer(layer: FirstLayer, rank: int | str, known: data.Data) -> dict[str, Any] | str:
-    """Return how well the samples' span can be read off the first layer, or why it cannot."""
+    if problem.first_layer is None:
+        return record
     try:
-        subspace = estimate(layer, rank)
-    except InputError as error:
-        return str(error)
-    return {
-        "rank": subspace.rank,
-        "largest_angle": float(principal_angles(subspace.basis, known).max()),
-        "outside": float(outside(subspace.basis, known).max()),
-        "kept": subspace.kept,
+        span = estimate(problem.first_layer, result.get("rank") or settings.rank or "gap")
+    except InputError as error:  # how the model was trained hides the span
+        return record | {"subspace": str(error)}
+    record["subspace"] = {
+        "rank": span.rank,
+        "largest_angle": float(principal_angles(span.basis, known).max()),
+        "outside": float(outside(span.basis, known).max()),
+        "kept": span.kept,
     }
+    return record

@@ -11,7 +11,7 @@ from torch import Tensor
 from exhume.data import Data
 from exhume.errors import InputError
 from exhume.evaluate import metrics
-from exhume.evaluate.matching import assign, check_vectors, distances, nearest, take
+from exhume.evaluate.metrics import assign, check_vectors, distances, nearest, take
 from exhume.wording import finite
 
 RECOVERED = 0.1
@@ -116,8 +116,7 @@ class Score:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything, for JSON: what is not finite, or not there, is None."""
-        names = ("error", "signed_error", "published_error", "cosine", "psnr", "ssim")
-        columns = {name: getattr(self, f"{name}s") for name in names}
+        columns = {name: getattr(self, f"{name}s") for name in IN_ROW}
         rows = [
             {
                 "sample": i,
@@ -138,10 +137,8 @@ class Score:
         }
 
 
-AGGREGATES = (
-    "recovered", "exact", "error", "recall", "precision", "signed_error", "published_error",
-    "cosine", "psnr", "ssim",
-)  # fmt: skip
+IN_ROW = ("error", "signed_error", "published_error", "cosine", "psnr", "ssim")
+AGGREGATES = ("recovered", "exact", "error", "recall", "precision", *IN_ROW[1:])
 
 
 def score(samples: Tensor, truth: Data | Tensor) -> Score:
@@ -193,8 +190,12 @@ def measure(
     flipped = (x * paired).sum(1) < 0
     aligned = torch.where(flipped[:, None], -paired, paired)
     errors = metrics.errors(x, aligned)
+
+    def either_sign(truth: Tensor, found: Tensor) -> Tensor:
+        return torch.minimum(metrics.errors(truth, found), metrics.errors(truth, -found))
+
     # Rounding in the costs must not put the nearest candidate behind the matched one.
-    closest = torch.minimum(_pair_errors(x, take(y, nearest(costs))), errors)
+    closest = torch.minimum(either_sign(x, take(y, nearest(costs))), errors)
     psnrs = ssims = window = None
     if not isinstance(truth, Tensor) and len(truth.shape) in (2, 3):
         originals, images = pictures(truth, y, matched, flipped)
@@ -212,7 +213,7 @@ def measure(
         ssims=ssims,
         ssim_window=window,
         recall=_share(closest < RECOVERED),
-        precision=_share(_pair_errors(x[costs.argmin(0)], y) < RECOVERED),
+        precision=_share(either_sign(x[costs.argmin(0)], y) < RECOVERED),
     )
 
 
@@ -226,20 +227,13 @@ def pictures(
     """
     x = truth.inputs.detach().to("cpu", torch.float64)
     y = take(samples.to(x), matched, missing=math.nan)
-    norms = truth.transform.norms
+    found, norms = torch.where(flipped[:, None], -y, y), truth.transform.norms
     norms = None if norms is None else norms.detach().cpu()
-    originals, found = (
-        truth.images(rows, norms).clamp(0, 1) for rows in (x, torch.where(flipped[:, None], -y, y))
-    )
-    return originals, found
+    return truth.images(x, norms).clamp(0, 1), truth.images(found, norms).clamp(0, 1)
 
 
 def true_inputs(truth: Data | Tensor) -> tuple[Tensor, Tensor]:
-    """Return the true inputs, (n, d) in float64, and their norms, (n,).
-
-    Raises:
-        InputError: there are none, or one is zero, so that no error relative to it exists.
-    """
+    """Return the true inputs, (n, d) in float64, and their norms, (n,); refuse none, and zeros."""
     x = check_vectors(truth if isinstance(truth, Tensor) else truth.inputs, "true sample")
     if len(x) == 0:
         raise InputError("there are no true samples to score against")
@@ -250,11 +244,6 @@ def true_inputs(truth: Data | Tensor) -> tuple[Tensor, Tensor]:
             "relative to its norm does not exist: leave it out"
         )
     return x, norms
-
-
-def _pair_errors(truth: Tensor, paired: Tensor) -> Tensor:
-    """Return the sign-invariant errors of given pairs, (n,)."""
-    return torch.minimum(metrics.errors(truth, paired), metrics.errors(truth, -paired))
 
 
 def _share(flags: Tensor) -> float:

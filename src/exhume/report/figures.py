@@ -6,7 +6,7 @@
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import matplotlib
 from markupsafe import Markup
@@ -40,65 +40,50 @@ STYLE: Any = {
 }
 
 
-class Plot(NamedTuple):
-    """A plot is an inline SVG, and the names that its tints stand for, in order."""
-
-    svg: Markup
-    legend: list[str]
-
-
-class Moment(NamedTuple):
-    """A moment is one event that can be drawn."""
-
-    seconds: float
-    residual: float
-    candidates: float
-    phase: str
-
-
 @matplotlib.rc_context(STYLE)
-def progress(events: Iterable[Mapping[str, Any]], floor: float | None = None) -> Plot | None:
+def progress(
+    events: Iterable[Mapping[str, Any]], floor: float | None = None
+) -> tuple[Markup, list[str]] | None:
     """Draw the residual over time, phases tinted, and the number of candidates if it changes.
 
     Args:
-        events: what the run recorded.
+        events: what the run recorded; those without a time and a positive residual are left out.
         floor: the residual at the truth, where known.
 
     Returns:
-        The plot, None where nothing can be drawn.
+        The plot, and the phases that its tints stand for; None where nothing can be drawn.
     """
-    moments = list(_moments(events))
-    if not moments:
+    drawn = [
+        (seconds, residual, finite(event.get("candidates")) or 0.0, event.get("phase", "search"))
+        for event in events
+        if (seconds := finite(event.get("seconds"))) is not None
+        and (residual := finite(event.get("residual"))) is not None
+        and residual > 0
+    ]
+    if not drawn:
         return None
-    unit, name = (60.0, "minutes") if moments[-1].seconds > 300 else (1.0, "seconds")
-    times = [moment.seconds / unit for moment in moments]
+    moments, residuals, counts, phases = zip(*drawn, strict=True)
+    unit, name = (60.0, "minutes") if moments[-1] > 300 else (1.0, "seconds")
+    times = [seconds / unit for seconds in moments]
     figure = Figure(figsize=(4.6, 2.9), layout="constrained")
     axes = figure.add_subplot()
 
-    legend: list[str] = []
-    for phase, start, end in _spans(times, [moment.phase for moment in moments]):
-        if phase not in legend:
-            legend.append(phase)
-        axes.axvspan(start, end, color=PHASES[legend.index(phase) % 3], linewidth=0)
+    legend = list(dict.fromkeys(map(str, phases)))
+    start = 0
+    for phase, group in itertools.groupby(map(str, phases)):  # each up to the start of the next
+        end = start + len(list(group))
+        span = times[start], times[min(end, len(times) - 1)]
+        axes.axvspan(*span, color=PHASES[legend.index(phase) % 3], linewidth=0)
+        start = end
     if floor:
         axes.axhline(floor, color=SECOND, linewidth=1, linestyle=(0, (4, 3)))
-        axes.annotate(
-            "at the truth",
-            (1, floor),
-            xycoords=("axes fraction", "data"),
-            xytext=(-4, 3),
-            textcoords="offset points",
-            ha="right",
-            color=SECOND,
-        )
-    residuals = [moment.residual for moment in moments]
+        place: Any = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
+        axes.annotate("at the truth", (1, floor), xytext=(-4, 3), ha="right", color=SECOND, **place)
     axes.plot(times, residuals, color=ACCENT, linewidth=1.8, solid_joinstyle="round")
     axes.plot(times[-1:], residuals[-1:], "o", color=ACCENT, markersize=5)
     axes.margins(x=0.02)
     axes.set(xlabel=name, ylabel="residual")
     _log_axis(axes, [*residuals, *([floor] if floor else [])])
-
-    counts = [moment.candidates for moment in moments]
     if len(set(counts)) > 1:
         twin = axes.twinx()
         twin.step(times, counts, where="post", color=INK, linewidth=1, alpha=0.55)
@@ -106,7 +91,7 @@ def progress(events: Iterable[Mapping[str, Any]], floor: float | None = None) ->
         twin.yaxis.set_major_locator(MaxNLocator(5, integer=True))
         twin.tick_params(length=0)
         twin.spines[:].set_visible(False)
-    return Plot(plots.inline(figure, VARIABLES), legend)
+    return plots.inline(figure, VARIABLES), legend
 
 
 @matplotlib.rc_context(STYLE)
@@ -125,9 +110,14 @@ def law(ratio: float) -> Markup:
     axes.plot([1, 1], [0, 0.88], color=MUTED, linewidth=1, linestyle=(0, (3, 2)))
     axes.plot([ratio, ratio], [0.21, 0.88], color=ACCENT, linewidth=1.5)
     axes.plot([ratio], [0.21], "o", color=ACCENT, markersize=10)
+    label: Any = {"textcoords": "offset points", "va": "top", "linespacing": 1.35}
     # The two labels stand back to back, so that they cannot meet however close the ratio is to 1.
-    _label(axes, ratio, f"this run\n{number(ratio)}", ratio >= 1, ACCENT)
-    _label(axes, 1.0, "counting\nlimit", ratio < 1, MUTED)
+    for x, text, right, colour in (
+        (ratio, f"this run\n{number(ratio)}", ratio >= 1, ACCENT),
+        (1.0, "counting\nlimit", ratio < 1, MUTED),
+    ):
+        side, offset = ("left", 5) if right else ("right", -5)
+        axes.annotate(text, (x, 0.92), xytext=(offset, 0), ha=side, color=colour, **label)
     axes.xaxis.set_minor_locator(NullLocator())
     ticks = _decades(low, high)
     names = [f"{10.0**k:g}" if abs(k) < 4 else power_of_ten(k) for k in ticks]
@@ -138,51 +128,14 @@ def law(ratio: float) -> Markup:
     return plots.inline(figure, VARIABLES)
 
 
-def _label(axes: Axes, x: float, text: str, right: bool, colour: str) -> None:
-    """Write two lines beside the upper end of a mark."""
-    axes.annotate(
-        text,
-        (x, 0.92),
-        xytext=(5 if right else -5, 0),
-        textcoords="offset points",
-        ha="left" if right else "right",
-        va="top",
-        color=colour,
-        linespacing=1.35,
-    )
-
-
-def _moments(events: Iterable[Mapping[str, Any]]) -> Iterable[Moment]:
-    """Yield the events with a time and a positive residual."""
-    for event in events:
-        seconds, residual = finite(event.get("seconds")), finite(event.get("residual"))
-        if seconds is not None and residual is not None and residual > 0:
-            count = finite(event.get("candidates")) or 0.0
-            yield Moment(seconds, residual, count, str(event.get("phase", "search")))
-
-
-def _spans(times: Sequence[float], phases: Sequence[str]) -> Iterable[tuple[str, float, float]]:
-    """Yield stretches of equal phase, each up to the start of the next.
-
-    Example:
-        >>> list(_spans([0.0, 1.0, 2.0], ["explore", "explore", "polish"]))
-        [('explore', 0.0, 2.0), ('polish', 2.0, 2.0)]
-    """
-    start = 0
-    for phase, group in itertools.groupby(phases):
-        end = start + len(list(group))
-        yield phase, times[start], times[min(end, len(times) - 1)]
-        start = end
-
-
-def _decades(low: int, high: int, most: int = 7) -> list[int]:
+def _decades(low: int, high: int) -> list[int]:
     """List exponents between two others, evenly thinned, 0 among them if it is between.
 
     Example:
         >>> _decades(-1, 2), _decades(-3, 9)
         ([-1, 0, 1, 2], [-2, 0, 2, 4, 6, 8])
     """
-    step = -(-(high - low + 1) // most)
+    step = -(-(high - low + 1) // 7)  # seven labels at most
     return [k for k in range(low, high + 1) if k % step == 0]
 
 

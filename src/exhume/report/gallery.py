@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from numpy.typing import NDArray
@@ -83,22 +82,18 @@ def pairs(
     originals: Array, found: Array, errors: Sequence[float | None], thresholds: dict[str, float]
 ) -> Gallery:
     """Show originals beside reconstructions, best first; of too many, the best and the worst."""
+    half, left_out = LIMIT // 2, max(0, len(originals) - LIMIT)
     order = sorted(range(len(originals)), key=lambda i: np.inf if (e := errors[i]) is None else e)
-
-    def item(i: int) -> Item:
+    items = []
+    for i in [*order[:half], *order[half + left_out :]]:
         picture = data_uri(found[i]) if np.isfinite(found[i]).all() else None
         note = "no candidate" if picture is None else number(errors[i])
         shown = (data_uri(originals[i]), picture)
-        return Item(f"{i + 1}", note, grade(errors[i], thresholds), shown)
-
-    if len(order) <= LIMIT:
-        return Gallery("pairs", [("", [item(i) for i in order])], 0)
-    half = LIMIT // 2
-    groups = [
-        (f"The {half} best", [item(i) for i in order[:half]]),
-        (f"The {half} worst", [item(i) for i in order[-half:]]),
-    ]
-    return Gallery("pairs", groups, len(order) - LIMIT)
+        items.append(Item(f"{i + 1}", note, grade(errors[i], thresholds), shown))
+    if not left_out:
+        return Gallery("pairs", [("", items)], 0)
+    groups = [(f"The {half} best", items[:half]), (f"The {half} worst", items[half:])]
+    return Gallery("pairs", groups, left_out)
 
 
 def grade(error: object, thresholds: dict[str, float]) -> str:
@@ -127,12 +122,7 @@ def is_image(shape: tuple[int, ...]) -> bool:
 
 
 def stretch(image: Array) -> Array:
-    """Spread the middle 99 % of the values over [0, 1].
-
-    Example:
-        >>> stretch(np.array([[-3.0, -3.0], [5.0, 5.0]])).tolist()
-        [[0.0, 0.0], [1.0, 1.0]]
-    """
+    """Spread the middle 99 % of the values over [0, 1]."""
     return np.clip(_between(image, *np.quantile(np.nan_to_num(image), (0.005, 0.995))), 0.0, 1.0)
 
 
@@ -196,22 +186,19 @@ def gallery_png(run: Path, out: Path, limit: int = 10) -> Path:
     figure = Figure(figsize=(1.05 * count + 0.3, 2.1 * height + 0.3), dpi=160, layout=layout)
     grid = figure.subplots(2, count, squeeze=False)
     for row, pictures, name in zip(grid, matched, ("original", "from the weights"), strict=True):
-        for axes, picture in zip(row, pictures, strict=False):
-            _draw(axes, picture.numpy())
+        for axes, picture in zip(row, pictures.numpy(), strict=False):
+            axes.set(xticks=[], yticks=[])
+            axes.spines[:].set(visible=False)
+            if np.isfinite(picture).all():
+                shown = displayed(picture)
+                axes.imshow(shown, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+            else:
+                axes.set_facecolor("#eeeeee")
+                axes.set_box_aspect(height)
+                axes.text(0.5, 0.5, "none", ha="center", va="center", fontsize=7, color="#888888")
         row[0].set_ylabel(name, fontsize=8, color="#555555", labelpad=5)
     for axes, error in zip(grid[1], loaded.errors(), strict=False):
         axes.set_xlabel(f"error {number(error)}", fontsize=7, color="#555555", labelpad=4)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", metadata={"Software": None})
     return write_private(out, buffer.getvalue())
-
-
-def _draw(axes: Axes, image: Array) -> None:
-    axes.set(xticks=[], yticks=[])
-    axes.spines[:].set(visible=False)
-    if np.isfinite(image).all():
-        axes.imshow(displayed(image), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
-    else:
-        axes.set_facecolor("#eeeeee")
-        axes.set_box_aspect(image.shape[-2] / image.shape[-1])
-        axes.text(0.5, 0.5, "none", ha="center", va="center", fontsize=7, color="#888888")
