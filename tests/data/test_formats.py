@@ -138,7 +138,7 @@ def test_idx_files(
     if name == "mnist":  # even, odd
         torch.testing.assert_close(drawn.images(), rows_of(images[[1, 0, 2, 3]]))
         assert drawn.targets[:, 0].tolist() == [-1.0, 1.0, -1.0, 1.0]
-        with pytest.raises(InputError, match="has only 4 in equal parts"):
+        with pytest.raises(InputError, match="has 4 in 2 equal parts"):
             data.load("mnist", samples=6)
     else:
         torch.testing.assert_close(drawn.images(), rows_of(images[[1, 3, 2, 0]]))

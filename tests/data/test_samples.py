@@ -115,7 +115,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: Transform(mean=torch.tensor([math.nan])), "mean image must be"),
     (lambda: Transform((0.0, 0.0, 0.0)).apply(ROW), "3 channels"),
     (lambda: Transform().undo(ROW, torch.ones(2)), "1 rows but 2 norms"),
-    (lambda: Transform(mean=torch.zeros(3)).undo(ROW), "4 numbers, but a mean image of 3"),
+    (lambda: Transform(mean=torch.zeros(3)).undo(ROW), "4 numbers, mean image of 3"),
     (lambda: changed(inputs=NAN), "not finite"),
     (lambda: changed(targets=torch.full((2, 1), math.inf).double()), "not finite"),
     (lambda: changed(targets=torch.zeros(3, 1).double()), "2 samples but 3 targets"),

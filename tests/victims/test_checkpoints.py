@@ -15,7 +15,7 @@ from exhume import data
 from exhume.errors import InputError
 from exhume.files import read_metadata, read_tensors, write_tensors
 from exhume.models.architectures import initialise, two_layer
-from exhume.victims import checkpoint, training
+from exhume.victims import training
 from exhume.victims.training import WINDOW, Trained, Training, train
 from problems import gaussian
 
@@ -103,7 +103,8 @@ def test_undone_windows_survive_an_interruption(
     optimizer: str, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(training, "largest_eigenvalue", lambda *_: 1.0)  # far too small
-    monkeypatch.setattr(training._Run, "_adam_rate", lambda *_: 100.0)
+    if optimizer == "adam":
+        monkeypatch.setattr(training._Run, "_first_scale", lambda *_: 100.0)
     how = replace(LONG, optimizer=optimizer, steps=20 * WINDOW)
     whole = train(small(), KNOWN, how)
     interrupt(path, 3, how)
@@ -112,14 +113,14 @@ def test_undone_windows_survive_an_interruption(
 
 
 def test_checkpoints_are_written_on_the_way(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint, "SAVE_EVERY", -1.0)
+    monkeypatch.setattr(training, "SAVE_EVERY", -1.0)
     written: list[Path] = []
 
     def counted(target: Path, *rest: Any) -> None:
         written.append(target)
         write_tensors(target, *rest)
 
-    monkeypatch.setattr(checkpoint, "write_tensors", counted)
+    monkeypatch.setattr(training, "write_tensors", counted)
     train(small(), KNOWN, LONG, checkpoint=path)
     assert written and set(written) == {path}
     assert list(path.parent.iterdir()) == []

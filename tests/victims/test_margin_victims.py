@@ -225,7 +225,7 @@ def test_shrinking_is_exact_and_slow(least: float, ratio: float, depth: int) -> 
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 5), *hidden, nn.Linear(5, 1, bias=False))
     run = margin._Rest(net.double(), FOUR, "logistic", ToRest(level=math.exp(-9.21)))
     run.step([torch.ones_like(w) for w in run.weights], 1e-3)
-    before = run.copy()
+    before = [tensor.detach().clone() for tensor in run.live]
     outputs = run.labels * torch.tensor([[least], [30.0], [25.0], [least + 1]]).double()
     run._shrink(outputs)
     for old, new in zip(before, run.live, strict=True):  # the velocity too

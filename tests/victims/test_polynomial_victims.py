@@ -144,7 +144,7 @@ ZERO = Data(SAMPLES.inputs, 0 * SAMPLES.targets, SAMPLES.shape)
         (lambda known: victims.polynomial(known, 0), "width: .*got 0"),
         (lambda known: victims.polynomial(known, 8, active=[4]), "active: .*0 to 3"),
         (lambda known: victims.polynomial(known, 8, active=[]), "active: .*0 to 3"),
-        (lambda _: victims.polynomial(ZERO, 8), "none of them zero"),
+        (lambda _: victims.polynomial(ZERO, 8), "none zero"),
         (lambda _: victims.labellings(data.sphere(20, 11)), "at most 10"),
         (
             lambda known: victims.polynomial(beyond(known, 0.5), 16, active=range(4)),

@@ -17,8 +17,7 @@ from exhume.data import Data
 from exhume.errors import InputError
 from exhume.models.architectures import initialise, mlp, resnet, two_layer, vit
 from exhume.victims import training
-from exhume.victims.descent import largest_eigenvalue
-from exhume.victims.losses import LOSSES
+from exhume.victims.descent import LOSSES, largest_eigenvalue
 from exhume.victims.training import WINDOW, Trained, Training, train
 from problems import gaussian
 
@@ -184,7 +183,7 @@ def test_minibatches_take_every_sample_once_an_epoch() -> None:
     assert epochs[0] != epochs[1]
     parts = [known.inputs[rows] for rows in map(run._rows, range(3)) if rows is not None]
     sizes = [largest_eigenvalue(run.network, part) / len(part) for part in parts]
-    assert run._sharpness() == pytest.approx(max(sizes))
+    assert run._first_scale(1.0) == pytest.approx(max(sizes))
 
     def trained(**options: int | None) -> Trained:
         return train(small(known), known, Training("squared", "sgd", steps=20, until=0, **options))

@@ -7,8 +7,7 @@ the `card`, and norms are never used unless handed over.
 """
 
 from exhume.data.samples import Data, Transform, read, save
-from exhume.data.selection import Classes
-from exhume.data.sets import from_arrays, held_out, load, sphere, subspace
+from exhume.data.sets import Classes, from_arrays, held_out, load, sphere, subspace
 
 __all__ = [
     "Classes",

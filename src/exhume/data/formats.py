@@ -8,6 +8,7 @@ import gzip
 import importlib
 import math
 import os
+import pickle
 import struct
 import zipfile
 import zlib
@@ -15,12 +16,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from exhume.data.pickles import load_inert
 from exhume.errors import InputError
 
 Images = NDArray[np.float64]
@@ -29,19 +29,12 @@ Rows = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Source:
-    """A `Source` is a set of images to draw from, which decodes only the rows asked for.
+    """A `Source` is a set of images to draw from, which decodes only the rows asked for."""
 
-    Attributes:
-        labels: class of each image, shape (N,), or None where the set has no classes.
-        size: the number of images N.
-        pixels: maps k row numbers to values in [0, 1], shape (k, H, W) or (k, 3, H, W).
-        bundled: it comes with a dependency, so that its order was published by nobody.
-    """
-
-    labels: Rows | None
-    size: int
-    pixels: Callable[[Rows], Images]
-    bundled: bool = False
+    labels: Rows | None  # class of each image, (N,); None where the set has no classes
+    size: int  # the number of images N
+    pixels: Callable[[Rows], Images]  # k row numbers to [0, 1], (k, H, W) or (k, 3, H, W)
+    bundled: bool = False  # it comes with a dependency: its order was published by nobody
 
     @property
     def sides(self) -> tuple[int, int]:
@@ -50,17 +43,12 @@ class Source:
         return height, width
 
     def shrunk(self, size: int, name: str) -> "Source":
-        """Return the source with images of size × size, each pixel the mean of a square of theirs.
-
-        Args:
-            size: must divide both sides.
-            name: of the set, for the error.
-        """
+        """Return the source with images of size × size, each pixel the mean of a square."""
         height, width = self.sides
         if size < 1 or height % size or width % size:
             raise InputError(
-                f"size={size}: images of {name} are {height} × {width}; expected a number that "
-                "divides both sides"
+                f"size={size}: expected a number that divides both sides of {name}, "
+                f"{height} × {width}"
             )
         squares = (size, height // size, size, width // size)
 
@@ -73,28 +61,18 @@ class Source:
 
 
 def open_source(name: str, root: str | os.PathLike[str] | None) -> Source:
-    """Open a set by name; one that is not bundled from the folder, or from `EXHUME_DATA`.
-
-    Raises:
-        InputError: it is not there (the message lists all accepted forms), or damaged.
-    """
+    """Open a set by name: a bundled one, or from the folder, or from `EXHUME_DATA`."""
     if name in BUNDLED:
         return BUNDLED[name]()
-    forms = "\n".join(f"  - {text}" for text, _ in FORMS[name])
     folder = root if root is not None else os.environ.get("EXHUME_DATA")
-    if not folder:
-        raise InputError(
-            f"{name} is read from a local folder: set EXHUME_DATA to its path, or give root. "
-            f"Put one of these into it:\n{forms}"
-        )
-    path = Path(folder).expanduser().absolute()
+    path = Path(folder).expanduser().absolute() if folder else None
     for _, reader in FORMS[name]:
-        source = reader(path)
-        if source is not None:
+        if path is not None and (source := reader(path)) is not None:
             return source
+    forms = "".join(f"\n  - {text}" for text, _ in FORMS[name])
     raise InputError(
-        f"{name} is not in {path}, the folder that root or EXHUME_DATA names. "
-        f"Put one of these into it:\n{forms}"
+        f"{name} is not in {path or 'any folder'}: set EXHUME_DATA to the path of a folder, or "
+        f"give root. Put one of these into it:{forms}"
     )
 
 
@@ -116,13 +94,9 @@ def channels_first(images: NDArray[Any]) -> NDArray[Any]:
         images = np.moveaxis(images, 3, 1)
     elif images.shape[1] not in (1, 3, 4):
         raise InputError(
-            f"images of shape {images.shape}: expected 1, 3 or 4 channels in the last axis (NHWC) "
-            "or the second (NCHW)"
+            f"images of shape {images.shape}: expected 1, 3 or 4 channels, last (NHWC) or second"
         )
     return images[:, 0] if images.shape[1] == 1 else images
-
-
-# What comes with our dependencies
 
 
 def _digits() -> Source:
@@ -139,17 +113,13 @@ def _faces() -> Source:
 
 
 def _photos() -> Source:
-    """Open colour tiles of 32 x 32 pixels, cut from the two photographs of scikit-learn."""
-    photos = _import("sklearn.datasets", "scikit-learn").load_sample_images().images
-    tiles = np.concatenate([_tiles(photo, 32) for photo in photos])
-    return replace(_from_bytes(tiles, None), bundled=True)
-
-
-def _tiles(photo: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
-    """Cut a photograph (H, W, 3) into whole squares that do not overlap, (k, side, side, 3)."""
-    down, across = photo.shape[0] // side, photo.shape[1] // side
-    grid = photo[: down * side, : across * side].reshape(down, side, across, side, 3)
-    return grid.swapaxes(1, 2).reshape(-1, side, side, 3)
+    """Open tiles of 32 x 32 pixels, cut in rows and columns from scikit-learn's two photographs."""
+    tiles = []
+    for photo in _import("sklearn.datasets", "scikit-learn").load_sample_images().images:
+        down, across = photo.shape[0] // 32, photo.shape[1] // 32
+        grid = photo[: down * 32, : across * 32].reshape(down, 32, across, 32, 3)
+        tiles.append(grid.swapaxes(1, 2).reshape(-1, 32, 32, 3))
+    return replace(_from_bytes(np.concatenate(tiles), None), bundled=True)
 
 
 def _import(module: str, package: str) -> Any:
@@ -159,7 +129,7 @@ def _import(module: str, package: str) -> Any:
         raise InputError(f"this data set comes with {package}: pip install {package}") from error
 
 
-# What is read from a folder; each reader returns None where its files are not there
+# Readers of a folder return None where their files are not there
 
 
 def _from_bytes(images: NDArray[np.uint8], labels: Rows | None) -> Source:
@@ -180,13 +150,10 @@ def _arrays(file_name: str, root: Path) -> Source | None:
     except (zipfile.BadZipFile, zlib.error) as error:
         raise InputError(f"{path} is damaged or cut short: {error}") from error
     if images.dtype != np.uint8 or images.ndim not in (3, 4):
-        raise InputError(
-            f"{path}: x is {images.dtype} of shape {images.shape}; expected uint8, "
-            "(N, H, W) or (N, H, W, C)"
-        )
+        raise InputError(f"{path}: x is {images.dtype} {images.shape}; expected uint8, NHW or NHWC")
     if labels.shape != images.shape[:1] or labels.dtype.kind not in "iu":
         raise InputError(
-            f"{path}: y is {labels.dtype} of shape {labels.shape}; expected {len(images)} integers"
+            f"{path}: y is {labels.dtype} {labels.shape}; expected {len(images)} integers"
         )
     return _from_bytes(images, labels.astype(np.int64))
 
@@ -200,8 +167,7 @@ def _cifar(folder_name: str, name: str, read: Callable[[Path], Batch], root: Pat
     paths = [path for k in range(1, 6) if (path := folder / name.format(k)).is_file()]
     if not paths:
         return None
-    parts = zip(*map(read, paths), strict=True)
-    images, labels = map(np.concatenate, parts)
+    images, labels = map(np.concatenate, zip(*map(read, paths), strict=True))
     if labels.size == 0 or labels.min() < 0 or labels.max() > 9:
         raise InputError(f"{folder} holds no labels, or some outside 0..9: not CIFAR-10")
     planes = images.reshape(-1, 3, 32, 32)
@@ -219,32 +185,74 @@ def _binary_batch(path: Path) -> Batch:
 
 def _python_batch(path: Path) -> Batch:
     """Read a pickled dictionary with `data` and `labels`."""
-    advice = "use the binary version (cifar-10-batches-bin) or cifar10.npz"
     try:
         with path.open("rb") as file:
-            batch = load_inert(file)
+            batch = _Unpickler(file, encoding="bytes").load()
         images = batch[b"data"].array.reshape(-1, 3072)
         labels = np.array(batch[b"labels"], np.int64).reshape(len(images))
     except Exception as error:  # a broken or hostile pickle may raise anything
-        raise InputError(f"{path} cannot be read safely ({error}); {advice}") from error
+        raise InputError(
+            f"{path} cannot be read safely ({error}); use the binary version or cifar10.npz"
+        ) from error
     return images, labels
+
+
+class _PickledType:
+    """Stands for a pickled numpy.dtype; keeps its code, e.g. "u1"."""
+
+    def __init__(self, code: str | bytes, *_: object) -> None:
+        self.code = code.decode() if isinstance(code, bytes) else code
+
+    def __setstate__(self, state: object) -> None:
+        pass
+
+
+class _PickledArray:
+    """Stands for a pickled numpy.ndarray of bytes; any other type of array is refused."""
+
+    def __init__(self, *_: object) -> None:
+        self.array = np.empty(0, np.uint8)
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        _, shape, kind, columns_first, raw = state
+        if not isinstance(kind, _PickledType) or kind.code != "u1":
+            raise pickle.UnpicklingError("an array that is not uint8")
+        flat = np.frombuffer(raw, np.uint8)
+        self.array = flat.reshape(shape, order="F" if columns_first else "C")
+
+
+class _Unpickler(pickle.Unpickler):
+    """Builds numbers, text, lists, dictionaries and uint8 arrays; refuses every other name."""
+
+    known: ClassVar[dict[tuple[str, str], Any]] = {
+        ("numpy.core.multiarray", "_reconstruct"): _PickledArray,
+        ("numpy._core.multiarray", "_reconstruct"): _PickledArray,
+        ("numpy", "ndarray"): _PickledArray,
+        ("numpy", "dtype"): _PickledType,
+        # how Python 3 writes bytes in protocol 2
+        ("_codecs", "encode"): lambda text, _: text.encode("latin1"),
+    }
+
+    def find_class(self, module: str, name: str, /) -> Any:
+        """Return the inert twin of a name, never the name itself."""
+        if (module, name) not in self.known:
+            raise pickle.UnpicklingError(f"it refers to {module}.{name}, which could run code")
+        return self.known[module, name]
 
 
 def _idx(folder: str, root: Path) -> Source | None:
     """Open MNIST's IDX files, compressed or not; Fashion-MNIST has the same."""
-    images = _existing(root / folder / "train-images-idx3-ubyte")
-    labels = _existing(root / folder / "train-labels-idx1-ubyte")
+    found = []
+    for name in ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"):
+        candidates = (root / folder / name, root / folder / f"{name}.gz")
+        found.append(next((path for path in candidates if path.is_file()), None))
+    images, labels = found
     if images is None or labels is None:
         return None
     pixels, classes = _read_bytes(images, axes=3), _read_bytes(labels, axes=1)
     if len(pixels) != len(classes):
         raise InputError(f"{images} has {len(pixels)} images, {labels} {len(classes)} labels")
     return _from_bytes(pixels, classes.astype(np.int64))
-
-
-def _existing(path: Path) -> Path | None:
-    candidates = (path, path.with_name(path.name + ".gz"))
-    return next((p for p in candidates if p.is_file()), None)
 
 
 def _read_bytes(path: Path, axes: int) -> NDArray[np.uint8]:
@@ -291,12 +299,7 @@ def _read_pictures(paths: list[Path]) -> Images:
     return np.asarray(channels_first(np.stack(pictures)) / 255.0, np.float64)
 
 
-# The tables
-
 Reader = Callable[[Path], Source | None]
-
-BUNDLED = {"digits": _digits, "faces": _faces, "photos": _photos}
-"""The sets that come with our dependencies."""
 
 
 def _npz_form(name: str) -> tuple[str, Reader]:
@@ -308,6 +311,8 @@ def _idx_form(folder: str) -> tuple[str, Reader]:
     text = f"{folder}/train-images-idx3-ubyte and {folder}/train-labels-idx1-ubyte, or both as .gz"
     return text, partial(_idx, folder)
 
+
+BUNDLED = {"digits": _digits, "faces": _faces, "photos": _photos}
 
 FORMS: dict[str, tuple[tuple[str, Reader], ...]] = {
     "cifar10": (

@@ -24,10 +24,11 @@ class Transform(Pixels):
         shift: subtracted from the pixels; a number, or one for each channel.
         scale: what is left is divided by it; positive; a number, or one for each channel.
         norms: norm of each sample before it was rescaled to √d, shape (n,); None if the rows
-            were not rescaled. Not part of the card, nor of equality.
+            were not rescaled.
         mean: mean image, shape (d,), subtracted in the place of the shift, which is then its
-            average: what a picture is made with where the mean image is not known. The card only
-            says that there is one; not part of equality.
+            average: what a picture is made with where the mean image is not known.
+
+    Norms and mean are private: not part of equality, and of the card only that there is a mean.
 
     Example:
         >>> half = Transform(shift=0.5, scale=0.25)
@@ -58,10 +59,8 @@ class Transform(Pixels):
     def undo(self, inputs: Tensor, norms: Tensor | None = None) -> Tensor:
         """Return the pixels of inputs, both (n, d), not clipped.
 
-        Args:
-            inputs: rows as the model sees them, or an attacker's candidates.
-            norms: (n,) norms the rows had before rescaling. Without them √d is assumed, which
-                changes the contrast of a picture and nothing else.
+        Without the norms (n,) that the rows had before rescaling √d is assumed, which changes the
+        contrast of a picture and nothing else.
         """
         rows = inputs / _factors(inputs, norms)
         return self._affine.to_pixels(rows) + self._mean_of(rows)
@@ -75,16 +74,14 @@ class Transform(Pixels):
         if self.mean is None:
             return 0.0
         if len(self.mean) != rows.shape[1]:
-            raise InputError(
-                f"rows of {rows.shape[1]} numbers, but a mean image of {len(self.mean)}"
-            )
+            raise InputError(f"rows of {rows.shape[1]} numbers, mean image of {len(self.mean)}")
         return self.mean.to(rows)
 
     def card(self) -> dict[str, float | list[float] | str]:
         """Return shift and scale for JSON, without the norms; and that there is a mean image."""
+        levels = {"shift": self.shift, "scale": self.scale}
         declared: dict[str, float | list[float] | str] = {
-            key: list(value) if isinstance(value, tuple) else value
-            for key, value in (("shift", self.shift), ("scale", self.scale))
+            key: list(value) if isinstance(value, tuple) else value for key, value in levels.items()
         }
         return declared if self.mean is None else declared | {"centre": "pixels"}
 
@@ -112,8 +109,8 @@ class Data:
         for word, rows in (("inputs", self.inputs), ("targets", self.targets)):
             if rows.ndim != 2 or rows.numel() == 0 or rows.dtype != torch.float64:
                 raise InputError(
-                    f"{word} of {self.name}: shape {tuple(rows.shape)}, {rows.dtype}; expected "
-                    "float64 with at least one row and one column"
+                    f"{word} of {self.name}: {rows.dtype} {tuple(rows.shape)}; expected float64 "
+                    "with at least one row and one column"
                 )
             if not rows.isfinite().all():
                 raise InputError(f"{word} of {self.name} hold a value that is not finite")
@@ -121,15 +118,14 @@ class Data:
             raise InputError(f"{len(self.inputs)} samples but {len(self.targets)} targets")
         if not self.shape or min(self.shape) < 1 or math.prod(self.shape) != self.dim:
             raise InputError(f"shape {self.shape} does not hold {self.dim} numbers")
-        if self.transform.norms is not None and len(self.transform.norms) != self.samples:
-            raise InputError(f"{self.samples} samples but {len(self.transform.norms)} norms")
+        norms, mean = self.transform.norms, self.transform.mean
+        if norms is not None and len(norms) != self.samples:
+            raise InputError(f"{self.samples} samples but {len(norms)} norms")
         for levels in (self.transform.shift, self.transform.scale):
             if isinstance(levels, tuple) and len(levels) not in (1, self.shape[0]):
                 raise InputError(f"a transform for {len(levels)} channels on shape {self.shape}")
-        if self.transform.mean is not None and len(self.transform.mean) != self.dim:
-            raise InputError(
-                f"a mean image of {len(self.transform.mean)} numbers on shape {self.shape}"
-            )
+        if mean is not None and len(mean) != self.dim:
+            raise InputError(f"a mean image of {len(mean)} numbers on shape {self.shape}")
 
     @property
     def dim(self) -> int:
@@ -155,9 +151,8 @@ class Data:
     def images(self, inputs: Tensor | None = None, norms: Tensor | None = None) -> Tensor:
         """Return pixel values of rows of inputs, (k, *shape), not clipped; true ones are in [0, 1].
 
-        Args:
-            inputs: (k, d) rows; the samples of this set, with their own norms, unless given.
-            norms: (k,) norms before rescaling, where known; see `Transform.undo`.
+        They are the samples of this set, with their own norms, unless rows (k, d) are given, and
+        norms (k,) where known; see `Transform.undo`.
         """
         if inputs is None:
             inputs, norms = self.inputs, self.transform.norms if norms is None else norms
@@ -171,11 +166,9 @@ def save(data: Data, path: str | os.PathLike[str]) -> None:
 
     The file appears whole or not at all.
     """
-    tensors = {"inputs": data.inputs, "targets": data.targets}
-    if data.transform.norms is not None:
-        tensors["norms"] = data.transform.norms
-    if data.transform.mean is not None:
-        tensors["mean"] = data.transform.mean
+    private = {"norms": data.transform.norms, "mean": data.transform.mean}
+    tensors = {key: tensor for key, tensor in private.items() if tensor is not None}
+    tensors |= {"inputs": data.inputs, "targets": data.targets}
     metadata = {
         "name": data.name,
         "shape": json.dumps(data.shape),
@@ -185,11 +178,7 @@ def save(data: Data, path: str | os.PathLike[str]) -> None:
 
 
 def read(path: str | os.PathLike[str]) -> Data:
-    """Read a set that `save` wrote.
-
-    Raises:
-        InputError: the file is missing, cut short, or holds something else.
-    """
+    """Read a set that `save` wrote."""
     tensors, metadata = read_tensors(Path(path)), read_metadata(Path(path))
     try:
         card, shape = json.loads(metadata["transform"]), tuple(json.loads(metadata["shape"]))

@@ -17,6 +17,7 @@ name             shape       from                  where                        
 
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -26,11 +27,31 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from exhume.checks import number, one_of, whole_number
-from exhume.data import selection
-from exhume.data.formats import channels_first, open_source
+from exhume.data.formats import Rows, Source, channels_first, open_source
 from exhume.data.samples import Data, Transform
-from exhume.data.selection import DEFAULT_CLASSES, Classes
 from exhume.errors import InputError
+
+Classes = Literal["all", "parity", "vehicles", "random"] | Sequence[int]
+"""Labels, or a word for a choice of labels; `load` says what each means."""
+
+DEFAULT_CLASSES: dict[str, Classes] = {
+    "digits": "all",
+    "faces": "random",
+    "photos": "random",
+    "cifar10": (6, 9),
+    "mnist": "parity",
+    "fashion_mnist": "all",
+    "tiny_imagenet": "random",
+}
+
+VEHICLES = (0, 1, 8, 9)
+"""Labels of CIFAR-10: aeroplane, automobile, ship, truck. The others are animals."""
+
+SAME = 1e-3
+"""Images closer than this are equal: one pixel that differs by one of 255 levels is 0.004."""
+
+PART = 1000
+"""Images of a source that are looked at together: their distances fit into memory."""
 
 SUBSPACE = 0x5B5ACE
 """Any fixed number would do: it tells the stream of the subspace from that of the samples."""
@@ -55,8 +76,6 @@ def sphere(
         >>> data = sphere(dim=9, samples=4, rank=2)
         >>> data.inputs.norm(dim=1).round(decimals=9).tolist()
         [3.0, 3.0, 3.0, 3.0]
-        >>> torch.linalg.matrix_rank(data.inputs).item()
-        2
     """
     whole_number("dim", dim)
     whole_number("samples", samples)
@@ -76,12 +95,6 @@ def subspace(dim: int, rank: int, seed: int = 0) -> Tensor:
 
     It is uniform among the subspaces of that dimension, and depends on the seed alone, not on the
     samples, so that an attacker may be told of it.
-
-    Example:
-        >>> basis = subspace(dim=9, rank=2)
-        >>> data = sphere(dim=9, samples=4, rank=2)
-        >>> bool((data.inputs - data.inputs @ basis @ basis.T).abs().max() < 1e-12)
-        True
     """
     whole_number("dim", dim)
     whole_number("seed", seed, least=0)
@@ -110,8 +123,7 @@ def load(
             where it does not divide), in turns, so that a prefix is balanced too.
         seed: draws the samples without replacement. For sets in a folder, 0 takes the first of
             each class in the order of the files, as published.
-        normalise: rescale each sample to norm √d; yes unless given, but not with
-            `centre="pixels"`.
+        normalise: rescale each sample to norm √d; unless given, not with `centre="pixels"`.
         classes: two labels: the first is target -1, the second +1. More labels, or `"all"` that
             are there: one-hot. `"parity"`: even labels -1, odd ones +1. `"vehicles"`, for
             cifar10: animals -1, vehicles (0, 1, 8, 9) +1. `"random"`: labels are not looked at,
@@ -129,10 +141,6 @@ def load(
     Example:
         >>> load("digits", samples=30, classes=(3, 8)).targets[:4, 0].tolist()
         [-1.0, 1.0, -1.0, 1.0]
-        >>> load("digits", samples=30, centre="pixels").inputs.mean(0).abs().max().item() < 1e-12
-        True
-        >>> load("digits", samples=30, size=4).shape
-        (4, 4)
     """
     if name not in DEFAULT_CLASSES:
         known = ", ".join(DEFAULT_CLASSES)
@@ -141,16 +149,46 @@ def load(
     whole_number("samples", samples)
     source = open_source(name, root)
     source = source if size is None else source.shrunk(size, name)
-    wanted = DEFAULT_CLASSES[name] if classes is None else classes
-    groups = selection.groups(source, wanted, name)
-    generator = _generator(seed)
+    groups = _groups(source, DEFAULT_CLASSES[name] if classes is None else classes, name)
+    generator, count = _generator(seed), len(groups)
     if seed != 0 or source.bundled:
         groups = [generator.permutation(group) for group in groups]
-    pixels = source.pixels(selection.in_turns(groups, samples, name))
-    targets = selection.targets(samples, len(groups), generator)
-    transform = (_centring if centre == "pixels" else _standardising)(pixels, name)
-    normalise = centre != "pixels" if normalise is None else normalise
-    return _prepare(pixels, targets, transform, normalise, name)
+    most = min(count * len(rows) + turn for turn, rows in enumerate(groups))
+    if samples > most:
+        raise InputError(f"{samples} samples asked for: {name} has {most} in {count} equal parts")
+    rows = np.array([groups[i % count][i // count] for i in range(samples)])
+    turns = np.arange(samples) % max(count, 2)
+    if count == 1:  # labels are unused
+        turns = generator.permutation(turns)
+    targets = np.eye(count)[turns] if count > 2 else np.where(turns, 1.0, -1.0)[:, None]
+    pixels = source.pixels(rows)
+    transform = _centring(pixels, name) if centre == "pixels" else _standardising(pixels, name)
+    rescaled = centre != "pixels" if normalise is None else normalise
+    return _prepare(pixels, targets, transform, rescaled, name)
+
+
+def _groups(source: Source, classes: Classes, name: str) -> list[Rows]:
+    """Return the rows of each class, in the order of the set; one group if labels are unused."""
+    if classes == "random":
+        return [np.arange(source.size)]
+    if source.labels is None:
+        raise InputError(f'{name} has no classes: leave classes out, or say "random"')
+    if classes == "parity":
+        return [np.flatnonzero(source.labels % 2 == remainder) for remainder in (0, 1)]
+    if classes == "vehicles":
+        if name != "cifar10":
+            raise InputError(f'classes="vehicles" is a choice for cifar10, not for {name}')
+        return [np.flatnonzero(np.isin(source.labels, VEHICLES) == side) for side in (False, True)]
+    if isinstance(classes, str) and classes != "all":
+        raise InputError(f"classes={classes!r}: expected labels, all, parity, vehicles or random")
+    labels = np.unique(source.labels).tolist() if classes == "all" else list(classes)
+    if len(labels) < 2 or len(set(labels)) < len(labels):
+        raise InputError(f"classes={labels} of {name}: expected two or more different labels")
+    members = [np.flatnonzero(source.labels == label) for label in labels]
+    for label, rows in zip(labels, members, strict=True):
+        if rows.size == 0:
+            raise InputError(f"{name} has no images with label {label}")
+    return members
 
 
 def held_out(
@@ -166,34 +204,24 @@ def held_out(
     with the shift, the scale and the mean image of the set.
 
     Args:
-        known: the set whose images are left out. It is looked up in the source by its pixels, so
-            equal images are left out too.
-        samples: the most to draw; as many as the set has unless given. There are fewer where the
-            source has no more.
+        known: the set whose images are left out, and images that equal them.
+        samples: the most to draw, fewer where the source has no more; as many as the set has
+            unless given.
         seed: draws them without replacement.
         root: the folder; the environment variable `EXHUME_DATA` unless given.
 
     Raises:
         InputError: the source is not there, does not hold the set, or holds nothing else.
-
-    Example:
-        >>> known = load("digits", samples=30)
-        >>> other = held_out(known, samples=60)
-        >>> other.samples, bool(torch.cdist(known.inputs, other.inputs).min() > 0.1)
-        (60, True)
     """
     if known.name not in DEFAULT_CLASSES:
-        raise InputError(
-            f"{known.name}: there is no source to draw from; make a set of your own held-out "
-            "samples with from_arrays"
-        )
+        raise InputError(f"{known.name}: no source to draw from; see from_arrays")
     count = known.samples if samples is None else samples
     whole_number("samples", count)
     source = open_source(known.name, root)
     height, width = source.sides
     if height % known.shape[-1] == width % known.shape[-1] == 0:
         source = source.shrunk(known.shape[-1], known.name)
-    rows, taken = selection.look_up(source, known.images().flatten(1).cpu().numpy(), known.name)
+    rows, taken = _look_up(source, known.images().flatten(1).cpu().numpy(), known.name)
     labels = np.zeros(source.size, np.int64) if source.labels is None else source.labels
     free = _generator(seed).permutation(np.setdiff1d(np.arange(source.size), taken))
     members = {label: iter(free[labels[free] == label]) for label in np.unique(labels[rows])}
@@ -206,6 +234,28 @@ def held_out(
     transform = replace(known.transform, norms=None)
     rescaled = known.transform.norms is not None
     return _prepare(pixels, targets.cpu().numpy(), transform, rescaled, known.name)
+
+
+def _look_up(source: Source, pixels: NDArray[np.float64], name: str) -> tuple[Rows, Rows]:
+    """Return a row number for each image (n, d), and all rows that hold one, doubles included."""
+    found, taken = np.full(len(pixels), -1), []
+    for start in range(0, source.size, PART):
+        rows = np.arange(start, min(start + PART, source.size))
+        part = source.pixels(rows).reshape(len(rows), -1)
+        if part.shape[1] != pixels.shape[1]:
+            raise InputError(
+                f"{name} has images of {part.shape[1]} numbers, but these have {pixels.shape[1]}"
+            )
+        apart = torch.cdist(torch.from_numpy(pixels), torch.from_numpy(part))
+        image, row = np.nonzero(apart.numpy() < SAME)
+        found[image] = rows[row]
+        taken.append(rows[row])
+    if (missing := (found < 0).sum()) > 0:
+        raise InputError(
+            f"{missing} of {len(found)} images are not in {name} as it is found here: was the set "
+            "drawn from other files?"
+        )
+    return found, np.unique(np.concatenate(taken))
 
 
 def from_arrays(
@@ -252,20 +302,13 @@ def _standardising(pixels: NDArray[Any], name: str) -> Transform:
 def _centring(pixels: NDArray[Any], name: str) -> Transform:
     """Return the mean image of pixels (n, *shape)."""
     if len(pixels) < 2:
-        raise InputError(
-            f"samples={len(pixels)} of {name}: the mean image of a single sample is that sample, "
-            "so nothing would be left of it; draw two or more"
-        )
+        raise InputError(f"samples={len(pixels)} of {name}: a mean image takes two or more")
     mean = torch.from_numpy(np.asarray(pixels, np.float64)).flatten(1).mean(0)
     return Transform(mean.mean().item(), mean=mean)
 
 
 def _prepare(
-    pixels: NDArray[Any],
-    targets: NDArray[Any],
-    transform: Transform,
-    normalise: bool,
-    name: str,
+    pixels: NDArray[Any], targets: NDArray[Any], transform: Transform, normalise: bool, name: str
 ) -> Data:
     """Transform and rescale pixels (n, *shape), and remember how."""
     rows = torch.from_numpy(np.array(pixels, np.float64)).flatten(1)
@@ -273,13 +316,9 @@ def _prepare(
     if norms is not None and not norms.all():
         row = int(norms.argmin())
         raise InputError(f"sample {row} of {name} is zero: it cannot be rescaled to norm √d")
-    return Data(
-        transform.apply(rows, norms),
-        torch.from_numpy(np.array(targets, np.float64)),
-        tuple(pixels.shape[1:]),
-        name,
-        replace(transform, norms=norms),
-    )
+    values = torch.from_numpy(np.array(targets, np.float64))
+    inputs, shape = transform.apply(rows, norms), tuple(pixels.shape[1:])
+    return Data(inputs, values, shape, name, replace(transform, norms=norms))
 
 
 def _as_numbers(values: NDArray[Any] | Tensor, word: str) -> NDArray[Any]:

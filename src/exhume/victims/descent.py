@@ -1,6 +1,7 @@
-"""What every training here is made of: samples and weights on one device, steps, a curvature."""
+"""What every training here is made of: losses, steps of an optimiser, and a curvature."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -10,25 +11,61 @@ from torch.optim.sgd import sgd
 
 from exhume.data import Data
 from exhume.errors import InputError
-from exhume.victims.losses import Loss
 
 _sgd = partial(sgd, dampening=0.0, nesterov=False, maximize=False)
 _adamw = partial(adamw, amsgrad=False, beta1=0.9, beta2=0.999, eps=1e-8, maximize=False)
 
 
+@dataclass(frozen=True)
+class Loss:
+    """A `Loss` compares outputs f (n, m) with labels y (n, m); it is the mean over the samples."""
+
+    labels: Callable[[Tensor], Tensor]  # y of the targets (n, m) of a data set
+    value: Callable[[Tensor, Tensor], Tensor]  # L, a scalar
+    slope: Callable[[Tensor, Tensor], Tensor]  # ∂L/∂f, (n, m)
+    bend: Callable[[Tensor, Tensor], Tensor]  # n times a bound on λ_max(∂²L/∂f²), a scalar
+
+
+def _softmax_slope(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Return (p − y)/n with p the softmax, without the cancellation of 1 − p near p = 1."""
+    wrong = outputs.softmax(1) * (1 - labels)
+    return (wrong - labels * wrong.sum(1, keepdim=True)) / len(outputs)
+
+
+def _softmax_bend(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Bound λ_max(diag p − ppᵀ) over the samples by ½ and by 2(1 − p) of the largest p."""
+    smaller = outputs.softmax(1).sort(1).values[:, :-1]
+    return (2 * smaller.sum(1)).max().clamp_max(0.5)
+
+
+LOSSES = {
+    "squared": Loss(
+        labels=lambda y: y,
+        value=lambda f, y: (f - y).square().mean(),
+        slope=lambda f, y: (f - y) * (2 / f.numel()),
+        bend=lambda f, y: f.new_tensor(2 / f.shape[1]),
+    ),
+    "logistic": Loss(
+        labels=lambda y: torch.where(y > 0, 1.0, -1.0).to(y),
+        value=lambda f, y: nn.functional.softplus(-y * f).mean(),
+        slope=lambda f, y: torch.sigmoid(-y * f) * (-y / f.numel()),
+        bend=lambda f, y: (torch.sigmoid(f) * torch.sigmoid(-f)).max() / f.shape[1],
+    ),
+    "cross_entropy": Loss(
+        labels=lambda y: nn.functional.one_hot(y.argmax(1), y.shape[1]).to(y),
+        value=lambda f, y: (-y * f.log_softmax(1)).sum(1).mean(),
+        slope=_softmax_slope,
+        bend=_softmax_bend,
+    ),
+}
+
+
 class Descent:
     """A `Descent` is a network on its way, with its samples and labels beside it.
 
-    Steps are taken by the functions behind torch.optim's SGD and AdamW. The classes around these
-    functions hide the moments, which a checkpoint has to keep, and import torch's compiler, which
-    takes seconds.
-
-    Attributes:
-        weights: the parameters that are trained; steps write into them.
-        moments: what the optimiser remembers, one list over the weights for each quantity: the
-            velocity of momentum, or Adam's two means and its number of steps.
-        inputs: the samples, (n, *shape), in the precision of the weights.
-        labels: of the samples, as the loss wants them.
+    Steps are taken by the functions behind torch.optim's SGD and AdamW. The classes around them
+    hide the moments, which a checkpoint has to keep, and import torch's compiler, which takes
+    seconds.
     """
 
     def __init__(
@@ -49,6 +86,7 @@ class Descent:
         like = self.weights[0]
         self.inputs = data.inputs.to(like).reshape(-1, *data.shape)
         self.labels = loss.labels(data.targets).to(like)
+        # a velocity for each weight; or Adam's two means, and its number of steps
         count = 2 if adam else int(momentum > 0)
         self.moments = [[torch.zeros_like(w) for w in self.weights] for _ in range(count)]
         if adam:
@@ -59,13 +97,9 @@ class Descent:
         """Return weights, then moments: everything that a step writes into."""
         return [*self.weights, *(tensor for moment in self.moments for tensor in moment)]
 
-    def copy(self) -> tuple[Tensor, ...]:
-        """Return copies of weights and moments, for `go_to`."""
-        return tuple(tensor.detach().clone() for tensor in self.live)
-
     @torch.no_grad()
     def go_to(self, tensors: Sequence[Tensor]) -> None:
-        """Put weights and moments back to what `copy` returned."""
+        """Put weights and moments back to copies of `live`."""
         for tensor, kept in zip(self.live, tensors, strict=True):
             tensor.copy_(kept)
 
@@ -78,8 +112,7 @@ class Descent:
             _adamw(self.weights, slopes, first, second, [], count, lr=rate, weight_decay=decay)
         else:
             velocity: list[Tensor | None] = [None] * len(slopes)
-            if self.moments:
-                velocity = [*self.moments[0]]
+            velocity[:] = self.moments[0] if self.moments else velocity
             momentum = self.momentum
             _sgd(self.weights, slopes, velocity, lr=rate, weight_decay=decay, momentum=momentum)
 
@@ -89,11 +122,8 @@ def largest_eigenvalue(
 ) -> float:
     """Estimate λ_max(JJᵀ), J the derivative of the outputs in the weights, by power iteration.
 
-    Args:
-        network: its weights that require a gradient are those that count.
-        inputs: as it takes them.
-        iterations: each one a product with Jᵀ and one with J.
-        scale: of the rows of J, (n, 1) or (n, c); 1 if None.
+    The rows of J are multiplied by a scale, (n, 1) or (n, c); weights that require no gradient do
+    not count.
     """
     weights = [p for p in network.parameters() if p.requires_grad]
     generator = torch.Generator().manual_seed(0)
@@ -108,14 +138,10 @@ def largest_eigenvalue(
                 outputs, weights, probe, create_graph=True, materialize_grads=True
             )
         vector = torch.randn(outputs.shape, generator=generator, dtype=torch.float64).to(outputs)
+        back = partial(torch.autograd.grad, retain_graph=True, materialize_grads=True)
         for _ in range(iterations):
             vector = vector / vector.norm().clamp_min(torch.finfo(vector.dtype).tiny)
-            moved = torch.autograd.grad(
-                outputs, weights, vector, retain_graph=True, materialize_grads=True
-            )
-            (vector,) = torch.autograd.grad(
-                pulled, probe, moved, retain_graph=True, materialize_grads=True
-            )
+            (vector,) = back(pulled, probe, back(outputs, weights, vector))
     except (RuntimeError, NotImplementedError) as error:
         raise InputError(
             f"no rate can be chosen for this network ({error}); give a rate."

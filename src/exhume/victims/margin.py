@@ -1,20 +1,14 @@
 """Homogeneous networks trained to the margin, and dense networks held by weight decay.
 
-Once every sample is on its side, a network that is homogeneous in its weights (f(sθ) = s^L f(θ))
-lowers its logistic loss for ever by growing, and only the direction of θ still means something. So
-the steps here follow the gradient of log Σ_i ℓ_i, which does not fade as ℓ does, and after each one
-θ is shrunk until the least margin is log(1/level) again: what is left is the search for the least
-norm at a given margin, and what the initial weights left in θ fades with every step. At rest
+Steps follow the gradient of log Σ_i ℓ_i, which does not fade as ℓ does, and after each one θ is
+shrunk until the least margin is log(1/level) again, so that only its direction changes. At rest
 
     θ ∝ Σ_i w_i y_i ∇f(x_i),    w_i = sigmoid(−y_i f(x_i)) > 0,
 
-a KKT point but for samples just off the margin, whose multipliers are small and not zero.
-
-ReLU has kinks, and descent comes to rest on them: one neuron in twenty or so ends with some sample
-exactly on its edge, where the slope of ReLU is whatever between 0 and 1 balances the others. So two
-numbers say how far the premise holds. `stationarity` is 1 − cos² of θ and the gradient averaged
-over the last steps, which averages those slopes too. `violation` is the relative residual at the
-samples with slopes of 0 or 1, as an attack has them that does not smooth ReLU; it does not vanish.
+a KKT point but for samples just off the margin, whose multipliers are small and not zero. Descent
+rests on the kinks of ReLU, so two numbers say how far the premise holds: `stationarity`, 1 − cos²
+of θ and the gradient averaged over the last steps, which averages the slopes at the kinks too; and
+`violation`, the relative residual at the samples with slopes of 0 or 1, which does not vanish.
 """
 
 import math
@@ -34,8 +28,7 @@ from exhume.equation.problem import Premise
 from exhume.errors import InputError
 from exhume.models import architectures
 from exhume.models.folder import NetworkModel
-from exhume.victims.descent import Descent, largest_eigenvalue
-from exhume.victims.losses import LOSSES
+from exhume.victims.descent import LOSSES, Descent, largest_eigenvalue
 from exhume.victims.training import Show, state_of
 from exhume.victims.victim import Victim
 
@@ -66,32 +59,20 @@ LOOK = 20
 
 @dataclass(frozen=True)
 class ToRest:
-    """A `ToRest` says how a network is trained until the direction of its weights stays.
+    """A `ToRest` says how a network is trained until the direction of its weights stays."""
 
-    Attributes:
-        loss: logistic for one output and cross_entropy for several, if None; with decay also
-            squared, or logistic for several.
-        decay: train with so much weight decay instead of to the margin.
-        small: standard deviation of the first layer at the start.
-        level: exp(−least margin) at which the weights are held.
-        steps: after the samples are fitted.
-    """
+    loss: str | None = None  # logistic for one output, cross_entropy for several; with decay more
+    decay: float | None = None  # so much weight decay, instead of training to the margin
+    small: float = 1e-4  # standard deviation of the first layer at the start
+    level: float = 1e-4  # exp(−least margin) at which the weights are held
+    steps: int = 5000  # after the samples are fitted
 
-    loss: str | None = None
-    decay: float | None = None
-    small: float = 1e-4
-    level: float = 1e-4
-    steps: int = 5000
-
-    def __post_init__(self) -> None:
-        """Refuse what no training could do."""
+    def loss_for(self, outputs: int) -> str:
+        """Return the name of the loss of a network with so many outputs, or refuse."""
         if self.decay is not None:
             number("decay", self.decay, above=0)
         if not 0 < self.level < 1:
             raise InputError(f"level: expected a number between 0 and 1, got {self.level}.")
-
-    def loss_for(self, outputs: int) -> str:
-        """Return the name of the loss of a network with so many outputs."""
         own = "logistic" if outputs == 1 else "cross_entropy"
         allowed = {own} if self.decay is None else {"squared", "logistic", own}
         name = self.loss or own
@@ -125,12 +106,14 @@ def kkt_mlp(
         device: where to train.
         dtype: in which precision.
         show: called with the step and the loss now and then.
-        options: loss, decay, small, level and steps: fields of `ToRest`.
+        options: loss (None for logistic, or cross_entropy with several outputs; squared only with
+            decay), decay of the weights instead of training to the margin, small, level (loss of
+            a sample on the margin, 1e-4) and steps after the samples are fitted (5000).
     """
     how = ToRest(**options)
     name = how.loss_for(data.outputs)
-    sizes = {"shape": list(data.shape), "outputs": data.outputs, "widths": list(widths)}
-    arguments = {**sizes, "bias": "first"}
+    arguments = {"shape": list(data.shape), "outputs": data.outputs, "widths": list(widths)}
+    arguments["bias"] = "first"
     module = architectures.build("mlp", arguments)
     _initialise(module, how.small, seed)
     device = usable_device(device)
@@ -158,18 +141,18 @@ def kkt_mlp(
     return Victim(problem, data, record, initial, trained, model)
 
 
+@torch.no_grad()
 def _initialise(module: nn.Module, small: float, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     layers = [part for part in module.modules() if isinstance(part, nn.Linear)]
-    with torch.no_grad():
-        for layer in layers:
-            for parameter in layer.parameters():
-                drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-                if layer is layers[0]:
-                    parameter.copy_(small * drawn)
-                else:
-                    drawn.uniform_(-1, 1, generator=generator)
-                    parameter.copy_(drawn / math.sqrt(layer.in_features))
+    for layer in layers:
+        for parameter in layer.parameters():
+            drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            if layer is layers[0]:
+                parameter.copy_(small * drawn)
+            else:
+                drawn.uniform_(-1, 1, generator=generator)
+                parameter.copy_(drawn / math.sqrt(layer.in_features))
 
 
 class _Rest(Descent):
@@ -220,16 +203,24 @@ class _Rest(Descent):
             if fitted is not None and self.to_margin:
                 self._shrink(outputs.detach())
             step += 1
-        return {**self._measured(mean), "steps": step}
+        outputs = self.network(self.inputs).detach()
+        theta = torch.cat([w.detach().flatten() for w in self.weights]).double()
+        cosine = torch.cosine_similarity(theta, torch.cat([g.flatten() for g in mean]).double(), 0)
+        result: dict[str, Any] = {
+            "loss": float(self.loss.value(outputs, self.labels)),
+            "stationarity": float(1 - cosine.clamp_min(0) ** 2),
+            "steps": step,
+        }
+        if not self.squared:
+            result["margins"] = [float(m) for m in margins(outputs, self.labels).aminmax()]
+        return result
 
     @torch.no_grad()
     def _go_back(self) -> None:
         """Return to where the loss was lower, at rest, and halve all steps from now on."""
         self.caution /= 2
         if self.caution < 1e-6 or not self.kept:
-            raise InputError(
-                "training: the loss is not finite, or rises however small the steps are."
-            )
+            raise InputError("training: the loss is not finite, or rises however small the steps.")
         self.go_to([*self.kept, *(torch.zeros_like(kept) for kept in self.kept)])
 
     def _rate(self, outputs: Tensor, value: float, share: float) -> float:
@@ -252,21 +243,6 @@ class _Rest(Descent):
         factor = torch.where(least > 0, factor, 1.0).clamp(0.98, 1.02)
         for tensor in self.live:
             tensor.mul_(factor)
-
-    @torch.no_grad()
-    def _measured(self, mean: Sequence[Tensor]) -> dict[str, Any]:
-        outputs = self.network(self.inputs)
-        theta = torch.cat([w.flatten() for w in self.weights]).double()
-        pull = torch.cat([g.flatten() for g in mean]).double()
-        cosine = torch.cosine_similarity(theta, pull, 0).clamp_min(0)
-        result: dict[str, Any] = {
-            "loss": float(self.loss.value(outputs, self.labels)),
-            "stationarity": float(1 - cosine**2),
-        }
-        if not self.squared:
-            found = margins(outputs, self.labels)
-            result["margins"] = [float(found.min()), float(found.max())]
-        return result
 
 
 def margins(outputs: Tensor, labels: Tensor) -> Tensor:

@@ -21,40 +21,28 @@ AROUND = ("device", "dtype", "show", "checkpoint")
 def two_layer(
     data: Data, width: int, activation: str = "relu", bias: bool = False, **options: Any
 ) -> Victim:
-    """Train both layers of f(x) = W₂ σ(W₁x).
-
-    Args:
-        data: the training set.
-        width: of the hidden layer.
-        activation: σ.
-        bias: whether the layers have biases.
-        options: of `network`, among them loss and seed.
-    """
+    """Train both layers of f(x) = W₂ σ(W₁x), with the options of `network`."""
     sizes = {"width": width, "activation": activation, "bias": bias}
     return network(data, "two_layer", sizes, **options)
 
 
 def mlp(
-    data: Data,
-    widths: Sequence[int],
-    activation: str = "relu",
-    bias: bool = False,
-    **options: Any,
+    data: Data, widths: Sequence[int], activation: str = "relu", bias: bool = False, **options: Any
 ) -> Victim:
-    """Train a dense network with hidden layers of these widths; see `two_layer`."""
+    """Train a dense network with hidden layers of these widths, with the options of `network`."""
     sizes = {"widths": list(widths), "activation": activation, "bias": bias}
     return network(data, "mlp", sizes, **options)
 
 
 def resnet(data: Data, width: int, blocks: int = 4, **options: Any) -> Victim:
-    """Train the law's residual network with so many channels, for images; see `two_layer`."""
+    """Train the law's residual network with so many channels, for images; see `network`."""
     return network(data, "resnet", {"width": width, "blocks": blocks}, **options)
 
 
 def vit(
     data: Data, patch: int = 4, dim: int = 64, depth: int = 2, heads: int = 4, **options: Any
 ) -> Victim:
-    """Train a small vision transformer, for images; see `two_layer`."""
+    """Train a small vision transformer, for images; see `network`."""
     sizes = {"patch": patch, "dim": dim, "depth": depth, "heads": heads}
     return network(data, "vit", sizes, **options)
 
@@ -65,16 +53,16 @@ def network(
     """Train a network of `exhume.models.architectures` on the data.
 
     Args:
-        data: the training set.
+        data: the training set, which also says shape and outputs.
         architecture: its name.
-        sizes: its arguments, without shape and outputs, which are those of the data.
+        sizes: its other arguments.
         seed: of the initial weights.
         options: device, dtype, show and checkpoint of `train`, and fields of `Training`.
     """
     arguments = {"shape": list(data.shape), "outputs": data.outputs, **sizes}
     module = architectures.initialise(architectures.build(architecture, arguments), seed)
     around = {word: options.pop(word) for word in AROUND if word in options}
-    done = train(module, data, Training(**options), **around)
-    model = NetworkModel.of(architecture, arguments, done.initial, done.trained, data.display)
-    record = {"data": data.name, "seed": seed, **done.record}
-    return Victim(model.problem(), data, record, done.initial, done.trained, model)
+    initial, trained, record = train(module, data, Training(**options), **around)
+    model = NetworkModel.of(architecture, arguments, initial, trained, data.display)
+    record = {"data": data.name, "seed": seed, **record}
+    return Victim(model.problem(), data, record, initial, trained, model)

@@ -4,19 +4,14 @@
 
 is stationary where w_k = α a_k T(w_k^{α−1}, ·) and a_k = T(w_k^α), with T = Σ_i b_i x_i^{⊗α} and
 b_i = λ_i y_i. So every direction u = w/|w| is an eigenvector of T, T(u^{α−1}, ·) = μu, at the norm
-|w| = (αμ²)^{−1/(2α−2)}, with a = μ|w|^α. Given b, neurons are picked among the real eigenvectors;
-then Newton's method moves neurons and b together until y_i f(x_i) = 1 for every active sample. A
-neuron may have twins: they are how the margins of the samples begin nearly even.
-
-How many real eigenvectors T has depends on the angles between the samples and on their labels, and
-with it whether a KKT point can determine them (`exhume.theory`): at most 2^n − 1 for α = 3, often
-as few as n or less. Hence `labellings`.
+|w| = (αμ²)^{−1/(2α−2)}. Given b, neurons are picked among the real eigenvectors; then Newton's
+method moves neurons and b together until y_i f(x_i) = 1 for every active sample. How many real
+eigenvectors T has depends on the samples' angles and labels, often n or fewer: hence `labellings`.
 """
 
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -64,48 +59,49 @@ def polynomial(
 ) -> Victim:
     """Solve for f(x) = Σ_k a_k (w_k·x)^α at a KKT point of margin maximisation, to rounding.
 
-    The signs of the targets are the labels. `training` has the violation of stationarity, the
-    margins y_i f(x_i), and which samples are active.
+    `training` has the violation of stationarity, the margins y_i f(x_i), and the active samples.
 
     Args:
-        data: the training set, of one output.
+        data: the training set, of one output; the signs of the targets are the labels.
         width: number of neurons, twins included.
         degree: α, 3 or more.
         seed: of the eigenvectors' starts and of the first multipliers.
         active: samples that hold the network up, λ_i ≠ 0; all if None. The others must end beyond
             the margin by themselves.
     """
-    chosen = _checked(data, width, degree, active)
+    whole_number("degree", degree, least=3)
+    whole_number("width", width)
+    if data.outputs != 1 or not data.targets.all():
+        raise InputError("data: expected one target a sample, whose sign is the label; none zero.")
+    chosen = list(range(data.samples)) if active is None else sorted(set(active))
+    if not chosen or chosen[0] < 0 or chosen[-1] >= data.samples:
+        raise InputError(f"active: expected some of 0 to {data.samples - 1}, got {active}.")
     labels = data.targets[:, 0].sign()
     basis = _span(data.inputs[chosen])
     generator = torch.Generator().manual_seed(seed)
     samples = data.inputs[chosen] @ basis
-    most, rejected = 0, 0
+    rejected = 0
     for attempt in range(TRIES):
-        even = attempt == 0
-        found, count = _kkt_point(samples, labels[chosen], width, degree, even, generator)
-        most = max(most, count)
+        scatter = torch.randn(len(chosen), generator=generator, dtype=torch.float64)
+        multipliers = labels[chosen] / samples.norm(dim=1) ** degree
+        if attempt > 0:
+            multipliers = multipliers * (0.3 * scatter).exp()
+        found = _kkt_point(samples, multipliers, width, degree, generator)
         if found is None:
             continue
-        neurons = found.neurons(degree, basis)
+        last = (found.first @ samples.T) ** degree @ found.multipliers
+        first, last = (w.repeat_interleave(found.copies, 0) for w in (found.first @ basis.T, last))
+        neurons = Neurons(first, last, (*(0.0,) * degree, 1.0))
         margins = labels * output(neurons, data.inputs)
         if (margins > 1 - 1e-9).all():
-            record = {
-                "data": data.name,
-                "seed": seed,
-                "loss": "margin",
-                "violation": violation(neurons, data.inputs[chosen], found.multipliers),
-                "margins": margins.tolist(),
-                "active": chosen,
-            }
-            return _victim(data, neurons, record)
+            record = {"data": data.name, "seed": seed, "loss": "margin", "active": chosen}
+            off = violation(neurons, data.inputs[chosen], found.multipliers)
+            return _victim(data, neurons, record | {"violation": off, "margins": margins.tolist()})
         rejected += 1
-    inactive = f" {rejected} were found that leave an inactive sample within the margin;"
     raise InputError(
-        f"data: no KKT point with {width} neurons of degree {degree} was found from {TRIES} starts;"
-        f"{inactive if rejected else ''} under these labels the samples' tensor has {most} real "
-        "eigenvectors or fewer. Use other labels (see exhume.victims.labellings), samples at wider "
-        "angles, or another number of neurons."
+        f"data: no KKT point with {width} neurons of degree {degree} was found from {TRIES} starts "
+        f"({rejected} left an inactive sample within the margin); use other labels (see "
+        "exhume.victims.labellings), samples at wider angles, or another number of neurons."
     )
 
 
@@ -113,18 +109,10 @@ def labellings(data: Data, degree: int = 3, seed: int = 0) -> list[Data]:
     """Return the same samples under every choice of labels ±1, up to the sign of them all.
 
     Those under which Σ_i y_i (x_i/|x_i|)^{⊗α} has the most real eigenvectors come first: there a
-    KKT point has the most neurons to choose from.
-
-    Args:
-        data: up to ten samples.
-        degree: α.
-        seed: of the eigenvectors' starts.
+    KKT point has the most neurons to choose from. The seed is that of the eigenvectors' starts.
     """
     if data.samples > MOST_LABELLED:
-        raise InputError(
-            f"data: {data.samples} samples have 2^{data.samples - 1} labellings; expected at most "
-            f"{MOST_LABELLED} samples."
-        )
+        raise InputError(f"data: {data.samples} samples; expected at most {MOST_LABELLED}.")
     samples = torch.nn.functional.normalize(data.inputs, dim=1)
     samples = samples @ _span(samples)
     generator = torch.Generator().manual_seed(seed)
@@ -136,20 +124,6 @@ def labellings(data: Data, degree: int = 3, seed: int = 0) -> list[Data]:
     return [replace(data, targets=labels[:, None]) for _, labels in ranked]
 
 
-def _checked(data: Data, width: int, degree: int, active: Sequence[int] | None) -> list[int]:
-    """Return the active samples, after refusing what cannot be."""
-    whole_number("degree", degree, least=3)
-    whole_number("width", width)
-    if data.outputs != 1 or not data.targets.all():
-        raise InputError(
-            "data: expected one target a sample, whose sign is the label, and none of them zero."
-        )
-    chosen = list(range(data.samples)) if active is None else sorted(set(active))
-    if not chosen or chosen[0] < 0 or chosen[-1] >= data.samples:
-        raise InputError(f"active: expected some of 0 to {data.samples - 1}, got {active}.")
-    return chosen
-
-
 def _span(rows: Tensor) -> Tensor:
     """Return an orthonormal basis of the span of the rows, (d, r)."""
     vectors: Tensor
@@ -157,10 +131,9 @@ def _span(rows: Tensor) -> Tensor:
     return vectors[values > 1e-10 * values[0]].T
 
 
-def _victim(data: Data, neurons: Neurons, record: dict[str, Any]) -> Victim:
-    activation = named(*neurons.coefficients).name
-    width = len(neurons.first)
-    arguments = {"shape": list(data.shape), "outputs": 1, "width": width, "activation": activation}
+def _victim(data: Data, neurons: Neurons, record: dict[str, object]) -> Victim:
+    arguments = {"shape": list(data.shape), "outputs": 1, "width": len(neurons.first)}
+    arguments["activation"] = named(*neurons.coefficients).name
     first, last = architectures.build("two_layer", arguments).state_dict()
     trained = {first: neurons.first, last: neurons.last[None]}
     initial = {name: torch.zeros_like(tensor) for name, tensor in trained.items()}
@@ -171,52 +144,25 @@ def _victim(data: Data, neurons: Neurons, record: dict[str, Any]) -> Victim:
 
 @dataclass(frozen=True, eq=False)
 class _Stationary:
-    """Neurons that are stationary for some multipliers, on samples in coordinates of their span.
+    """Neurons that are stationary for some multipliers, on samples in coordinates of their span."""
 
-    Attributes:
-        first: distinct neurons, (K, r).
-        copies: the number of twins of each, (K,).
-        multipliers: b, (n,).
-        samples: (n, r).
-        labels: ±1, (n,).
-    """
-
-    first: Tensor
-    copies: Tensor
-    multipliers: Tensor
-    samples: Tensor
-    labels: Tensor
-
-    def neurons(self, degree: int, basis: Tensor) -> Neurons:
-        """Return all of them, twins included, in the space of the inputs."""
-        last = (self.first @ self.samples.T) ** degree @ self.multipliers
-        first = (self.first @ basis.T).repeat_interleave(self.copies, 0)
-        coefficients = (*(0.0,) * degree, 1.0)
-        return Neurons(first, last.repeat_interleave(self.copies), coefficients)
+    first: Tensor  # distinct neurons, (K, r)
+    copies: Tensor  # the number of twins of each, (K,), which begin with nearly even margins
+    multipliers: Tensor  # b, (n,), of the signs of the labels
+    samples: Tensor  # (n, r)
 
 
 def _kkt_point(
-    samples: Tensor,
-    labels: Tensor,
-    width: int,
-    degree: int,
-    even: bool,
-    generator: torch.Generator,
-) -> tuple[_Stationary | None, int]:
-    """Return a KKT point, or None, and the most real eigenvectors seen on the way.
+    samples: Tensor, multipliers: Tensor, width: int, degree: int, generator: torch.Generator
+) -> _Stationary | None:
+    """Return a KKT point found from these multipliers, or None.
 
-    It begins with samples of even weight, or near that. Where a neuron cannot be followed any
-    further, neurons are picked anew for the multipliers reached.
+    Where a neuron cannot be followed any further, neurons are picked anew for the multipliers
+    reached.
     """
-    scatter = torch.randn(len(labels), generator=generator, dtype=torch.float64)
-    multipliers = labels / samples.norm(dim=1) ** degree
-    if not even:
-        multipliers = multipliers * (0.3 * scatter).exp()
-    most = 0
     for _ in range(ROUNDS):
         first = _eigenneurons(samples, multipliers, degree, generator)
-        most = max(most, len(first))
-        shares = labels * _outputs(first, samples, multipliers, degree)
+        shares = _shares(first, samples, multipliers, degree)
         copies = _evened(shares, width)
         margins = copies.double() @ shares
         if not (margins > 0).all():
@@ -225,18 +171,18 @@ def _kkt_point(
         scale = margins.log().mean().exp() ** ((degree - 1) / (degree + 1))
         used = copies > 0
         sized = first[used] * scale ** (-1 / (degree - 1))
-        start = _Stationary(sized, copies[used], multipliers * scale, samples, labels)
+        start = _Stationary(sized, copies[used], multipliers * scale, samples)
         end, reached = _to_margin(start, degree)
         if reached:
-            return end, most
+            return end
         multipliers = end.multipliers
-    return None, most
+    return None
 
 
-def _outputs(first: Tensor, samples: Tensor, multipliers: Tensor, degree: int) -> Tensor:
-    """Return what each neuron adds to each f(x_i), a_k (w_k·x_i)^α with a_k = T(w_k^α), (K, n)."""
+def _shares(first: Tensor, samples: Tensor, multipliers: Tensor, degree: int) -> Tensor:
+    """Return what each neuron adds to each margin, y_i a_k (w_k·x_i)^α with a_k = T(w_k^α)."""
     raised = (first @ samples.T) ** degree
-    return (raised @ multipliers)[:, None] * raised
+    return multipliers.sign() * (raised @ multipliers)[:, None] * raised
 
 
 def _eigenneurons(
@@ -286,10 +232,8 @@ def _image(
 def _evened(shares: Tensor, width: int) -> Tensor:
     """Return how many twins each neuron gets, (K,), so that the margins are as even as can be.
 
-    One by one the neuron is added that brings the vector of margins closest to equal entries; no
-    twins before every neuron is in.
-
-    What a neuron adds to each margin is a row of the shares, (K, n).
+    One by one the neuron is added whose row of shares (K, n) brings the margins closest to equal
+    entries; no twins before every neuron is in.
     """
     copies = torch.zeros(len(shares), dtype=torch.int64)
     margins = torch.zeros_like(shares[0])
@@ -307,11 +251,9 @@ def _evened(shares: Tensor, width: int) -> Tensor:
 def _to_margin(start: _Stationary, degree: int) -> tuple[_Stationary, bool]:
     """Follow the neurons while the margins m_i go to 1 as m_i^{1−s}, s from 0 to 1.
 
-    Returns:
-        The last neurons on the way that were solved for, and whether it is the end.
+    Returns the last neurons on the way that were solved for, and whether it is the end.
     """
-    shares = _outputs(start.first, start.samples, start.multipliers, degree)
-    begin = start.labels * (start.copies.double() @ shares)
+    begin = start.copies.double() @ _shares(start.first, start.samples, start.multipliers, degree)
     now, done, step = start, 0.0, 0.5
     while done < 1:
         step = min(step, 1 - done)
@@ -331,8 +273,8 @@ def _newton(start: _Stationary, margins: Tensor, degree: int) -> _Stationary | N
     Each neuron's equation F_k = w_k − α a_k g_k, with g_k = T(w_k^{α−1}, ·) and a_k = T(w_k^α), has
     a block of its own; b is what is left after eliminating them.
     """
-    x, y, b, first = start.samples, start.labels, start.multipliers, start.first
-    copies = start.copies.double()
+    x, b, first, copies = start.samples, start.multipliers, start.first, start.copies.double()
+    y = b.sign()
     identity = torch.eye(first.shape[1], dtype=torch.float64)
     for _ in range(8):
         z = first @ x.T

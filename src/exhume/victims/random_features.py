@@ -10,11 +10,14 @@ from exhume.errors import InputError
 from exhume.features.activations import activation as named_activation
 from exhume.features.weights import Seeded, Weights, blocks
 from exhume.models.folder import random_features_problem
-from exhume.victims.losses import LOSSES
+from exhume.victims.descent import LOSSES
 from exhume.victims.victim import Victim
 
 ROWS = 8192
 """Rows of V at a time: their features are in float64, and must fit beside V."""
+
+NEWTON = 200
+"""Most Newton steps of logistic regression: it takes ten or twenty, and more where crowded."""
 
 
 def random_features(
@@ -43,9 +46,8 @@ def random_features(
     sigma = named_activation(activation)
     if width < data.samples:
         raise InputError(
-            f"width {width} is below the number of samples, {data.samples}: the model cannot fit "
-            f"its data, and gives none back. Choose a width of at least {data.samples}; "
-            f"reconstruction starts near samples × dimension = {data.samples * data.dim:,}."
+            f"width {width} is below the number of samples, {data.samples}; reconstruction starts "
+            f"near samples × dimension = {data.samples * data.dim:,}."
         )
     number("ridge", ridge, least=0)
     one_of("loss", loss, ("squared", "logistic"))
@@ -63,7 +65,14 @@ def random_features(
     for part in blocks(width, ROWS):
         phi = features(part)
         gram += phi @ phi.T
-    coefficients = _fit(gram, labels, ridge * gram.diagonal().mean(), loss)
+    penalty = ridge * gram.diagonal().mean()
+    if loss == "squared":
+        coefficients = least_squares(gram + penalty * torch.eye(data.samples).to(gram), labels)[0]
+    elif penalty <= 0:
+        raise InputError("ridge: logistic regression needs one, for example 0.001.")
+    else:
+        each = [logistic(gram, y, penalty.item()) for y in labels.T]
+        coefficients = torch.stack(each, 1)
     theta = torch.cat([features(part).T @ coefficients for part in blocks(width, ROWS)])
     fit = LOSSES[loss].value(gram @ coefficients, labels).item()
     record = {"data": data.name, "loss": loss, "ridge": ridge, "seed": seed, "fit": fit}
@@ -71,30 +80,11 @@ def random_features(
     return Victim(problem, data, record, trained={"last": theta})
 
 
-def _fit(gram: Tensor, labels: Tensor, penalty: Tensor, loss: str) -> Tensor:
-    """Return coefficients A (n, m) with θ = ΦᵀA at the minimum of the training loss."""
-    if loss == "squared":
-        identity = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
-        return least_squares(gram + penalty * identity, labels)[0]
-    if penalty <= 0:
-        raise InputError(
-            "logistic regression without a ridge has no minimum on separable data; "
-            "pass a ridge, for example 0.001."
-        )
-    return torch.stack([logistic(gram, y, penalty.item()) for y in labels.T], 1)
-
-
-def logistic(gram: Tensor, labels: Tensor, penalty: float, steps: int = 200) -> Tensor:
-    """Return A (n,) at the minimum of F = Σ log(1 + exp(−y f)) + ½ λ AᵀKA with f = KA.
+def logistic(gram: Tensor, labels: Tensor, penalty: float) -> Tensor:
+    """Return A (n,) at the minimum of F = Σ log(1 + exp(−y f)) + ½ λ AᵀKA with f = KA, y = ±1.
 
     Optimality in θ = ΦᵀA reads λA = g, g = y σ(−y f). The Newton point solves
     (K + λ W⁻¹) A = f + W⁻¹ g with W = σ(f)(1 − σ(f)); steps towards it are halved until F falls.
-
-    Args:
-        gram: K, (n, n) float64.
-        labels: y, (n,) of ±1.
-        penalty: λ > 0.
-        steps: the most Newton steps.
     """
 
     def loss(coefficients: Tensor) -> Tensor:
@@ -104,7 +94,7 @@ def logistic(gram: Tensor, labels: Tensor, penalty: float, steps: int = 200) -> 
 
     coefficients = torch.zeros_like(labels)
     value = loss(coefficients)
-    for _ in range(steps):
+    for _ in range(NEWTON):
         fitted = gram @ coefficients
         pull = labels * torch.sigmoid(-labels * fitted)
         if (penalty * coefficients - pull).abs().max() <= 1e-12 * pull.abs().max():

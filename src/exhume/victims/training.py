@@ -1,26 +1,25 @@
 """Training of any network on a data set, and what has to be known of it afterwards.
 
-Gradient descent here is the plain kind. Its rate may change with time but is one number for all
-weights, so without decay the first layer moves within the span of the samples and nowhere else;
-that is what an attack reads. Steps come in windows: after each one the loss is looked at, and
-where no rate was given, the rate is made to fit.
-
     θ ← θ − rate · (∇L + decay · θ),    rate = c / λ,    λ = λ_max(JJᵀ) · max L″ + decay
 
-J is the derivative of the outputs in the weights at the start, L″ the curvature of the loss in the
-outputs as they are. Descent is stable for c < 2: c begins at 1 and grows to 1.8. A window in which
-the loss rose is undone and c halved. With momentum β, minibatches or Adam the loss need not fall
-steadily: c stays at 1 − β, and a window is undone only if the loss became ten times its lowest.
+The rate is one number for all weights, so without decay the first layer moves within the span of
+the samples, which is what an attack reads. J is the derivative of the outputs in the weights at the
+start, L″ the curvature of the loss in the outputs. Descent is stable for c < 2: c begins at 1 and
+grows to 1.8, and a window of steps in which the loss rose is undone and c halved. With momentum β,
+minibatches or Adam the loss need not fall steadily: c stays at 1 − β, and a window is undone only
+if the loss became ten times its lowest.
 """
 
 import copy
+import hashlib
+import json
 import math
 import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,13 +30,10 @@ from exhume.checks import number, one_of, whole_number
 from exhume.data import Data
 from exhume.device import tensor_cores, usable_device
 from exhume.errors import InputError
-from exhume.files import finite
-from exhume.victims.checkpoint import Checkpoint, Place, digest
-from exhume.victims.descent import Descent, largest_eigenvalue
-from exhume.victims.losses import LOSSES
+from exhume.files import finite, read_metadata, read_tensors, write_tensors
+from exhume.victims.descent import LOSSES, Descent, largest_eigenvalue
 
 OPTIMIZERS = ("gd", "sgd", "adam")
-"""Optimizers by name."""
 
 WINDOW = 50
 """Steps between looks at the loss: rare enough that looking costs nothing beside them."""
@@ -56,6 +52,9 @@ SMALLEST = 2.0**-40
 
 LARGEST_ADAM = 1e-3
 """The largest rate that is chosen for Adam, and the one its authors recommend."""
+
+SAVE_EVERY = 5.0
+"""Seconds between two checkpoints: little is lost, and less than a twentieth spent on writing."""
 
 Show = Callable[[int, float], None]
 """Called with the step and the loss now and then."""
@@ -121,21 +120,12 @@ class Training:
         return self.momentum
 
 
-@dataclass(frozen=True, eq=False)
-class Trained:
-    """A `Trained` is a network before and after.
-
-    Attributes:
-        initial: its state at the start, on the CPU, in the precision of the training.
-        trained: the same at the end.
-        record: for JSON: `settings`, `dtype`, `loss` at the end, `reached` (whether that is what
-            was asked for), `steps` taken, `undone` among them, `rate` at the end, `seconds`, and
-            `laziness`: |ΔW|/|W₀| of every weight by name, and of the `first`.
-    """
+class Trained(NamedTuple):
+    """A `Trained` is a network before and after, on the CPU, in the precision of the training."""
 
     initial: dict[str, Tensor]
     trained: dict[str, Tensor]
-    record: dict[str, Any]
+    record: dict[str, Any]  # for JSON; `laziness` is |ΔW|/|W₀| of every weight and of the first
 
 
 def train(
@@ -164,19 +154,23 @@ def train(
             the checkpoint is of another training.
     """
     settings = settings or Training()
-    if dtype not in (torch.float32, torch.float64):
-        raise InputError(f"dtype: expected float32 or float64, got {dtype}.")
+    one_of("dtype", dtype, (torch.float32, torch.float64))
     network = copy.deepcopy(module).to(usable_device(device), dtype)
     initial = state_of(network)
     kept = None
     if checkpoint is not None:
         samples = {"inputs": data.inputs, "targets": data.targets}
-        same = {"initial weights": digest(initial), "data": digest(samples)}
-        kept = Checkpoint(checkpoint, {**asdict(settings), "dtype": str(dtype), **same})
+        same = {"initial weights": _digest(initial), "data": _digest(samples)}
+        kept = _Checkpoint(checkpoint, {**asdict(settings), "dtype": str(dtype), **same})
     with tensor_cores(False), set_multithreading_enabled(False):  # steps are short: one thread
         run = _Run(network, data, settings)
         place = run.to_the_end(show, kept)
     trained = state_of(network)
+    moved = {}
+    for name, weight in network.named_parameters():
+        if weight.ndim > 1:
+            change = (trained[name] - initial[name]).double().norm()
+            moved[name] = (change / initial[name].double().norm()).item()
     record = {
         "settings": {**asdict(settings), "momentum": settings.inertia},
         "dtype": str(dtype).removeprefix("torch."),
@@ -186,11 +180,76 @@ def train(
         "undone": place.undone,
         "rate": run.rate(place),
         "seconds": place.seconds,
-        "laziness": _laziness(network, initial, trained),
+        "laziness": {"first": next(iter(moved.values())), **moved} if moved else {},
     }
     if kept is not None:
-        kept.remove()
+        kept.path.unlink(missing_ok=True)
     return Trained(initial, trained, finite(record))
+
+
+def state_of(network: nn.Module) -> dict[str, Tensor]:
+    """Return a copy of everything in a network, on the CPU."""
+    return {name: t.detach().cpu().clone() for name, t in network.state_dict().items()}
+
+
+@dataclass(frozen=True)
+class _Place:
+    """All that is needed to go on from a window that was kept."""
+
+    tensors: tuple[Tensor, ...]  # weights, then moments; never written to
+    loss: float  # without decay
+    bend: float  # the curvature of the loss in the outputs
+    lowest: float  # value of loss and decay so far
+    scale: float  # of the rate: λ_max(JJᵀ)/n, or Adam's first rate
+    factor: float  # c, or what is left of Adam's first rate
+    steps: int = 0  # so far, undone ones included
+    undone: int = 0
+    seconds: float = 0.0
+
+
+class _Checkpoint:
+    """The file with the place of one training, and what must be the same to continue it."""
+
+    def __init__(self, path: Path, identity: Mapping[str, Any]) -> None:
+        self.path, self.identity = path, identity
+        self.due = time.monotonic() + SAVE_EVERY
+
+    def write(self, place: _Place) -> None:
+        """Keep a place, and another one in some seconds: more where writing takes long."""
+        begun = time.monotonic()
+        numbers = {key: value for key, value in vars(place).items() if key != "tensors"}
+        tensors = {f"{index:06d}": tensor for index, tensor in enumerate(place.tensors)}
+        metadata = {"training": json.dumps(self.identity), "place": json.dumps(numbers)}
+        write_tensors(self.path, tensors, metadata)
+        now = time.monotonic()
+        self.due = now + max(SAVE_EVERY, 20 * (now - begun))
+
+    def read(self, live: list[Tensor]) -> _Place | None:
+        """Return the place kept, on the devices of the tensors it is for; None without a file."""
+        if not self.path.exists():
+            return None
+        kept = read_tensors(self.path)
+        try:
+            metadata = read_metadata(self.path)
+            theirs, numbers = json.loads(metadata["training"]), json.loads(metadata["place"])
+            differing = [key for key in self.identity if theirs[key] != self.identity[key]]
+            if not differing:
+                tensors = (kept[f"{index:06d}"].to(t.device) for index, t in enumerate(live))
+                return _Place(tuple(tensors), **numbers)
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(f"{self.path}: is no checkpoint ({error}); remove it.") from error
+        raise InputError(
+            f"{self.path}: was left by a training with another {differing[0]}; give it the same "
+            "again to finish it, or remove the file to begin anew."
+        )
+
+
+def _digest(tensors: Mapping[str, Tensor]) -> str:
+    total = hashlib.sha256()
+    for name, tensor in tensors.items():
+        total.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        total.update(tensor.detach().cpu().contiguous().numpy().data)
+    return total.hexdigest()
 
 
 class _Run(Descent):
@@ -206,29 +265,28 @@ class _Run(Descent):
         self.steady = settings.optimizer == "gd" and not settings.inertia  # the loss only falls
         self.first_factor = 1.0 - settings.inertia
         self.order = (-1, torch.empty(0))
-        with torch.no_grad():
-            self.start = self._first_outputs(data)
-
-    def _first_outputs(self, data: Data) -> Tensor:
-        """Return the outputs at the start, (n, m), or refuse a network that does not fit."""
         try:
-            outputs: Tensor = self.network(self.inputs)
+            with torch.no_grad():
+                self.start: Tensor = network(self.inputs)
         except RuntimeError as error:
             raise InputError(
                 f"the network cannot take samples of shape {data.shape} ({error})."
             ) from error
-        if outputs.shape != data.targets.shape:
+        if self.start.shape != data.targets.shape:
             raise InputError(
-                f"the network gives outputs of shape {tuple(outputs.shape)}, but the targets of "
+                f"the network gives outputs of shape {tuple(self.start.shape)}, but the targets of "
                 f"{data.name} are {tuple(data.targets.shape)}; make it with outputs={data.outputs}."
             )
-        return outputs
 
-    def to_the_end(self, show: Show | None, checkpoint: Checkpoint | None) -> Place:
+    def to_the_end(self, show: Show | None, checkpoint: _Checkpoint | None) -> _Place:
         """Train from the checkpoint, or from the start, and return the last place."""
         place = checkpoint.read(self.live) if checkpoint is not None else None
         if place is None:
-            place = self._begin()
+            loss, value, bend = self._look()
+            if not math.isfinite(value):
+                raise InputError(f"the loss at the start is {value}; check the network's weights.")
+            scale = self._first_scale(loss) if self.settings.rate is None else 1.0
+            place = _Place(self._copy(), loss, bend, value, scale, self.first_factor)
         else:
             self.go_to(place.tensors)
         begun = time.monotonic() - place.seconds
@@ -241,25 +299,15 @@ class _Run(Descent):
                 place = replace(self._window(place), seconds=time.monotonic() - begun)
                 if show is not None:
                     show(place.steps, place.loss)
-                if checkpoint is not None:
-                    checkpoint.write_if_due(place)
+                if checkpoint is not None and time.monotonic() > checkpoint.due:
+                    checkpoint.write(place)
         except KeyboardInterrupt:
             if checkpoint is not None:
                 checkpoint.write(place)
             raise
         return place
 
-    def _begin(self) -> Place:
-        """Return the start, with a rate chosen where none was given."""
-        loss, value, bend = self._look()
-        if not math.isfinite(value):
-            raise InputError(f"the loss at the start is {value}; check the network's weights.")
-        place = Place(self.copy(), loss, bend, value, 1.0, self.first_factor)
-        if self.settings.rate is not None:
-            return place
-        return replace(place, scale=self._adam_rate(loss) if self.adam else self._sharpness())
-
-    def rate(self, place: Place) -> float:
+    def rate(self, place: _Place) -> float:
         """Return the rate of the steps that follow a place."""
         if self.settings.rate is not None:
             return self.settings.rate
@@ -268,7 +316,7 @@ class _Run(Descent):
         steepness = place.scale * place.bend + self.decay
         return place.factor / max(steepness, sys.float_info.min)
 
-    def _window(self, place: Place) -> Place:
+    def _window(self, place: _Place) -> _Place:
         """Take some steps, look at the loss, and keep or undo them."""
         rate = self.rate(place)
         steps = min(place.steps + WINDOW, self.settings.steps)
@@ -285,15 +333,12 @@ class _Run(Descent):
             self.go_to(place.tensors)
             undone = place.undone + steps - place.steps
             return replace(place, factor=place.factor / 2, steps=steps, undone=undone)
-        return replace(
-            place,
-            tensors=self.copy(),
-            loss=loss,
-            bend=bend,
-            lowest=min(value, place.lowest),
-            factor=min(place.factor * GROWTH, SAFE) if self.steady else place.factor,
-            steps=steps,
-        )
+        factor = min(place.factor * GROWTH, SAFE) if self.steady else place.factor
+        lowest, tensors = min(value, place.lowest), self._copy()
+        return _Place(tensors, loss, bend, lowest, place.scale, factor, steps, place.undone)
+
+    def _copy(self) -> tuple[Tensor, ...]:
+        return tuple(tensor.detach().clone() for tensor in self.live)
 
     def _outputs(self, inputs: Tensor, start: Tensor) -> Tensor:
         outputs: Tensor = self.network(inputs)
@@ -331,16 +376,18 @@ class _Run(Descent):
         slope = self.loss.slope(outputs.detach(), labels)
         return torch.autograd.grad(outputs, self.weights, slope, materialize_grads=True)
 
-    def _adam_rate(self, loss: float) -> float:
-        """Return what lowers the loss by a tenth in the first step, which is rate · sign(∇L)."""
-        slope = sum(g.abs().sum().item() for g in self._gradient(None))
-        return min(LARGEST_ADAM, loss / (10 * slope)) if slope else LARGEST_ADAM
+    def _first_scale(self, loss: float) -> float:
+        """Return λ_max(JJᵀ)/b, the largest over some minibatches of b samples.
 
-    def _sharpness(self) -> float:
-        """Return λ_max(JJᵀ)/b, the largest over some minibatches of b samples."""
-        turns = min(8, math.ceil(len(self.inputs) / self.batch))
+        With Adam, whose first step is rate · sign(∇L), it is the rate that lowers the loss by a
+        tenth.
+        """
+        if self.adam:
+            slope = sum(g.abs().sum().item() for g in self._gradient(None))
+            return min(LARGEST_ADAM, loss / (10 * slope)) if slope else LARGEST_ADAM
         found = 0.0
-        for rows in map(self._rows, range(turns)):
+        for turn in range(min(8, math.ceil(len(self.inputs) / self.batch))):
+            rows = self._rows(turn)
             inputs = self.inputs if rows is None else self.inputs[rows]
             found = max(found, largest_eigenvalue(self.network, inputs) / len(inputs))
         if not (found > 0 and math.isfinite(found)):
@@ -349,20 +396,3 @@ class _Run(Descent):
                 "initialise the network."
             )
         return found * (self.settings.lazy or 1.0) ** 2
-
-
-def state_of(network: nn.Module) -> dict[str, Tensor]:
-    """Return a copy of everything in a network, on the CPU."""
-    return {name: t.detach().cpu().clone() for name, t in network.state_dict().items()}
-
-
-def _laziness(
-    network: nn.Module, initial: Mapping[str, Tensor], trained: Mapping[str, Tensor]
-) -> dict[str, float]:
-    """Return |ΔW|/|W₀| of every weight by name, vectors left out, and of the first."""
-    ratios = {}
-    for name, parameter in network.named_parameters():
-        if parameter.ndim > 1:
-            moved = (trained[name] - initial[name]).double().norm()
-            ratios[name] = (moved / initial[name].double().norm()).item()
-    return {"first": next(iter(ratios.values())), **ratios} if ratios else {}

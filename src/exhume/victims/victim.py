@@ -40,23 +40,18 @@ class Victim:
         point: str = "midpoint",
         premise: Premise | str = Premise.CHANGE,
     ) -> Problem:
-        """Return the problem that another block of parameters, another point or premise poses.
+        """Return the problem that other parameters, another point or another premise poses.
 
-        Args:
-            parameters: `last`, `first`, `all`, or names and patterns.
-            point: initial, final, midpoint or both.
-            premise: change, margin or decay; for the last two all trained weights are the target.
+        Names are those of `exhume audit`; for margin and decay all weights are the target.
         """
         if self.model is None:
             return self.problem
         return self.model.problem(parameters, point, premise_named(premise))
 
     def save(self, folder: Path, store: bool = False) -> None:
-        """Write model and truth to a new folder, the truth in a file of its own.
+        """Write model and truth to a new or empty folder, the truth in a file of its own.
 
-        Args:
-            folder: must not exist, or be empty.
-            store: write V itself where a seed, or a file elsewhere, would do.
+        With `store`, V itself is written where a seed, or a file elsewhere, would do.
         """
         with new_folder(folder) as temporary:
             if self.model is not None:

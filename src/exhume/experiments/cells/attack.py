@@ -25,7 +25,7 @@ from exhume.methods.progress import Method
 from exhume.methods.tansley2026 import Tansley2026
 from exhume.models import architectures
 from exhume.victims import Victim
-from exhume.victims.losses import LOSSES
+from exhume.victims.descent import LOSSES
 
 UNDETERMINED = "undetermined"
 """The outcome where nothing was attacked, as any candidates would explain the weights."""

@@ -6,7 +6,7 @@ from typing import Any, cast
 from exhume import data
 from exhume.checks import one_of, whole_number
 from exhume.data import Data
-from exhume.data.selection import DEFAULT_CLASSES
+from exhume.data.sets import DEFAULT_CLASSES
 from exhume.errors import InputError
 
 MOST_NUMBERS = 10**8
