@@ -32,6 +32,7 @@ from exhume.methods.penalised import (
 from exhume.methods.penalties import loss_at
 from exhume.methods.progress import pack, stream
 from exhume.solvers import Outcome
+from nets import make
 from problems import case, gaussian
 
 # Steps and starts
@@ -313,6 +314,13 @@ def test_out_of_budget_while_tuning_the_best_trial_so_far_is_the_answer() -> Non
     late = reconstruct(MARGIN, 3, method=method, resume=pack(second, 9.0), time_limit=1.0)
     assert late.outcome is Outcome.BUDGET and torch.equal(late.samples, best)
     assert not torch.equal(best, second.candidates)
+
+
+def test_the_divisor_counts_the_outputs_of_the_network_also_for_its_last_layer() -> None:
+    last = make("mlp", 3).problem("last")
+    assert last.features.outputs == 0 and last.target.shape[1] == 3
+    for problem, divisor in ((last, 4 * 3), (case(10, 2, 8, outputs=2).problem, 4)):
+        assert Loo2023().init(problem, 2, 0).state.place.divisor == divisor
 
 
 def test_features_that_are_not_a_networks_can_be_fitted_too() -> None:

@@ -22,15 +22,17 @@ from exhume.methods.penalised import Descending, Descent, Moments, Penalised
 from exhume.methods.penalties import Hyperparameters, Place, balanced_labels, loss_at, outputs
 from exhume.methods.progress import stream
 from exhume.methods.shen2026 import (
+    Penalty,
+    Projection,
     Shen2026,
     SplitDescending,
     base_for,
     begun_with,
+    curvatures,
     loss_of,
     paced,
     with_splits,
 )
-from exhume.methods.splitting import Penalty, Projection, curvatures
 from exhume.search.split import halves
 from problems import case, gaussian
 

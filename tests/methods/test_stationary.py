@@ -128,7 +128,7 @@ def test_the_search_begins_with_a_surplus(samples: int, surplus: float, count: i
     progress = Stationary(surplus=surplus).init(problem, samples, 0)
     assert progress.candidates.shape == (count, DIM)
     assert progress.phase == "sharpen"
-    view = softened(problem, Stationary().sharpness[0] / module._unit(problem))
+    view = softened(problem, progress.sharpness)
     assert progress.state.fit.cost == fitted(view, progress.candidates).cost
 
 
@@ -165,8 +165,8 @@ def test_sharpness_grows_from_trial_to_trial_and_stays() -> None:
     problem = posed(trained_net())
     method = Stationary(steps=1, trials=5, sharpness=(10.0, 20.0, 40.0))
     moves = moved(method, problem, 3, until=99)
-    asked = {p.trial: p.sharpness * module._unit(problem) for p in moves}
-    assert list(asked.values()) == pytest.approx([10, 20, 40, 40, 40])
+    asked = {p.trial: p.sharpness / moves[0].sharpness for p in moves}
+    assert list(asked.values()) == pytest.approx([1, 2, 4, 4, 4])
     x = gaussian(3, DIM)
     for progress in moves[::3]:
         layer = problem.features.substituted(softplus(progress.sharpness)).linearize(x)

@@ -1,5 +1,6 @@
 """Methods: named recipes on top of search and solvers; a new one is a file and a line here."""
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,13 +13,13 @@ from exhume.checks import whole_number
 from exhume.equation.problem import Problem
 from exhume.errors import InputError
 from exhume.methods.buzaglo2023 import Buzaglo2023
-from exhume.methods.default import default_for
 from exhume.methods.exhume import Exhume
 from exhume.methods.haim2022 import Haim2022
 from exhume.methods.iurada2025 import Iurada2025
 from exhume.methods.loo2023 import Loo2023
 from exhume.methods.progress import Checkpoint, Method, Progress, unpack
 from exhume.methods.shen2026 import Shen2026
+from exhume.methods.stationary import default_for
 from exhume.methods.tansley2026 import Tansley2026, confined
 from exhume.solvers import Outcome
 
@@ -77,9 +78,7 @@ class Reconstruction:
 def method_named(method: str | Method, problem: Problem | None = None) -> Method:
     """Return the method of that name with its default settings, or the method itself.
 
-    Args:
-        method: the name.
-        problem: what it is for: `exhume` is two searches, of which its premise picks one.
+    The name `exhume` stands for two searches, and the problem's premise picks one of them.
     """
     if not isinstance(method, str):
         return method
@@ -121,20 +120,6 @@ def threads_for(problem: Problem, samples: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-@dataclass(frozen=True)
-class Budget:
-    """What a run may cost, in seconds and in products; None for no limit."""
-
-    seconds: float | None = None
-    products: int | None = None
-
-    def spent(self, progress: Progress, seconds: float) -> bool:
-        """Whether nothing is left of it."""
-        if self.seconds is not None and seconds >= self.seconds:
-            return True
-        return self.products is not None and progress.total_products >= self.products
-
-
 def reconstruct(
     problem: Problem,
     samples: int | None = None,
@@ -157,30 +142,29 @@ def reconstruct(
         resume: of an interrupted run, from `progress.pack`.
         product_limit: passes over the features' derivative after which the best so far is returned:
             a budget that, unlike seconds, is the same on every machine.
-
-    Returns:
-        The candidates with their residual and outcome.
     """
     check_numbers(samples, seed, time_limit, product_limit)
     recipe = method_named(method, problem)
-    if samples is not None and samples > problem.features.width:
+    if samples is not None and samples > (width := problem.features.width):
         raise InputError(
-            f"samples: {samples} are more than the {problem.features.width} features; so many "
-            "candidates explain any weights, and nothing could be claimed of them."
+            f"samples: {samples} are more than the {width} features; so many candidates explain "
+            "any weights, and nothing could be claimed of them."
         )
     start = time.perf_counter() - (resume.seconds if resume else 0.0)
-    budget = Budget(time_limit, product_limit)
+    seconds = math.inf if time_limit is None else time_limit
+    products = math.inf if product_limit is None else product_limit
     problem = seen_by(recipe, problem)
     with threads_for(problem, samples):
         progress = unpack(problem, resume) if resume else recipe.init(problem, samples, seed)
-        while not (progress.outcome or budget.spent(progress, time.perf_counter() - start)):
+        while progress.outcome is None and progress.total_products < products:
+            if time.perf_counter() - start >= seconds:
+                break
             progress = recipe.advance(problem, progress)
             if observe is not None:
                 observe(progress, time.perf_counter() - start)
         fit = recipe.finish(problem, progress)
-    outcome = progress.outcome or Outcome.BUDGET
-    if not fit.value <= BLOWN_UP:
-        outcome = Outcome.DIVERGED
+    blown_up = not fit.value <= BLOWN_UP
+    outcome = Outcome.DIVERGED if blown_up else progress.outcome or Outcome.BUDGET
     return Reconstruction(
         samples=fit.candidates.double().cpu(),
         coefficients=fit.coefficients.cpu(),

@@ -1,21 +1,9 @@
 """Ours for a change of weights: Levenberg-Marquardt from an over-complete start, then down.
 
-1. Explore. Start with more candidates than samples, as long as the equations outnumber the
-   unknowns by `least_ratio`: bad minima become rare. If the solver stalls all the same, replace
-   the candidates that matter least by new ones where the residual points, and solve again;
-   if that does not help for long, start afresh.
-2. Tidy. Once the weights are explained, undo flipped signs, drop the candidates that the others
-   can stand in for, and solve again; take it back if the residual does not return.
-3. Polish what is left.
-
-In a trained network the features moved while the weights did, and the residual has a floor that
-is not known. It is reached when trials that dropped many candidates came back to the same residual
-and found those again, half as many in all as there are samples: then what is left is not for lack
-of a sample.
-
-If the number of samples is not given, exploring begins with few candidates and adds more until
-the weights are explained; tidying then merges candidates that have become the same sample, and
-the number is the least from which the residual still returns, found by bisection.
+1. Explore with more candidates than samples, which makes bad minima rare; renew some, or start
+   afresh, where the solver stalls all the same.
+2. Tidy once the weights are explained: undo flipped signs, drop what others can stand in for.
+3. Polish what is left. Why this works, and what a floor is: docs/theory.md.
 """
 
 import math
@@ -81,6 +69,10 @@ class Search(Solving):
     def best_residual(self) -> float:
         """The residual of the best trial; infinite before the first has ended."""
         return math.inf if self.best is None else self.best.residual
+
+    def led(self, problem: Problem) -> Fit:
+        """Return the fit of the best trial."""
+        return fitted(problem, self.leader.candidates)
 
     def kept(self) -> "Search":
         """Return the progress with the trial at hand as the best."""
@@ -166,17 +158,16 @@ class Exhume:
             return self._after_explore(problem, progress)
         if progress.phase == "tidy":
             return self._after_tidy(problem, progress)
+        if progress.phase == "cut" and self._holds(progress):
+            return self._cut(problem, progress.kept())
         if progress.phase == "cut":
-            return self._after_cut(problem, progress)
-        return replace(progress, outcome=self._verdict(progress, state.fit.value))
-
-    def _verdict(self, progress: Search, value: float) -> Outcome:
-        """Return how the run ended, at the residual of the answer."""
-        if value <= self.tolerance:
-            return Outcome.CONVERGED
-        if value <= self.above * progress.floor:
-            return Outcome.SETTLED
-        return progress.state.outcome or Outcome.BUDGET
+            return self._cut(problem, replace(progress, too_few=len(progress.candidates)))
+        outcome = state.outcome or Outcome.BUDGET
+        if state.fit.value <= self.tolerance:
+            outcome = Outcome.CONVERGED
+        elif state.fit.value <= self.above * progress.floor:
+            outcome = Outcome.SETTLED
+        return replace(progress, outcome=outcome)
 
     def finish(self, problem: Problem, progress: Search) -> Fit:
         """Return the best of all trials, cut down to the number asked for."""
@@ -185,9 +176,7 @@ class Exhume:
             if rival is not None and not fit.value < rival.residual:
                 fit = fitted(problem, rival.candidates)
         surplus = len(fit.candidates) - (progress.samples or len(fit.candidates))
-        if surplus <= 0:
-            return fit
-        return fitted(problem, without(problem, fit, surplus))
+        return fit if surplus <= 0 else fitted(problem, without(problem, fit, surplus))
 
     def _explorer(self, problem: Problem, samples: int | None) -> LevenbergMarquardt:
         """Return the solver of a trial: where there is a floor, creeping to it is no progress."""
@@ -201,9 +190,11 @@ class Exhume:
         return LevenbergMarquardt(tolerance=self.tolerance / 100, damping=1e-3, patience=3)
 
     def _most(self, problem: Problem) -> int:
+        """Return how many candidates leave enough equations for each unknown."""
         return max(1, int(problem.ratio(1) / self.least_ratio))
 
     def _many(self, problem: Problem, samples: int) -> int:
+        """Return how many candidates to explore with, for so many samples."""
         return max(samples, min(math.ceil(self.surplus * samples), self._most(problem)))
 
     def _after_explore(self, problem: Problem, progress: Search) -> Search:
@@ -219,23 +210,18 @@ class Exhume:
         if fit.value <= before * self.same and progress.dropped > 0 and problem.drift > 0:
             found = progress.returned + self._found_again(problem, progress)
             progress = replace(progress, returned=found)
-        if fit.value < before:
-            progress = replace(progress.kept(), misses=0)
+        missed = replace(progress, misses=progress.misses + 1)
+        progress = replace(progress.kept(), misses=0) if fit.value < before else missed
+        wanted = self._wanted(problem, progress)
+        spare = len(progress.leader.candidates) > wanted  # a plateau is no floor without any
+        if progress.samples is None:
+            spare = spare and self._grown(problem, progress)
         else:
-            progress = replace(progress, misses=progress.misses + 1)
-        enough = max(1.0, self._wanted(problem, progress) / 2)
-        if self._spare(problem, progress) and progress.returned >= enough:
+            spare = spare and progress.best_residual <= 0.1 * problem.drift
+        if spare and progress.returned >= max(1.0, wanted / 2):
             progress = replace(progress, floor=progress.best_residual, returned=0, tidied=0)
             return self._tidy(problem, progress)
         return self._explore(problem, progress)
-
-    def _spare(self, problem: Problem, progress: Search) -> bool:
-        """Whether a plateau can be the floor: candidates are to spare, and more did not help."""
-        if len(progress.leader.candidates) <= self._wanted(problem, progress):
-            return False
-        if progress.samples is None:
-            return self._grown(problem, progress)
-        return progress.best_residual <= 0.1 * problem.drift
 
     def _wanted(self, problem: Problem, progress: Search) -> int:
         """Return the number of samples, or of candidates that do more than blur a floor; or all."""
@@ -243,13 +229,12 @@ class Exhume:
             return progress.samples
         if problem.drift == 0:
             return len(progress.leader.candidates)
-        best = fitted(problem, progress.leader.candidates)
-        _, cost = dropping(problem, best)
-        return max(1, int((cost > self.above * best.value).sum()))
+        best = progress.led(problem)
+        return max(1, int((dropping(problem, best)[1] > self.above * best.value).sum()))
 
     def _found_again(self, problem: Problem, progress: Search) -> int:
         """Count the candidates that this trial began by dropping and that are there again."""
-        best = fitted(problem, progress.leader.candidates)
+        best = progress.led(problem)
         order, _ = dropping(problem, best)
         surplus = len(order) - self._wanted(problem, progress)
         gone = order[surplus : surplus + progress.dropped].to(best.candidates.device)
@@ -262,7 +247,7 @@ class Exhume:
         if progress.misses >= self.patience or progress.rounds >= self.rounds:
             return self._restart(problem, progress)
         generator = stream(progress.seed, progress.rounds + 1)
-        best = fitted(problem, progress.leader.candidates)
+        best = progress.led(problem)
         before, samples = len(best.candidates), progress.samples
         if samples is None and before < self._most(problem) and not self._grown(problem, progress):
             drop, count = 0, min(math.ceil(1.5 * before), self._most(problem))
@@ -308,12 +293,10 @@ class Exhume:
 
     def _tidy(self, problem: Problem, progress: Search) -> Search:
         """Cut to the number at once, or step by step; if unknown, undo signs, merge, bisect."""
-        best = fitted(problem, progress.leader.candidates)
-        x, a = best.candidates, best.shares
-        samples = progress.samples
+        best, samples = progress.led(problem), progress.samples
+        x, turned = best.candidates, _turned(best)
         if samples is not None:
             progress = replace(progress, explained=len(x))
-            turned = _turned(best)
             if progress.tidied == 0:
                 start = self._cut_to(problem, best, samples)
             elif samples <= len(turned) < len(x):
@@ -323,7 +306,7 @@ class Exhume:
             return progress.next_round(self._polisher.init(problem, start), phase="tidy")
         while progress.tidied <= len(self.alike):
             i = progress.tidied
-            start = _turned(best) if i == 0 else merged(x, a, self.alike[i - 1])
+            start = turned if i == 0 else merged(x, best.shares, self.alike[i - 1])
             if len(start) < len(x):
                 return progress.next_round(self._polisher.init(problem, start), phase="tidy")
             progress = replace(progress, tidied=i + 1)
@@ -332,8 +315,7 @@ class Exhume:
 
     def _cut_to(self, problem: Problem, best: Fit, count: int) -> Tensor:
         """Return so many candidates: signs undone, as many merged as may be, cheapest dropped."""
-        fit = best
-        turned = _turned(best)
+        fit, turned = best, _turned(best)
         if len(turned) >= count:
             fit = fitted(problem, problem.domain.project(turned))
         for cosine in self.twins:
@@ -347,11 +329,10 @@ class Exhume:
         if progress.samples is None:
             progress = progress.kept() if self._holds(progress) else progress
             return self._tidy(problem, replace(progress, tidied=progress.tidied + 1))
-        count = len(progress.state.fit.candidates)
         if self._holds(progress):
-            progress = progress.kept()
-            done = count == progress.samples
-            return self._polish(problem, progress) if done else self._tidy(problem, progress)
+            done = len(progress.candidates) == progress.samples
+            go_on = self._polish if done else self._tidy
+            return go_on(problem, progress.kept())
         if progress.tidied == 0:
             return self._tidy(problem, replace(progress, tidied=1))
         # A sample is missing; where, shows in what is left without the surplus.
@@ -360,19 +341,12 @@ class Exhume:
 
     def _cut(self, problem: Problem, progress: Search) -> Search:
         """Bisect on the number of candidates, from one that is known to be too small."""
-        best = fitted(problem, progress.leader.candidates)
-        count = len(best.candidates)
+        count = len(progress.leader.candidates)
         trial = (progress.too_few + count) // 2
         if trial <= progress.too_few:
             return self._polish(problem, progress)
-        start = without(problem, best, count - trial)
+        start = without(problem, progress.led(problem), count - trial)
         return progress.next_round(self._polisher.init(problem, start), phase="cut")
-
-    def _after_cut(self, problem: Problem, progress: Search) -> Search:
-        if self._holds(progress):
-            return self._cut(problem, progress.kept())
-        tried = len(progress.state.fit.candidates)
-        return self._cut(problem, replace(progress, too_few=tried))
 
     def _holds(self, progress: Search) -> bool:
         """Whether the weights are still explained with fewer candidates."""
@@ -384,12 +358,11 @@ class Exhume:
 
     def _polish(self, problem: Problem, progress: Search) -> Search:
         """Solve once more from the best, with the number of candidates asked for."""
-        best = fitted(problem, progress.leader.candidates)
+        best = progress.led(problem)
         surplus = len(best.candidates) - (progress.samples or len(best.candidates))
         if surplus <= 0 and best.value <= self.tolerance:
             return replace(progress, outcome=Outcome.CONVERGED)
-        start = without(problem, best, max(0, surplus))
-        state = self._polisher.init(problem, start)
+        state = self._polisher.init(problem, without(problem, best, max(0, surplus)))
         return progress.next_round(state, phase="polish", best=None, champion=None)
 
 

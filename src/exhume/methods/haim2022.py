@@ -2,10 +2,8 @@
 
 Haim et al., "Reconstructing Training Data from Trained Neural Networks". At the margin the
 weights are θ = Σ λ_i y_i ∇f(x_i), λ_i ≥ 0. Twice as many candidates as samples, at a small scale,
-half of them with the label −1 and half with +1; multipliers U(0, 1); momentum 0.9 on the loss of
-`methods.penalties` with the box, a push for small multipliers, and a ReLU whose slope is
-sigmoid(αz). For four hyperparameters the only published rule is how the result compares with the
-training data; here they are tuned without it.
+half of them with the label −1; multipliers U(0, 1); momentum 0.9 on the loss of `methods.penalties`
+with the box, a push for small multipliers, and a ReLU whose slope is sigmoid(αz).
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,11 +1,9 @@
 """The law of data reconstruction, as published: momentum on the relative residual.
 
-Iurada et al., "A Law of Data Reconstruction for Random Features (and Beyond)". As many
-candidates as samples, N(0, 1) at the start, momentum 0.9, rows rescaled to the sphere after each
-step, until the residual is under 1e-7 or 10⁶ steps are done. ReLU has a backward slope of 0.02
-where it is off in random features, and is plain in a trained network. Products are in full
-float32; the n×n solve is in float64, where the published code has float32. Nothing here sees the
-truth.
+Iurada et al., "A Law of Data Reconstruction for Random Features (and Beyond)". N(0, 1) candidates,
+as many as samples, momentum 0.9, rows rescaled to the sphere after each step, until the residual
+is under 1e-7 or 10⁶ steps are done. ReLU has a backward slope of 0.02 where it is off in random
+features. The n×n solve is in float64, where the published code has float32.
 """
 
 from dataclasses import dataclass, replace

@@ -31,12 +31,7 @@ PUBLISHED = ({"rate": 0.02},)
 
 
 def surrogate(step: int) -> Activation:
-    """Return softplus with β = min(10 + 10^{i/20000}, 200).
-
-    Example:
-        >>> surrogate(0).name, surrogate(80_000).name
-        ('softplus:11', 'softplus:200')
-    """
+    """Return softplus with β = min(10 + 10^{i/20000}, 200)."""
     return softplus(min(10 + 10 ** (min(step, 80_000) / 20_000), 200.0))
 
 

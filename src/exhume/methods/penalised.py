@@ -1,9 +1,9 @@
 """The engine of the published penalty methods: candidates and multipliers by first-order steps.
 
-haim2022, buzaglo2023 and loo2023 minimise the loss of `methods.penalties`. A ReLU has a smooth
-surrogate while steps are taken. The residual of the answer, and those by which trials are compared,
-are of the network as it is. The published hyperparameters were chosen with the training data at
-hand; here they are found by `search.tuning`, from the problem alone.
+haim2022, buzaglo2023 and loo2023 minimise the loss of `methods.penalties`, with a smooth surrogate
+for ReLU while steps are taken; residuals of answers and of trials are of the network as it is. The
+published hyperparameters were chosen with the training data at hand; here `search.tuning` finds
+them, from the problem alone.
 """
 
 import math
@@ -19,15 +19,7 @@ from exhume.equation.coefficients import Rule
 from exhume.equation.objective import Fit, fitted_with
 from exhume.equation.problem import Problem
 from exhume.errors import InputError
-from exhume.methods.penalties import (
-    Hyperparameters,
-    Place,
-    balanced_labels,
-    coefficients_at,
-    loss_at,
-    outputs,
-    pattern_at,
-)
+from exhume.methods.penalties import Hyperparameters, Place, balanced_labels, loss_at, outputs
 from exhume.methods.progress import Progress, stream
 from exhume.search.tuning import FACTOR, Range, Table, found_again, merit
 from exhume.solvers import Outcome
@@ -252,9 +244,12 @@ class Penalised:
         settings = self._settings(problem, trial, generator)
         if start > 0:
             generator = stream(seed, start * self.trials + trial)
-        like = problem.target
+        like, entries = problem.target, 1
+        if problem.rule is Rule.FREE:  # a multiplier for each entry of a candidate's coefficients
+            one = problem.features.linearize(like.new_zeros(1, problem.dim))
+            entries = one.apply(like).numel()
         candidates = torch.randn(count, problem.dim, generator=generator, dtype=torch.float64)
-        multipliers = self.multipliers(problem, (count, _entries(problem)), generator)
+        multipliers = self.multipliers(problem, (count, entries), generator)
         place = Place(
             (settings.scale * candidates).to(like),
             multipliers.to(like),
@@ -291,8 +286,9 @@ class Penalised:
     def advance(self, problem: Problem, progress: Descending) -> Descending:
         """Take a few steps, and begin the next trial when they were the last of one."""
         run, tuning = progress.state, progress.tuning
-        settings = self.settings_of(problem, progress)
-        limit = self.steps if tuning is None else self._limit(tuning)
+        settings, limit = self.settings_of(problem, progress), self.steps
+        if tuning is not None and (trial := tuning.table.next_trial()):
+            limit = min(self.probe * FACTOR**trial.rung, self.steps)
         moved = advanced(problem, settings, run, max(0, min(STRIDE, limit - run.steps)))
         finite, over = math.isfinite(moved.residual), moved.steps >= limit
         if tuning is None and not finite:  # what is kept is the last that was finite
@@ -309,16 +305,8 @@ class Penalised:
         """Return candidates and multipliers as they stand, or those of the best trial so far."""
         best = progress.tuning and progress.tuning.best
         place = (best or progress.state).place
-        pattern = pattern_at(problem, place)
-        coefficients = coefficients_at(problem, place, pattern)
-        return fitted_with(problem, place.candidates, coefficients)
-
-    def _limit(self, tuning: Tuning) -> int:
-        """Return how many steps the trial at hand may take."""
-        trial = tuning.table.next_trial()
-        assert trial is not None
-        limit: int = min(self.probe * FACTOR**trial.rung, self.steps)
-        return limit
+        here = loss_at(problem, self.settings_of(problem, progress), place)
+        return fitted_with(problem, place.candidates, here.coefficients)
 
     def _after_trial(
         self, problem: Problem, progress: Descending, tuning: Tuning, residual: float
@@ -342,28 +330,14 @@ class Penalised:
         best, best_merit = tuning.best, tuning.best_merit
         if rank < best_merit:
             best, best_merit = kept, rank
-        following = table.next_trial()
-        if following is None:
-            return self._chosen(problem, progress, best)
-        count, (_, setting, start) = len(run.place.candidates), following
-        begun = self.begin(problem, count, progress.seed, setting, start)
-        after = Tuning(table, best, best_merit, twin=kept if start else None)
-        return progress.next_round(begun, tuning=after)
-
-    def _chosen(self, problem: Problem, progress: Descending, best: Descent | None) -> Descending:
-        """Go on from the best trial; where none was any good, what is kept is a start."""
-        if best is None:
-            start = self.begin(problem, len(progress.candidates), progress.seed)
-            return progress.next_round(start, phase="run", tuning=None, outcome=Outcome.DIVERGED)
-        begun = progress.next_round(best, phase="run", tuning=None)
-        steps, products = begun.steps - best.steps, begun.products - best.steps
-        return replace(begun, steps=steps, products=products)  # they were counted in their trial
-
-
-def _entries(problem: Problem) -> int:
-    """Return q, the multipliers of one candidate."""
-    if problem.rule is Rule.MARGIN:
-        return 1
-    one = problem.target.new_zeros(1, problem.dim)
-    rows = len(problem.features.linearize(one).apply(problem.target))
-    return rows * problem.target.shape[1]
+        if following := table.next_trial():
+            count, (_, setting, start) = len(run.place.candidates), following
+            begun = self.begin(problem, count, progress.seed, setting, start)
+            after = Tuning(table, best, best_merit, twin=kept if start else None)
+            return progress.next_round(begun, tuning=after)
+        if best is None:  # no trial was any good: what is kept is a start
+            begun = self.begin(problem, len(progress.candidates), progress.seed)
+            return progress.next_round(begun, phase="run", tuning=None, outcome=Outcome.DIVERGED)
+        chosen = progress.next_round(best, phase="run", tuning=None)
+        steps, products = chosen.steps - best.steps, chosen.products - best.steps
+        return replace(chosen, steps=steps, products=products)  # they were counted in their trial

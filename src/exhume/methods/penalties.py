@@ -1,16 +1,8 @@
-"""The loss of the published penalty methods, in small functions.
+"""The loss of the published penalty methods, over candidates x_j and multipliers λ_j.
 
-haim2022, buzaglo2023 and loo2023 minimise one loss over candidates x_j and multipliers λ_j,
-
-    ‖t − (1/s) Σ_j A_jᵀ Φ(x_j)‖² + box · Σ_j ω_j Σ_i [relu(x_ji − high_i)² + relu(low_i − x_ji)²]
-        + push · Σ_j ω_j relu(threshold − λ_j/ω_j)²
-        + smoothness · Σ_j ω_j ‖x_j − blur(x_j)‖² + sparsity · Σ |λ_j|
-
-where Φ(x_j) are the k rows of a candidate and A_j follows from λ_j by the problem's rule: y_j λ_j
-for one output trained to the margin, λ_j (e_y − e_k) with k the runner-up for several, and λ_j
-itself where coefficients are free. The divisor s stays what it was at the start. The shares ω_j
-are 1; where a candidate is replaced by two copies, each with half its multiplier and half its
-share, the loss stays as it was.
+‖t − (1/s) Σ_j A_jᵀ Φ(x_j)‖² + box · Σ_j ω_j Σ_i [relu(x_ji − high_i)² + relu(low_i − x_ji)²]
+    + push · Σ_j ω_j relu(threshold − λ_j/ω_j)²
+    + smoothness · Σ_j ω_j ‖x_j − blur(x_j)‖² + sparsity · Σ |λ_j|
 """
 
 import math
@@ -65,12 +57,17 @@ class Hyperparameters:
 class Place:
     """Candidates and all that stands beside them in the loss.
 
+    A_j follows from λ_j by the problem's rule: y_j λ_j for one output trained to the margin,
+    λ_j (e_y − e_k) with k the runner-up for several, and λ_j itself where coefficients are free.
+    A candidate that is replaced by two copies, each with half its multiplier and half its share,
+    leaves the loss as it was.
+
     Attributes:
         candidates: X, (n, d).
         multipliers: λ, (n, q), with q = 1 for the rule MARGIN, else one for each entry of A_j.
         labels: y, (n,), from `balanced_labels`; not looked at where coefficients are free.
-        shares: ω, (n,).
-        divisor: s.
+        shares: ω, (n,), 1 at the start.
+        divisor: s, which stays what it was at the start.
     """
 
     candidates: Tensor
@@ -94,9 +91,7 @@ def balanced_labels(count: int, classes: int) -> Tensor:
 def margin_pattern(labels: Tensor, values: Tensor) -> Tensor:
     """Return what a multiplier of 1 stands for: y, (n, 1); or e_y − e_k, (n, c), k the runner-up.
 
-    Args:
-        labels: y, (n,), from `balanced_labels`.
-        values: f(x_j), (n, c); not looked at for one output.
+    The values are f(x_j), (n, c), and not looked at for one output.
 
     Example:
         >>> margin_pattern(torch.tensor([0]), torch.tensor([[3.0, 1.0, 2.0]])).tolist()
@@ -111,37 +106,17 @@ def margin_pattern(labels: Tensor, values: Tensor) -> Tensor:
 
 
 def outputs(problem: Problem) -> int:
-    """Return c, the outputs of the network; 1 where the features are not its gradients."""
-    return max(1, problem.features.outputs)
-
-
-def pattern_at(problem: Problem, place: Place) -> Tensor | None:
-    """Return the pattern of the rule MARGIN, (n, c), or None where coefficients are free.
-
-    Labels of one output are its pattern, so the network is not asked.
-    """
-    if problem.rule is Rule.FREE:
-        return None
-    candidates, several = place.candidates, outputs(problem) > 1
-    values = problem.features.predict(candidates) if several else candidates[:, :1]
-    assert values is not None
-    return margin_pattern(place.labels, values)
-
-
-def coefficients_at(problem: Problem, place: Place, pattern: Tensor | None) -> Tensor:
-    """Return A, (n·k, m), with 1/s inside; the pattern is that of `pattern_at`."""
-    weighed = place.multipliers if pattern is None else place.multipliers * pattern
-    return (weighed / place.divisor).reshape(-1, problem.target.shape[1])
+    """Return c, the outputs of the network; 1 where the features are those of a layer alone."""
+    if problem.features.outputs:
+        return problem.features.outputs
+    predicted = problem.features.predict(problem.target.new_zeros(1, problem.dim))
+    return 1 if predicted is None else predicted.shape[1]
 
 
 def bounds(domain: Domain, like: Tensor) -> tuple[Tensor, Tensor]:
     """Return lower and upper bounds of the inputs (n, d): of the domain's box, or those assumed.
 
     No entry of an input is larger than its norm, so where that alone is known it is the bound.
-
-    Example:
-        >>> [bound.item() for bound in bounds(Sphere(), torch.zeros(1, 4))]
-        [-2.0, 2.0]
     """
     parts = (domain.sphere, domain.box) if isinstance(domain, SphereInBox) else (domain,)
     boxes = [part for part in parts if isinstance(part, Box)]
@@ -154,13 +129,9 @@ def bounds(domain: Domain, like: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def roughness(candidates: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Return what a 3×3 binomial blur takes away, x − blur(x), (n, d): linear and symmetric in x.
+    """Return what a 3×3 binomial blur with repeated edges takes away, x − blur(x), (n, d).
 
-    Edges are repeated.
-
-    Example:
-        >>> roughness(torch.ones(1, 6), (2, 3)).abs().max().item()
-        0.0
+    It is linear and symmetric in x.
     """
     height, width = shape[-2:]
     images = candidates.reshape(-1, 1, height, width)
@@ -175,10 +146,10 @@ class PenalisedLoss:
     """The loss at one place, with its parts and slopes, each taken when it is asked for.
 
     Attributes:
-        problem: with the surrogate in place.
+        problem: with the surrogate in place, or as it is.
         settings: the weights of the penalties.
         place: where it is taken.
-        pattern: see `pattern_at`.
+        pattern: of the rule MARGIN, (n, c), or None where coefficients are free.
         linearization: features and derivatives at X.
         coefficients: A, (n·k, m), with 1/s inside.
         residual: R = t − ΦᵀA, (p, m).
@@ -280,7 +251,15 @@ class PenalisedLoss:
 def loss_at(problem: Problem, settings: Hyperparameters, place: Place) -> PenalisedLoss:
     """Return the loss at a place, for a problem with the surrogate in place or as it is."""
     linearization = problem.features.linearize(place.candidates)
-    pattern = pattern_at(problem, place)
-    coefficients = coefficients_at(problem, place, pattern)
+    pattern, weighed = None, place.multipliers
+    if problem.rule is Rule.MARGIN:
+        values = place.candidates[:, :1]  # one output: labels are its pattern, whatever it is
+        if outputs(problem) > 1:
+            predicted = problem.features.predict(place.candidates)
+            assert predicted is not None
+            values = predicted
+        pattern = margin_pattern(place.labels, values)
+        weighed = weighed * pattern
+    coefficients = (weighed / place.divisor).reshape(-1, problem.target.shape[1])
     residual = problem.target - linearization.combine(coefficients)
     return PenalisedLoss(problem, settings, place, pattern, linearization, coefficients, residual)

@@ -162,11 +162,7 @@ def pack(progress: Progress, seconds: float) -> Checkpoint:
 def unpack(problem: Problem, checkpoint: Checkpoint) -> Any:
     """Return the progress that a checkpoint holds, of the class that it was packed from.
 
-    Fits are made last: which problem they belong to may depend on the rest (`Progress.seen`).
-
-    Args:
-        problem: as the method sees it.
-        checkpoint: from `pack`, perhaps by way of a file.
+    Fits are made last, for the problem as the trial at hand sees it (`Progress.seen`).
     """
     device = problem.features.device
     # Clones are as aligned as the tensors were, without which sums may differ in their last bit.

@@ -1,50 +1,46 @@
 """Sample splitting: a published method that pauses to split candidates that are stuck.
 
 Shen et al., "Data Reconstruction: Identifiability and Optimization with Sample Splitting". Steps of
-a base method alternate with splits (`search.split`): haim2022 or buzaglo2023 where the network was
-trained to the margin or with weight decay, loo2023 for the change of its weights, or iurada2025,
-whose coefficients are eliminated. Published are the first two, and a variant of the third with the
-gradients at both ends of training averaged; loo2023 takes its place here. The divisor of the loss
-stays that of the start, so that halves with half the multiplier change nothing but by their
-distance. The run ends with more candidates than it began with, which alone makes the best of them
-better: compare it with a run that has as many from the start (`begun_with`).
-
-The rule `published` has the published thresholds, ε ≤ 0.02, and an optimiser that forgets. The
-rule `adaptive` is ours: no thresholds (`search.split.chosen_adaptively`), ε up to the scale of the
-candidates, and both halves keep the velocity of their parent. Two equal halves, each with a
-multiplier of its own, answer a step together with twice what their parent did. So the step size of
-the multipliers goes down with the smallest share, or a run that was tuned to the edge of stability
-is thrown off it.
+haim2022, buzaglo2023, loo2023 or iurada2025 alternate with splits (`search.split`, docs/theory.md).
+The run ends with more candidates than it began with, which alone makes the best of them better:
+compare it with a run that has as many from the start (`begun_with`).
 """
 
 import math
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any, Literal, TypeVar, cast, get_args
 
 import torch
 from torch import Tensor
 
 from exhume.equation.coefficients import Rule
-from exhume.equation.objective import Fit
+from exhume.equation.objective import Fit, fitted, gradient
 from exhume.equation.problem import Premise, Problem
 from exhume.errors import InputError
+from exhume.features.activations import smoothed_relu
 from exhume.methods.buzaglo2023 import Buzaglo2023
 from exhume.methods.haim2022 import Haim2022
 from exhume.methods.iurada2025 import Iurada2025, Rolling
 from exhume.methods.loo2023 import Loo2023
-from exhume.methods.penalised import Descending, Penalised
+from exhume.methods.penalised import Descending, Moments, Penalised, smoothed
+from exhume.methods.penalties import Hyperparameters, PenalisedLoss, Place, loss_at, roughness
 from exhume.methods.progress import stream
-from exhume.methods.splitting import Loss, Penalty, Projection, curvatures
 from exhume.search.split import (
     EPSILON,
     ITERATIONS,
     Eigenpairs,
+    Product,
     chosen_adaptively,
     chosen_as_published,
     copied,
     halves,
+    kept_to,
     line_search,
     price_of_a_split,
+    shared,
+    smallest_eigenpairs,
+    splitting_product,
     upper_epsilon,
 )
 
@@ -52,25 +48,187 @@ Base = Penalised | Iurada2025
 """The methods that can be interrupted."""
 
 Choice = Literal["published", "adaptive"]
-"""Whom to split, and how: see the top of this file."""
+"""Whom to split, and how: see `Shen2026`."""
 
 ROUND = 2**20
 """Streams of random numbers from here on are those of splits; the base method's lie below."""
 
+SMOOTHING = 50.0
+"""Slope of the ReLU surrogate of the splitting matrices where the base method has none, as
+published: a ReLU itself bends nowhere, and nothing would be split."""
+
+
+# What a split needs to know of the loss that it interrupts
+
+
+@dataclass(frozen=True, eq=False)
+class Penalty:
+    """The loss of a recipe with multipliers and penalties (`methods.penalties`), where a run is.
+
+    Halves (n + q, d) of the chosen candidates have half the multiplier and half the share each,
+    and the divisor stays that of the start: they change nothing but by their distance.
+    """
+
+    problem: Problem  # with the surrogate of the step at hand
+    settings: Hyperparameters
+    progress: Descending
+
+    @cached_property
+    def here(self) -> PenalisedLoss:
+        """The loss with its parts."""
+        return loss_at(self.problem, self.settings, self.progress.state.place)
+
+    @property
+    def value(self) -> float:
+        """Stationarity and penalties."""
+        return self.here.value
+
+    @property
+    def noise(self) -> float:
+        """The rounding of ‖R‖², where R is rounded as the target is."""
+        target = float(self.problem.target.double().norm())
+        eps: float = torch.finfo(self.problem.target.dtype).eps
+        return 2 * eps * target * math.sqrt(self.value)
+
+    @property
+    def unit(self) -> float:
+        """By what eigenvalues are multiplied before the published thresholds: the divisor."""
+        return self.here.place.divisor
+
+    @property
+    def candidates(self) -> Tensor:
+        """X, (n, d)."""
+        return self.here.place.candidates
+
+    def admissible(self, direction: Tensor) -> Tensor:
+        """Return all of it: penalties alone keep candidates where they belong."""
+        return direction
+
+    def product(self, direction: Tensor) -> Tensor:
+        """Return S D, (n, d), with the second derivatives of the box and of the smoothness."""
+        here, smoothness = self.here, self.settings.smoothness
+        product = splitting_product(
+            here.linearization, here.residual, here.coefficients, direction, here.prior_curvature
+        )
+        if smoothness:
+            shape = self.problem.shape
+            rough = roughness(roughness(direction, shape), shape)
+            product = product + 2 * smoothness * here.place.shares[:, None].to(rough) * rough
+        return product
+
+    def after(self, candidates: Tensor, chosen: Tensor) -> float:
+        """Return the loss with halves of the chosen."""
+        return loss_at(self.problem, self.settings, self._halved(candidates, chosen)).value
+
+    def split(self, candidates: Tensor, chosen: Tensor, forget: bool) -> Descending:
+        """Return the run with them, at rest or with all that it remembers of their parents.
+
+        Each half has half of a multiplier's velocity, so that their sum goes on as before.
+        """
+        run, place = self.progress.state, self._halved(candidates, chosen)
+        (x, y), square = run.moments.velocity, run.moments.square
+        moments = replace(
+            run.moments,
+            velocity=(copied(x, chosen), shared(y, chosen)),
+            square=square and (copied(square[0], chosen), copied(square[1], chosen)),
+        )
+        if forget:
+            moments = Moments.at_rest(place, self.settings)
+        residual = loss_at(self.problem, self.settings, place).relative
+        state = replace(run, place=place, moments=moments, residual=residual)
+        return replace(self.progress, state=state)
+
+    def _halved(self, candidates: Tensor, chosen: Tensor) -> Place:
+        place = self.here.place
+        return replace(
+            place,
+            candidates=candidates,
+            multipliers=shared(place.multipliers, chosen),
+            labels=copied(place.labels, chosen),
+            shares=shared(place.shares, chosen),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Projection:
+    """The relative residual of iurada2025, with the coefficients eliminated, where a run is."""
+
+    problem: Problem
+    progress: Rolling
+
+    @cached_property
+    def product(self) -> Product:
+        """D ↦ S D for halves that are kept to the domain; ReLU has a surrogate for what bends."""
+        problem, fit = self.problem, self.progress.state.fit
+        bent = problem.features.substituted(smoothed_relu(SMOOTHING)).linearize(fit.candidates)
+        scale = 1 / float(problem.target.double().square().sum())
+
+        def product(direction: Tensor) -> Tensor:
+            return splitting_product(bent, fit.residual, fit.coefficients, direction, scale=scale)
+
+        return kept_to(problem.domain, fit.candidates, gradient(problem, fit), product)
+
+    @property
+    def value(self) -> float:
+        """The relative residual."""
+        return self.progress.residual
+
+    @property
+    def noise(self) -> float:
+        """The rounding of ‖R‖²/‖Δ‖², where R is rounded as the target is."""
+        eps: float = torch.finfo(self.problem.target.dtype).eps
+        return 2 * eps * math.sqrt(self.value)
+
+    @property
+    def unit(self) -> float:
+        """The number of samples, as if the loss were ‖R‖² with 1/m beside the coefficients."""
+        samples = self.progress.samples or len(self.candidates)
+        return samples * float(self.problem.target.double().square().sum())
+
+    @property
+    def candidates(self) -> Tensor:
+        """X, (n, d)."""
+        return self.progress.candidates
+
+    def admissible(self, direction: Tensor) -> Tensor:
+        """Return what is tangent to the domain."""
+        descent = -gradient(self.problem, self.progress.state.fit)
+        return self.problem.domain.tangent(self.candidates, direction, descent)
+
+    def after(self, candidates: Tensor, chosen: Tensor) -> float:
+        """Return the residual with halves in the domain, and the best coefficients."""
+        return self._fitted(candidates).value
+
+    def split(self, candidates: Tensor, chosen: Tensor, forget: bool) -> Rolling:
+        """Return the run with them."""
+        state, fit = self.progress.state, self._fitted(candidates)
+        velocity = torch.zeros_like(fit.candidates) if forget else copied(state.velocity, chosen)
+        return replace(self.progress, state=replace(state, fit=fit, velocity=velocity))
+
+    def _fitted(self, candidates: Tensor) -> Fit:
+        return fitted(self.problem, self.problem.domain.project(candidates))
+
+
+Loss = Penalty | Projection
+"""What a base method minimises, where a run of it is."""
+
+
+def curvatures(loss: Loss, iterations: int, generator: torch.Generator) -> Eigenpairs:
+    """Return the way to split each candidate, and what it promises."""
+    start = torch.randn(loss.candidates.shape, generator=generator, dtype=torch.float64)
+    return smallest_eigenpairs(loss.product, loss.admissible(start.to(loss.candidates)), iterations)
+
+
+# The method
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Splits:
-    """What splitting adds to the progress of the base method.
+    """What splitting adds to the progress of the base method."""
 
-    Attributes:
-        parents: which candidate at the start each one comes from; None before the run is on.
-        looks: how often the run was looked at, half-way to a split and then for it.
-        loss: at the last look.
-    """
-
-    parents: Tensor | None = None
-    looks: int = 0
-    loss: float = math.inf
+    parents: Tensor | None = None  # each one's candidate at the start; None before the run is on
+    looks: int = 0  # how often the run was looked at, half-way to a split and then for it
+    loss: float = math.inf  # at the last look
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -97,19 +255,23 @@ def loss_of(base: Base, problem: Problem, progress: Splitting) -> Loss:
     """Return what a base method minimises, where a run of it is."""
     if isinstance(progress, SplitRolling):
         return Projection(problem, progress)
-    assert isinstance(base, Penalised)
-    return Penalty.of(base, problem, progress)
+    settings = cast(Penalised, base).settings_of(problem, progress)
+    return Penalty(smoothed(problem, settings, progress.state.steps), settings, progress)
 
 
 @dataclass(frozen=True)
 class Shen2026:
     """A base method with splits.
 
+    The rule `published` has the published thresholds, ε ≤ 0.02, and an optimiser that forgets. The
+    rule `adaptive` is ours: no thresholds (`search.split.chosen_adaptively`), ε up to the scale of
+    the candidates, and both halves keep the velocity of their parent.
+
     Attributes:
         base: the method that is interrupted; by the problem if None (see `base_for`).
         every: steps between splits; so that all of them fit in the steps of the base if None.
         rounds: most splits.
-        rule: published, or adaptive: see the top of this file.
+        rule: published or adaptive.
         iterations: products for the eigenvectors.
     """
 
@@ -173,9 +335,8 @@ class Shen2026:
         if looks % 2 == 0:
             pairs = curvatures(loss, self.iterations, stream(progress.seed, ROUND + looks))
             chosen, epsilon, used = self._choice(loss, pairs, progress.loss)
-            if epsilon is not None:
+            if epsilon is not None and progress.parents is not None:
                 moved = halves(loss.candidates, chosen, pairs.vectors, epsilon)
-                assert progress.parents is not None
                 parents = copied(progress.parents, chosen)
                 after = loss.split(moved, chosen, forget=self.rule == "published")
                 progress = replace(cast(Splitting, after), parents=parents)
@@ -190,12 +351,23 @@ class Shen2026:
     ) -> tuple[Tensor, float | None, int]:
         """Return whom to split, by what ε if any, and how often the loss was taken to find it."""
         if self.rule == "published":
+            upper, price = EPSILON, 0.0
             chosen = chosen_as_published(pairs.values, loss.unit)
-            return chosen, *_best_epsilon(loss, chosen, pairs, EPSILON)
-        upper = upper_epsilon(loss.candidates)
-        price = price_of_a_split(len(loss.candidates), before - loss.value, loss.noise)
-        chosen = chosen_adaptively(pairs, upper, price)
-        return chosen, *_best_epsilon(loss, chosen, pairs, upper, price)
+        else:
+            upper = upper_epsilon(loss.candidates)
+            price = price_of_a_split(len(loss.candidates), before - loss.value, loss.noise)
+            chosen = chosen_adaptively(pairs, upper, price)
+        used = 0
+
+        def at(epsilon: float) -> float:
+            nonlocal used
+            if epsilon == 0:
+                return loss.value - price * len(chosen)
+            used += 1
+            return loss.after(halves(loss.candidates, chosen, pairs.vectors, epsilon), chosen)
+
+        epsilon = line_search(at, upper) if len(chosen) else None
+        return chosen, epsilon, used
 
 
 D = TypeVar("D", bound=Descending)
@@ -204,8 +376,9 @@ D = TypeVar("D", bound=Descending)
 def paced(progress: D) -> D:
     """Return the run with a step size of the multipliers that suits the smallest share.
 
-    Copies of one candidate have the same slope, and their sum moves by the sum of their steps.
-    Adam has steps that do not grow with the slope, and stays.
+    Halves of one candidate have the same slope, and their sum moves by the sum of their steps: a
+    run that was tuned to the edge of stability would be thrown off it. Adam has steps that do not
+    grow with the slope, and stays.
     """
     run = progress.state
     if run.moments.square is not None:
@@ -218,13 +391,8 @@ def begun_with(
 ) -> Descending | Rolling:
     """Begin the base method with so many candidates, and nothing to tune: the control for a split.
 
-    Args:
-        base: the method.
-        problem: as it sees it.
-        count: as many candidates as a split run ended with.
-        seed: of the run.
-        trial: whose hyperparameters it takes where the base leaves some open: those that tuning
-            chose for the split run, `Descent.trial`.
+    Hyperparameters that the base leaves open are those of the trial that tuning chose for the split
+    run, `Descent.trial`.
     """
     if isinstance(base, Iurada2025):
         return base.init(problem, count, seed)
@@ -242,19 +410,3 @@ def base_for(problem: Problem) -> Base:
     if problem.premise is Premise.MARGIN and problem.features.outputs == 1:
         return Haim2022()
     return Buzaglo2023()
-
-
-def _best_epsilon(
-    loss: Loss, chosen: Tensor, pairs: Eigenpairs, upper: float, price: float = 0.0
-) -> tuple[float | None, int]:
-    """Return the ε of least loss, if it is worth the price, and how often the loss was taken."""
-    used = 0
-
-    def at(epsilon: float) -> float:
-        nonlocal used
-        if epsilon == 0:
-            return loss.value - price * len(chosen)
-        used += 1
-        return loss.after(halves(loss.candidates, chosen, pairs.vectors, epsilon), chosen)
-
-    return (line_search(at, upper) if len(chosen) else None), used

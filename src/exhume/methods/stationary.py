@@ -1,12 +1,8 @@
 """Ours where the weights themselves are the target: Levenberg-Marquardt, with ReLU sharpened.
 
-Gradients of a ReLU network jump where a candidate crosses the edge of a neuron, and training leaves
-samples on such edges, with a slope between 0 and 1. So ReLU is replaced by a softplus whose
-sharpness grows from trial to trial: at first candidates see the edges from afar, at last only
-those they lie on. Coefficients are eliminated by the problem's rule, and at the margin candidates
-are held to it (`objective.Slack`). Candidates start in the row space of the first layer, which is
-that of the samples, in the proportions of its singular values. After each trial those that the
-rule left without a multiplier, and the least of the others, start again.
+Training leaves samples on the edges of neurons, where gradients of a ReLU network jump. So ReLU is
+replaced by a softplus whose sharpness grows from trial to trial. After each trial the candidates
+that the rule left without a multiplier, and the least of the others, start again: docs/theory.md.
 """
 
 import math
@@ -16,8 +12,9 @@ import torch
 from torch import Tensor
 
 from exhume.equation.objective import Fit, fitted
-from exhume.equation.problem import Problem
+from exhume.equation.problem import Premise, Problem
 from exhume.features.activations import softplus
+from exhume.methods.exhume import Exhume
 from exhume.methods.progress import Solving, stream
 from exhume.solvers import Outcome
 from exhume.solvers.levenberg_marquardt import DampedState, LevenbergMarquardt
@@ -82,13 +79,11 @@ class Stationary:
 
     def init(self, problem: Problem, samples: int | None, seed: int) -> Sharpening:
         """Begin with random candidates in the row space of the first layer."""
-        count = math.ceil(self.surplus * (samples or _visible(problem)))
-        sharpness = self._sharpness(problem, 0)
-        start = starts(problem, count, stream(seed, 0))
-        state = self._solver.init(softened(problem, sharpness), start)
-        return Sharpening(
-            seed=seed, samples=samples, state=state, sharpness=sharpness, phase="sharpen"
-        )
+        visible = problem.dim if problem.first_layer is None else len(_spectrum(problem)[0])
+        count = math.ceil(self.surplus * (samples or visible))
+        beta, start = self._sharpness(problem, 0), starts(problem, count, stream(seed, 0))
+        state = self._solver.init(softened(problem, beta), start)
+        return Sharpening(seed=seed, samples=samples, state=state, sharpness=beta, phase="sharpen")
 
     def advance(self, problem: Problem, progress: Sharpening) -> Sharpening:
         """Take one solver step, or begin the next trial."""
@@ -103,9 +98,8 @@ class Stationary:
             progress = replace(progress, best=fit.candidates, best_cost=fit.cost)
         if progress.trial + 1 >= self.trials:
             return replace(progress, outcome=Outcome.STALLED)
-        generator = stream(progress.seed, progress.rounds + 1)
         begin = fit if progress.best is None else fitted(view, progress.best)
-        start = self._renewed(view, begin, generator)
+        start = self._renewed(view, begin, stream(progress.seed, progress.rounds + 1))
         sharpness = self._sharpness(problem, progress.trial + 1)
         begun = self._solver.init(softened(problem, sharpness), start)
         return progress.next_round(begun, sharpness=sharpness, trial=progress.trial + 1)
@@ -124,7 +118,20 @@ class Stationary:
         return LevenbergMarquardt(tolerance=self.tolerance, products=PRODUCTS)
 
     def _sharpness(self, problem: Problem, trial: int) -> float:
-        return self.sharpness[min(trial, len(self.sharpness) - 1)] / _unit(problem)
+        """Return the sharpness of a trial, for neurons that are given W₁x at the starts.
+
+        A network of ReLU that is scaled has the same samples, and should meet the same sharpness.
+        With x in the directions of the singular values s of W₁, in proportion to √s, |W₁x|²/|x|² is
+        Σ s³/Σ s.
+        """
+        asked = self.sharpness[min(trial, len(self.sharpness) - 1)]
+        if problem.first_layer is None:
+            return asked
+        sizes = problem.first_layer.spectrum[0]
+        norm = SPREAD * problem.domain.start(8, problem.dim, stream(0, 0)).norm(dim=1).mean()
+        neurons = len(problem.first_layer.trained)
+        given = norm * (sizes.pow(3).sum() / sizes.sum() / neurons).sqrt()
+        return asked / max(float(given), torch.finfo(given.dtype).tiny)
 
     def _renewed(self, problem: Problem, fit: Fit, generator: torch.Generator) -> Tensor:
         """Return the candidates, with those of the smallest trace in the weights started again."""
@@ -164,10 +171,6 @@ def traces(fit: Fit) -> Tensor:
     return (parts * (gram @ parts)).sum((1, 2)).cpu()
 
 
-def _visible(problem: Problem) -> int:
-    return problem.dim if problem.first_layer is None else len(_spectrum(problem)[0])
-
-
 def _spectrum(problem: Problem) -> tuple[Tensor, Tensor]:
     """Return visible singular values of W₁ over the largest, (r,), and their directions (r, d)."""
     assert problem.first_layer is not None
@@ -176,16 +179,6 @@ def _spectrum(problem: Problem) -> tuple[Tensor, Tensor]:
     return sizes[:rank] / sizes[0], directions[:rank]
 
 
-def _unit(problem: Problem) -> float:
-    """Return the size of W₁x at the starts, which neurons are given; 1 without a first layer.
-
-    A network of ReLU that is scaled has the same samples, and should meet the same sharpness. With
-    x in the directions of the singular values s, in proportion to √s, |W₁x|²/|x|² is Σ s³/Σ s.
-    """
-    if problem.first_layer is None:
-        return 1.0
-    sizes = problem.first_layer.spectrum[0]
-    norm = SPREAD * problem.domain.start(8, problem.dim, stream(0, 0)).norm(dim=1).mean()
-    neurons = len(problem.first_layer.trained)
-    given = norm * (sizes.pow(3).sum() / sizes.sum() / neurons).sqrt()
-    return max(float(given), torch.finfo(given.dtype).tiny)
+def default_for(problem: Problem) -> Exhume | Stationary:
+    """Return our search for a change of weights, or for weights that are the target themselves."""
+    return Exhume() if problem.premise is Premise.CHANGE else Stationary()

@@ -2,14 +2,8 @@
 
 Tansley et al., "Efficient Techniques for Data Reconstruction, with Finite-Width Recovery
 Guarantees". The basis U (d, r) comes from the change of the first layer (`search.subspace`), the
-equations from the last layer alone, and candidates are x = Uz with |x| as in the full space: n·r
-unknowns instead of n·d. All the work is on z, with W₁U in the place of W₁; the search is that of
-the method `exhume`. At the end the candidates are refined in the full space, where the equations
-allow it and show that it is worth it.
-
-In a random-features model the first layer does not move. There the span is estimated from the
-second moment of the last layer, which is too noisy for a constraint and serves as a start; or the
-attacker is told it.
+equations from the last layer alone, and the search of the method `exhume` works on z, x = Uz. Where
+W₁ does not move, the moment of the last layer is a start and no constraint: docs/theory.md.
 """
 
 from dataclasses import dataclass, field
@@ -18,14 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from exhume.equation.domain import Domain, Sphere
+from exhume.equation.domain import Sphere
 from exhume.equation.objective import Fit, fitted
 from exhume.equation.problem import Problem
 from exhume.errors import InputError
-from exhume.methods.default import default_for
 from exhume.methods.exhume import Exhume, Search
 from exhume.methods.progress import stream
-from exhume.methods.stationary import Sharpening, Stationary
+from exhume.methods.stationary import Sharpening, Stationary, default_for
 from exhume.search.moves import extreme_eigenvectors
 from exhume.search.subspace import Subspace, estimate
 from exhume.solvers import solve
@@ -76,7 +69,9 @@ class Tansley2026:
         if self.basis is not None:
             return reduced(problem, _told(self.basis, problem.dim))
         if problem.first_layer is None:
-            if problem.drift > 0 or not _has_moment(problem):
+            probe = torch.zeros(problem.dim, 1).to(problem.target)
+            moment = problem.features.moment(problem.target[:, 0], probe)
+            if problem.drift > 0 or moment is None:
                 raise InputError(
                     "tansley2026 needs a dense first layer that sees the input itself, before and "
                     "after training: its change spans the samples. Here its initial weights are "
@@ -89,13 +84,19 @@ class Tansley2026:
 
     def init(self, problem: Problem, samples: int | None, seed: int) -> Search | Sharpening:
         """Begin at random in the subspace, or in the span of the moment's eigenvectors."""
-        search = self._search(problem)
-        if isinstance(problem, Reduced) and self.basis is None:
-            self._check_count(problem.subspace.rank, samples)
+        search, rank = self._search(problem), 0
+        if isinstance(problem, Reduced) and self.basis is None and self.rank == "gap":
+            rank = problem.subspace.rank
+        if samples is not None and rank > samples:
+            raise InputError(
+                f"the change of the first layer spans {rank} directions, but {samples} samples "
+                "span no more than their number. Either there are more of them, or the optimiser "
+                "rescales each entry, as Adam does, which breaks the subspace argument. Give the "
+                "right number, or use the method 'exhume'."
+            )
         if isinstance(problem, Reduced) or isinstance(search, Stationary):
             return search.init(problem, samples, seed)
-        count = search.count(problem, samples)
-        generator = stream(seed, 0)
+        count, generator = search.count(problem, samples), stream(seed, 0)
         weights = problem.target[:, 0]
         vectors = extreme_eigenvectors(problem, weights, min(2 * count, problem.dim), generator)
         if vectors is None:
@@ -103,16 +104,6 @@ class Tansley2026:
         basis = vectors.double().cpu()
         start = torch.randn(count, basis.shape[1], generator=generator, dtype=torch.float64)
         return search.begin(problem, samples, seed, problem.domain.project(start @ basis.T))
-
-    def _check_count(self, rank: int, samples: int | None) -> None:
-        """Refuse more directions than samples, which span no more than their number."""
-        if self.rank == "gap" and samples is not None and rank > samples:
-            raise InputError(
-                f"the change of the first layer spans {rank} directions, but {samples} samples "
-                "span no more than their number. Either there are more of them, or the optimiser "
-                "rescales each entry, as Adam does, which breaks the subspace argument. Give the "
-                "right number, or use the method 'exhume'."
-            )
 
     def advance(self, problem: Problem, progress: Any) -> Search | Sharpening:
         """Make a move of the search."""
@@ -151,29 +142,23 @@ def confined(problem: Problem, candidates: Tensor) -> int | None:
 
 
 def reduced(problem: Problem, subspace: Subspace) -> Reduced:
-    """Return the problem in the coordinates z of x = Uz."""
-    domain = _reduced_domain(problem.domain, problem.dim)
+    """Return the problem in the coordinates z of x = Uz, on a sphere of the same radius."""
+    if not isinstance(problem.domain, Sphere):
+        raise InputError(
+            "tansley2026 works on a sphere, but the samples are said to lie in: "
+            f"{problem.domain.name}. Give their norm instead, or use the method 'exhume'."
+        )
     return Reduced(
         target=problem.target,
         features=problem.features.restrict(subspace.basis),
         threat_model=problem.threat_model,
         shape=(subspace.rank,),
-        domain=domain,
+        domain=Sphere(problem.domain.radius or problem.dim**0.5),
         resolution=problem.resolution,
         drift=problem.drift,
         premise=problem.premise,
         full=problem,
         subspace=subspace,
-    )
-
-
-def _reduced_domain(domain: Domain, dim: int) -> Domain:
-    """Return the sphere of coordinates, of the same radius; refuse what is no sphere."""
-    if isinstance(domain, Sphere):
-        return Sphere(domain.radius or dim**0.5)
-    raise InputError(
-        f"tansley2026 works on a sphere, but the samples are said to lie in: {domain.name}. Give "
-        "their norm instead, or use the method 'exhume'."
     )
 
 
@@ -186,8 +171,3 @@ def _told(basis: Tensor, dim: int) -> Subspace:
     if not (u.T @ u - torch.diag(ones)).abs().max() < 1e-5:
         raise InputError("basis: expected orthonormal columns; make them so with torch.linalg.qr.")
     return Subspace(u, ones, 1.0, torch.inf)
-
-
-def _has_moment(problem: Problem) -> bool:
-    probe = torch.zeros(problem.dim, 1).to(problem.target)
-    return problem.features.moment(problem.target[:, 0], probe) is not None

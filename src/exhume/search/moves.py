@@ -1,6 +1,7 @@
 """Moves of a search: drop, merge, turn round and renew candidates between two solves.
 
-Every move takes the candidates of a trial that has ended and returns those of the next one.
+Every move takes the candidates of a trial that has ended and returns those of the next one; why
+they help is in docs/theory.md.
 """
 
 import torch
@@ -23,20 +24,17 @@ above it, subspace iteration finds the extreme eigenvectors."""
 def greedy_order(
     gram: Tensor, products: Tensor, rows: int = 1, jitter: float = 1e-12
 ) -> tuple[Tensor, Tensor]:
-    """Return in which order to drop candidates, cheapest first, and what it costs in all.
+    """Return indices (n,) of candidates to drop, cheapest first, and the cumulative cost (n,).
 
     Dropping candidate i and refitting the others adds tr A_iᵀ (K⁻¹)_ii⁻¹ A_i to ‖R‖², with the
     k×k block of K⁻¹ and the k rows of A that belong to it. The inverse is down-dated after each
-    drop, so of two duplicates only one is cheap.
+    drop, so only one of two duplicates is cheap.
 
     Args:
         gram: K = ΦΦᵀ, (n·k, n·k) float64.
         products: ΦΔ, (n·k, m) float64.
         rows: k, the rows of a candidate.
         jitter: added to the diagonal, relative to its mean.
-
-    Returns:
-        Indices (n,) in order of dropping, and the cumulative cost (n,) in units of ‖Δ‖².
 
     Example:
         >>> phi = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]], dtype=torch.float64)
@@ -84,15 +82,10 @@ def without(problem: Problem, fit: Fit, count: int) -> Tensor:
 
 
 def merged(candidates: Tensor, coefficients: Tensor, cosine: float) -> Tensor:
-    """Return one candidate for each group that is linked by cosines above `cosine`.
+    """Return one candidate, (g, d), for each group that is linked by cosines above `cosine`.
 
-    Args:
-        candidates: X, (n, d).
-        coefficients: A, (n, k·m), one row a candidate; a group's mean is weighted by |A|.
-        cosine: the least similarity of a link.
-
-    Returns:
-        Candidates (g, d) with g ≤ n, in the order of each group's first member. Not projected.
+    It is the mean of its group, weighted by the norms of the coefficients' rows (n, k·m), in the
+    order of each group's first member, and not projected.
 
     Example:
         >>> X = torch.tensor([[1.0, 0.0], [0.0, 2.0], [1.0, 0.1]])
@@ -122,16 +115,9 @@ def unflipped(candidates: Tensor, coefficients: Tensor) -> Tensor:
 
     relu(−z) = relu(z) − z. So a flipped candidate −x_i with the coefficient of x_i is off by a
     linear function of V, and a pair ±u, relu(z) − relu(−z) = z, can make good for all flips at
-    once: a surplus of two candidates hides any number of flips at zero residual. The pair tells
-    which: its linear part is a sum of the flipped candidates, and that sum has one solution while
-    n < d. Pairs are dropped, and what they made good for is turned round.
-
-    Args:
-        candidates: X, (n, d).
-        coefficients: A, (n, m).
-
-    Returns:
-        Candidates (n', d), n' ≤ n; X itself where there is no pair.
+    once. The pair tells which: its linear part is a sum of the flipped candidates, and that sum has
+    one solution while n < d. Pairs are dropped, and what they made good for is turned round. X
+    itself is returned where there is no pair.
 
     Example:
         Two flipped samples of coefficient 1, made good for by ±u with u ∝ x₁ + x₂:
@@ -175,15 +161,7 @@ def unflipped(candidates: Tensor, coefficients: Tensor) -> Tensor:
 def reseed(problem: Problem, fit: Fit, drop: int, count: int, generator: torch.Generator) -> Tensor:
     """Drop the candidates that are cheapest to drop, then fill up where the residual points.
 
-    Args:
-        problem: what the weights show.
-        fit: the candidates to begin with.
-        drop: how many to drop; none of those that are left will be.
-        count: how many there shall be in the end.
-        generator: of random signs.
-
-    Returns:
-        Candidates (count, d), the kept ones first.
+    Returns `count` candidates, the kept ones first.
     """
     kept, residual = fit.candidates, fit.residual
     if drop > 0:
@@ -198,29 +176,20 @@ def spectral_starts(
 ) -> Tensor:
     """Draw candidates at the eigenvectors of largest |eigenvalue| of M₂(R), with random signs.
 
-    With k samples missing from a residual the signal-to-noise ratio of the moment is p/(d·k).
     Where several outputs are seen, the combination of largest energy is looked at. Where the
     features have no moment, or d < count, the rest is drawn at random.
-
-    Returns:
-        Admissible points (count, d), float64 on the CPU.
     """
     random = problem.domain.start(count, problem.dim, generator)
-    weights = _strongest_column(residual)
+    weights = residual[:, 0]
+    if residual.shape[1] > 1:  # R u with u the leading right singular vector of R
+        leading = torch.linalg.eigh((residual.T @ residual).double()).eigenvectors[:, -1]
+        weights = residual @ leading.to(residual.dtype)
     vectors = extreme_eigenvectors(problem, weights, min(count, problem.dim), generator)
     if vectors is None:
         return random
     signs = torch.randint(0, 2, (vectors.shape[1], 1), generator=generator) * 2.0 - 1
     random[: vectors.shape[1]] = problem.domain.project(vectors.T.double().cpu() * signs.double())
     return random
-
-
-def _strongest_column(residual: Tensor) -> Tensor:
-    """Return R u with u the leading right singular vector of R (p, m), (p,)."""
-    if residual.shape[1] == 1:
-        return residual[:, 0]
-    leading: Tensor = torch.linalg.eigh((residual.T @ residual).double()).eigenvectors[:, -1]
-    return residual @ leading.to(residual.dtype)
 
 
 def extreme_eigenvectors(

@@ -1,18 +1,8 @@
 """Split: a candidate that is stuck becomes two, where their sum explains more than it did.
 
-Shen et al., "Data Reconstruction: Identifiability and Optimization with Sample Splitting". Replace
-a candidate x of weight λ by x ± εu of weight λ/2 each. What is of first order in ε cancels, and
-
-    ΔL = ½ ε² uᵀSu + O(ε⁴),   S = −2 Σ_c A_c ∂²φ_c(x)ᵀR + (second derivative of the prior),
-
-with A as it stands in the loss ‖R‖² + prior, R = Δ − ΦᵀA. The second derivative of the loss in x is
-2JᵀJ + S: the split leaves out the Gauss-Newton part, so S can have a negative eigenvalue where
-every step of a single candidate would raise the loss. Its eigenvector is the way to go.
-
-With the coefficients eliminated, L = ‖R‖²/‖Δ‖², the same holds with R, A and 1/‖Δ‖² of the point
-if both halves keep half of A. The best A for the halves only lowers L further. Where a candidate
-has one coefficient that is of higher order; with several rows or columns it is a finite amount
-even as ε → 0, since the span gains ∂φ[u] for each of them, of which only the sum was stationary.
+Shen et al., "Data Reconstruction: Identifiability and Optimization with Sample Splitting". A
+candidate x of weight λ becomes x ± εu of weight λ/2 each, which changes the loss by ½ε²uᵀSu + O(ε⁴)
+with S = −2 Σ_c A_c ∂²φ_c(x)ᵀR + (second derivative of the prior): see docs/theory.md.
 """
 
 import math
@@ -43,6 +33,7 @@ GRID, REFINEMENTS = 9, 12
 about as many as the eigenvectors cost."""
 
 Product = Callable[[Tensor], Tensor]
+"""Maps a direction for every candidate, (n, d), to S D, (n, d)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,15 +76,9 @@ def splitting_product(
 def kept_to(domain: Domain, candidates: Tensor, slope: Tensor, product: Product) -> Product:
     """Return the product for halves that are projected to a domain: P S P + P ∂P[·]g.
 
-    P is the domain's tangent projector and g the slope of the loss. On a curved domain both halves
-    are pulled back to the same side, to second order by P ∂P[u]u; on the sphere of radius r that
-    adds −⟨g, x⟩/r² to every eigenvalue.
-
-    Args:
-        domain: where the halves have to lie.
-        candidates: X, (n, d), in the domain.
-        slope: g = ∂L/∂X, (n, d).
-        product: D ↦ S D.
+    P is the tangent projector at the candidates and g the slope of the loss there. A curved
+    domain pulls both halves back to the same side; on the sphere of radius r that adds −⟨g, x⟩/r²
+    to every eigenvalue.
     """
 
     def tangent(x: Tensor, direction: Tensor) -> Tensor:
@@ -112,15 +97,10 @@ def smallest_eigenpairs(
 ) -> Eigenpairs:
     """Find the smallest eigenvalue and its eigenvector of n symmetric matrices at once.
 
-    Lanczos with full reorthogonalisation: n Krylov spaces in lockstep, so that an iteration is one
-    product for all candidates. A space that is exhausted is left as it is: from a random start it
-    holds every eigenvalue. One more product gives the value and the bound themselves, whatever
-    rounding did to the iteration. What is not a number stays with its own candidate.
-
-    Args:
-        product: D ↦ S D, (n, d) each.
-        start: where the spaces begin, (n, d), at random; in the tangent space if S is confined.
-        iterations: dimension of the spaces, fewer if d is less or memory is short.
+    Lanczos with full reorthogonalisation: n Krylov spaces in lockstep, begun at random in the
+    tangent space, so that an iteration is one product for all candidates. A space that is exhausted
+    is left as it is. One more product gives the value and the bound themselves, whatever rounding
+    did to the iteration. What is not a number stays with its own candidate.
 
     Example:
         >>> S = torch.diag(torch.tensor([3.0, -2.0, 1.0]).double())
@@ -129,7 +109,13 @@ def smallest_eigenpairs(
         [-2.0, 0.0, 1.0, 0.0]
     """
     n, d = start.shape
-    steps = min(iterations, d, _room(start))
+    room = int(free_memory(start.device) / 2 / (start.numel() * start.element_size()))
+    if room < 2:
+        raise InputError(
+            f"splitting {n} candidates of {d} entries takes more memory than there is; attack with "
+            "fewer candidates, or without splitting."
+        )
+    steps = min(iterations, d, room)
     basis = start.new_zeros(n, steps, d)
     matrices = torch.zeros(n, steps, steps, dtype=torch.float64, device=start.device)
     size = torch.zeros(n, dtype=torch.float64, device=start.device)
@@ -141,8 +127,9 @@ def smallest_eigenpairs(
         basis[:, k], dead[:, k] = vectors, ~alive
         image = product(vectors)
         matrices[:, k, k] = _dot(vectors, image)
+        space = basis[:, : k + 1]
         for _ in range(2):
-            image = image - _combined(_coordinates(basis[:, : k + 1], image), basis[:, : k + 1])
+            image = image - _combined((space @ image[:, :, None])[:, :, 0], space)
         length = image.double().norm(dim=1)
         size = torch.maximum(size, torch.maximum(matrices[:, k, k].abs(), length))
         alive = alive & (length > negligible * size)
@@ -161,24 +148,8 @@ def smallest_eigenpairs(
     return Eigenpairs(values, vectors, bounds)
 
 
-def _room(start: Tensor) -> int:
-    """Return how many vectors a candidate take less than half of the free memory."""
-    room = int(free_memory(start.device) / 2 / (start.numel() * start.element_size()))
-    if room < 2:
-        raise InputError(
-            f"splitting {len(start)} candidates of {start.shape[1]} entries takes more memory than "
-            "there is; attack with fewer candidates, or without splitting."
-        )
-    return room
-
-
 def _dot(left: Tensor, right: Tensor) -> Tensor:
     return (left.double() * right.double()).sum(1)
-
-
-def _coordinates(basis: Tensor, vectors: Tensor) -> Tensor:
-    """(n, k, d), (n, d) → (n, k)."""
-    return (basis @ vectors[:, :, None])[:, :, 0]
 
 
 def _combined(weights: Tensor, basis: Tensor) -> Tensor:
@@ -187,18 +158,11 @@ def _combined(weights: Tensor, basis: Tensor) -> Tensor:
 
 
 def chosen_as_published(values: Tensor, count: float) -> Tensor:
-    """Choose whom to split by the published rule.
+    """Return whom to split by the published rule, as indices in ascending order.
 
-    The thresholds refer to m times the eigenvalues, m the number of candidates at the start. If
-    fewer than 3 in 10 are negative (1 in 10 from 1000 candidates on), all of these; else, of the
-    lower half, those under −0.1, 150 at most.
-
-    Args:
-        values: smallest eigenvalues of S, (n,).
-        count: m, the divisor of the loss.
-
-    Returns:
-        Indices in ascending order.
+    The thresholds refer to m times the smallest eigenvalues (n,) of S, with m the number of
+    candidates at the start. If fewer than 3 in 10 are negative (1 in 10 from 1000 candidates on),
+    all of these; else, in the lower half, those under −0.1, 150 at most.
 
     Example:
         >>> chosen_as_published(torch.tensor([0.2, -0.01, 0.3, 0.1]), 4).tolist()
@@ -221,36 +185,18 @@ def price_of_a_split(candidates: int, gained: float, noise: float) -> float:
     A candidate more makes every step dearer by 1/n, so that a run comes shorter by 1/n of what it
     would have gained: as much as of late, or nothing if it has come to rest. What rounding does to
     the loss is no decrease.
-
-    Args:
-        candidates: n.
-        gained: decrease of the loss from half-way between the splits until now.
-        noise: of the loss, by rounding.
-
-    Example:
-        >>> price_of_a_split(20, 0.1, 1e-6), price_of_a_split(20, -0.1, 1e-6)
-        (0.005, 1e-06)
     """
     return max(gained / candidates, noise)
 
 
 def chosen_adaptively(pairs: Eigenpairs, upper: float, price: float) -> Tensor:
-    """Choose whom to split, with no threshold set by hand.
+    """Return whom to split with no threshold set by hand, as indices in ascending order.
 
     - Significant: the value is below zero by more than its bound, which also holds what rounding
       does to the product.
-    - Promising: ½ε²|uᵀSu| at the largest ε, the most that a split could bring to second order, is
-      above its price. (`line_search` then asks whether all of them together were worth theirs.)
+    - Promising: ½ε²|uᵀSu| at the largest ε is above the price of a split.
     - Enough: one ε serves all, so the decrease is shared out as |uᵀSu|. The most negative are
       taken, as many as carry it: (Σ|v|)²/Σv², the number of equal parts it amounts to.
-
-    Args:
-        pairs: of the splitting matrices, in units of the loss.
-        upper: the largest ε.
-        price: see `price_of_a_split`.
-
-    Returns:
-        Indices in ascending order.
 
     Example:
         >>> values = torch.tensor([-4.0, -0.1, 0.5, -4.0, -3.0])
@@ -268,32 +214,20 @@ def chosen_adaptively(pairs: Eigenpairs, upper: float, price: float) -> Tensor:
 
 
 def upper_epsilon(candidates: Tensor) -> float:
-    """Return the most that a half is moved where no scale is set: half the median norm.
-
-    Example:
-        >>> upper_epsilon(torch.tensor([[3.0, 4.0], [0.0, 1.0], [6.0, 8.0]]))
-        2.5
-    """
+    """Return the most that a half is moved where no scale is set: half the median norm."""
     return float(candidates.double().norm(dim=1).median()) / 2
 
 
 def line_search(loss: Callable[[float], float], upper: float = EPSILON) -> float | None:
-    """Find the ε in [upper/2000, upper] of the least loss, or None where none lowers it.
+    """Return the ε in [upper/2000, upper] of the least loss, or None where none lowers it.
 
-    Looks at a geometric grid, then closes in on its best by bounded scalar minimisation in log ε.
-    Half of `upper` is the last resort, as published.
-
-    Args:
-        loss: of the method in use with all chosen candidates split at ε; at 0, what it must fall
-            below: the loss without, less the price of the splits if they have one.
-        upper: the largest ε.
+    A geometric grid, then bounded scalar minimisation in log ε around its best; half of `upper` is
+    the last resort, as published. At 0 the loss says what it must fall below: the loss without
+    splits, less their price if they have one.
 
     Example:
-        >>> epsilon = line_search(lambda e: (e - 0.01) ** 2)
-        >>> round(epsilon, 4)
-        0.01
-        >>> line_search(lambda e: e) is None
-        True
+        >>> round(line_search(lambda e: (e - 0.01) ** 2), 4), line_search(lambda e: e)
+        (0.01, None)
     """
     tried: dict[float, float] = {}
 
@@ -318,32 +252,17 @@ def line_search(loss: Callable[[float], float], upper: float = EPSILON) -> float
 def halves(candidates: Tensor, chosen: Tensor, directions: Tensor, epsilon: float) -> Tensor:
     """Return the candidates with x + εu in the place of each chosen x, and x − εu at the end.
 
-    Args:
-        candidates: X, (n, d).
-        chosen: indices (q,).
-        directions: u of every candidate, (n, d).
-        epsilon: ε.
-
-    Returns:
-        (n + q, d).
-
     Example:
         >>> X, u = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[0.0, 1.0], [1.0, 0.0]])
         >>> halves(X, torch.tensor([1]), u, 0.5).tolist()
         [[1.0, 2.0], [3.5, 4.0], [2.5, 4.0]]
     """
     shift = epsilon * directions[chosen]
-    first = candidates.index_add(0, chosen, shift)
-    return torch.cat([first, candidates[chosen] - shift])
+    return torch.cat([candidates.index_add(0, chosen, shift), candidates[chosen] - shift])
 
 
 def copied(values: Tensor, chosen: Tensor) -> Tensor:
-    """Return what each half has from its parent: labels, velocities, parents; (n + q, …).
-
-    Example:
-        >>> copied(torch.tensor([5, 6, 7]), torch.tensor([1])).tolist()
-        [5, 6, 7, 6]
-    """
+    """Return what each half has from its parent: labels, velocities, parents; (n + q, …)."""
     return torch.cat([values, values[chosen]])
 
 

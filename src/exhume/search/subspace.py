@@ -42,6 +42,9 @@ TAIL = 1e-4
 ENERGY = 1e-6
 """The rule `energy` leaves out this share: samples with less than a thousandth of the largest."""
 
+Grams = tuple[Tensor, Tensor, Tensor]
+"""W₀ᵀW₀, W₀ᵀΔ and ΔᵀΔ with Δ = W₁ − W₀, (d, d) each, in float64."""
+
 
 @dataclass(frozen=True, eq=False)
 class Subspace:
@@ -69,12 +72,9 @@ def estimate(layer: FirstLayer, rank: int | str = "gap") -> Subspace:
     """Estimate the samples' span from a first layer's change.
 
     Where the plain change shows no gap, weight decay is looked for; where it shows one, c is found
-    again from the directions beyond it, for as long as that widens the gap.
-
-    Args:
-        layer: the layer before and after training.
-        rank: r, or a rule: `gap` (the last large ratio of neighbouring singular values; refused
-            where none stands out) or `energy` (all but 1e-6 of the squared change).
+    again from the directions beyond it, for as long as that widens the gap. The rank is r, or a
+    rule: `gap` (the last large ratio of neighbouring singular values; refused where none stands
+    out) or `energy` (all but 1e-6 of the squared change).
     """
     grams = _grams(layer)
     kept = 1.0
@@ -98,8 +98,8 @@ def estimate(layer: FirstLayer, rank: int | str = "gap") -> Subspace:
     )
 
 
-def _grams(layer: FirstLayer) -> tuple[Tensor, Tensor, Tensor]:
-    """Return W₀ᵀW₀, W₀ᵀΔ and ΔᵀΔ with Δ = W₁ − W₀, (d, d) each, in float64 and block by block."""
+def _grams(layer: FirstLayer) -> Grams:
+    """Return the grams of a layer, block by block."""
     d = layer.initial.shape[1]
     zero = torch.zeros(d, d, dtype=torch.float64, device=layer.initial.device)
     own, mixed, change = zero.clone(), zero.clone(), zero.clone()
@@ -112,9 +112,7 @@ def _grams(layer: FirstLayer) -> tuple[Tensor, Tensor, Tensor]:
     return own, mixed, change
 
 
-def _spectrum(
-    grams: tuple[Tensor, Tensor, Tensor], kept: float, count: int
-) -> tuple[Tensor, Tensor]:
+def _spectrum(grams: Grams, kept: float, count: int) -> tuple[Tensor, Tensor]:
     """Return the singular values of W₁ − c·W₀ over the largest, and right vectors as columns."""
     own, mixed, change = grams
     rest = 1 - kept  # W₁ − cW₀ = Δ + (1 − c)W₀
@@ -125,9 +123,7 @@ def _spectrum(
     return (values / values[0].clamp_min(tiny))[:count].cpu(), vectors.flip(1).cpu()
 
 
-def _rounding(
-    layer: FirstLayer, grams: tuple[Tensor, Tensor, Tensor], kept: float, spectrum: Tensor
-) -> float:
+def _rounding(layer: FirstLayer, grams: Grams, kept: float, spectrum: Tensor) -> float:
     """Return the largest singular value that rounding can leave, over that of the change.
 
     An (h, d) matrix of independent entries of size s has none above about s(√h + √d). Where decay
@@ -145,7 +141,7 @@ def _rounding(
 
 
 def _refined(
-    grams: tuple[Tensor, Tensor, Tensor], kept: float, spectrum: Tensor, vectors: Tensor
+    grams: Grams, kept: float, spectrum: Tensor, vectors: Tensor
 ) -> tuple[float, Tensor, Tensor]:
     """Find c again from the directions V that no sample has a part in: W₁V = c·W₀V there."""
     own, mixed, _ = grams
@@ -163,15 +159,11 @@ def _refined(
 
 
 def shrinkage(own: Tensor, mixed: Tensor, tall: bool = True) -> float:
-    """Find the c of W₁ = c·W₁(0) + (rank below d), by the eigenvalue that W₁(0)⁺W₁ repeats.
+    """Return the c of W₁ = c·W₁(0) + (rank below d), by the eigenvalue that W₁(0)⁺W₁ repeats.
 
     That matrix is c·I plus one of low rank, so all but rank-many of its eigenvalues are c. Where
-    none is repeated (the layer is no wider than d, or all directions moved), c is 1.
-
-    Args:
-        own: W₁(0)ᵀW₁(0), (d, d).
-        mixed: W₁(0)ᵀ(W₁ − W₁(0)), (d, d).
-        tall: whether the layer is wider than d.
+    none is repeated (the layer is not tall, or all directions moved), c is 1. `own` is
+    W₁(0)ᵀW₁(0) and `mixed` W₁(0)ᵀ(W₁ − W₁(0)), (d, d) each.
 
     Example:
         >>> W = torch.randn(30, 6, generator=torch.Generator().manual_seed(0)).double()
@@ -217,7 +209,7 @@ def _gaps(spectrum: Tensor) -> Tensor:
     """Return ratios of neighbouring singular values, 0 where they do not show the end of a span.
 
     A change in all directions has gaps by chance, mostly before the last few singular values. So
-    the fewer lie beyond, the more is asked for, and of a few no less than they differ themselves.
+    the fewer lie beyond, the more is asked for, and no less than a few of them differ themselves.
     """
     energy = spectrum.square()
     beyond = 1 - energy.cumsum(0) / energy.sum()

@@ -29,12 +29,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Range:
-    """The interval in which a hyperparameter is looked for.
-
-    Attributes:
-        low: the least.
-        high: the most.
-        logarithmic: whether all orders of magnitude are as likely.
+    """The interval in which a hyperparameter is looked for, perhaps by orders of magnitude.
 
     Example:
         >>> Range(1, 3).at(0.5), round(Range(1e-4, 1, logarithmic=True).at(0.5), 6)
@@ -133,9 +128,9 @@ def _entered(row: tuple[T, ...], index: int, value: T) -> tuple[T, ...]:
 def found_again(first: Tensor, second: Tensor) -> float:
     """Return the share of the candidates of one start, (m, d), that the other found as well.
 
-    Candidates that agree among themselves are one; of the others those count that are each
-    other's nearest, with a cosine above `ALIKE`. So candidates that all became the same prove
-    next to nothing.
+    Candidates that agree among themselves are one; the others count where they are each other's
+    nearest, with a cosine above `ALIKE`. So candidates that all became the same prove next to
+    nothing.
 
     Example:
         >>> X = torch.eye(4)
@@ -157,9 +152,5 @@ def merit(residual: float, replicated: float, candidates: int) -> float:
 
     Twice as many candidates found again outweigh twice the residual. Without a second start, or
     if that finds nothing, the residual decides.
-
-    Example:
-        >>> merit(0.02, 0.5, 20) < merit(0.01, 0.0, 20)
-        True
     """
     return residual / (replicated + 1 / candidates)

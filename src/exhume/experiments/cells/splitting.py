@@ -21,8 +21,17 @@ from exhume.methods.loo2023 import Loo2023
 from exhume.methods.penalised import Descending, Penalised
 from exhume.methods.penalties import bounds
 from exhume.methods.progress import Method, Progress, stream
-from exhume.methods.shen2026 import Choice, Shen2026, begun_with, with_splits
-from exhume.methods.splitting import SMOOTHING, Loss, Penalty, Projection, curvatures
+from exhume.methods.shen2026 import (
+    SMOOTHING,
+    Choice,
+    Loss,
+    Penalty,
+    Projection,
+    Shen2026,
+    begun_with,
+    curvatures,
+    with_splits,
+)
 from exhume.search.split import halves, shared
 
 RULES: tuple[Choice, ...] = ("published", "adaptive")
