@@ -1,7 +1,7 @@
 """V is never stored: it is regenerated from its seed, block by block, whenever it is needed."""
 
 from exhume.data import sphere
-from exhume.equation.objective import evaluate, gradient
+from exhume.equation.objective import fitted, gradient
 from exhume.features.weights import Seeded
 from exhume.models.folder import random_features_problem
 from exhume.victims import random_features
@@ -13,6 +13,6 @@ victim = random_features(data, width=20_000, seed=3)
 problem = random_features_problem(
     Seeded(20_000, 200, seed=3), "relu", victim.problem.target, (200,)
 )
-point = evaluate(problem, data.inputs)
+point = fitted(problem, data.inputs)
 print(f"residual at the training data {point.value:.1e}")
 print(f"gradient there {gradient(problem, point).norm():.1e}")
