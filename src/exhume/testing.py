@@ -7,7 +7,6 @@ def test_my_features():
 """
 
 from collections.abc import Callable
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -51,18 +50,13 @@ def check_features(
     _require(samples >= 2, f"check_features needs samples of at least 2, got {samples}.")
     before = (features.width, features.dim)
     features = features.to(features.device, torch.float64)
-    after = (features.width, features.dim)
+    after, dtype = (features.width, features.dim), features.dtype
     _require(after == before, f"to: changed width and dim from {before} to {after}.")
-    _require(
-        features.dtype == torch.float64,
-        f"to: asked for float64, but dtype is {features.dtype} afterwards.",
-    )
-    _require(
-        dim is None or features.dim == dim, f"dim: expected {dim}, the features say {features.dim}."
-    )
+    _require(dtype == torch.float64, f"to: asked for float64, but dtype is {dtype} afterwards.")
+    _require(dim in (None, after[1]), f"dim: expected {dim}, the features say {after[1]}.")
     check = _Checks(features, samples, seed)
     check.products()
-    check.derivative()
+    check.derivative("push", "combine", check.here.push, lambda at: at.combine(check.a), 0.0)
     check.transpose()
     check.curvature()
     check.order()
@@ -82,77 +76,72 @@ class _Checks:
         x = self.random(n, self.d)
         self.x = x * (self.d**0.5 / x.norm(dim=1, keepdim=True))
         self.here: Linearization = features.linearize(self.x)
-        self.a, self.t = self.random(n * self.rows, 2), self.random(features.width, 2)
+        shape = tuple(self.here.gram().shape)
+        _require(
+            len(shape) == 2 and shape[1] == shape[0] >= n and shape[0] % n == 0,
+            f"gram: expected a square matrix with k rows for each of {n} candidates, got shape "
+            f"{shape}.",
+        )
+        self.rows = shape[0] // n  # k, the rows of Φ that belong to one candidate
+        self.a, self.t = self.random(shape[0], 2), self.random(features.width, 2)
 
     def random(self, *shape: int) -> Tensor:
         drawn = torch.randn(*shape, generator=self.generator, dtype=torch.float64)
         return drawn.to(self.features.device)
 
-    @cached_property
-    def rows(self) -> int:
-        """k, the rows of Φ that belong to one candidate."""
-        shape = tuple(self.here.gram().shape)
-        _require(
-            len(shape) == 2 and shape[1] == shape[0] >= self.n and shape[0] % self.n == 0,
-            f"gram: expected a square matrix with k rows for each of {self.n} candidates, "
-            f"got shape {shape}.",
-        )
-        return shape[0] // self.n
-
     def products(self) -> None:
         """ΦΦᵀ, ΦT and ΦᵀA must be of one and the same Φ."""
         here, a, t = self.here, self.a, self.t
         gram, applied, combined = here.gram(), here.apply(t), here.combine(a)
-        for name, reduced in (("gram", gram), ("apply", applied)):
-            _require(
-                reduced.dtype == torch.float64,
-                f"{name}: sums over p must be float64, got {reduced.dtype}.",
-            )
+        for name, found in (("gram", gram.dtype), ("apply", applied.dtype)):
+            _require(found == torch.float64, f"{name}: sums over p must be float64, got {found}.")
         _shape("apply", applied, (len(a), t.shape[1]))
         _shape("combine", combined, (len(t), a.shape[1]))
         _close("gram is not the same when asked again", here.gram(), gram)
         _close("gram is not symmetric", gram, gram.T)
-        _scalar(
-            "combine is not the transpose of apply: ⟨ΦᵀA, T⟩ and ⟨A, ΦT⟩ differ",
-            (combined * t).sum(),
-            (a * applied).sum(),
-            combined.norm() * t.norm(),
-        )
+        _same_inner("combine is not the transpose of apply", combined, t, a, applied)
         identity = torch.eye(len(a), dtype=torch.float64, device=gram.device)
         _close("gram is not apply after combine", here.apply(here.combine(identity)), gram)
 
-    def derivative(self) -> None:
-        """Push must be the derivative of combine."""
-
-        def off(direction: Tensor) -> float:
-            pushed = self.here.push(direction, self.a)
-            _shape("push", pushed, (self.features.width, self.a.shape[1]))
-            return _distance(pushed, self._difference(direction, lambda at: at.combine(self.a)))
-
-        self._at_best("push is not the derivative of combine", off)
+    def derivative(
+        self,
+        name: str,
+        of_name: str,
+        derivative: Callable[..., Tensor],
+        of: Callable[[Linearization], Tensor],
+        least: float,
+        *arguments: Tensor,
+    ) -> None:
+        """Compare with central differences; kinks may spoil some, not all, of the tries."""
+        offs = []
+        for _ in range(TRIES):
+            along = self.random(self.n, self.d)
+            found = derivative(along, *arguments, self.a)
+            ahead, behind = (of(self.features.linearize(self.x + s * along)) for s in (STEP, -STEP))
+            _shape(name, found, tuple(ahead.shape))
+            offs.append(_distance(found, (ahead - behind) / (2 * STEP), least))
+        _require(
+            min(offs) < 1e-5,
+            f"{name} is not the derivative of {of_name}: off by {min(offs):.1e} of its size from a "
+            f"central difference, at best of {TRIES} directions.",
+        )
 
     def transpose(self) -> None:
         """⟨push(D), T⟩ = ⟨D, pull(T)⟩."""
         direction = self.random(self.n, self.d)
         pushed, pulled = self.here.push(direction, self.a), self.here.pull(self.t, self.a)
         _shape("pull", pulled, (self.n, self.d))
-        _scalar(
-            "pull is not the transpose of push: ⟨push(D), T⟩ and ⟨D, pull(T)⟩ differ",
-            (pushed * self.t).sum(),
-            (direction * pulled).sum(),
-            pushed.norm() * self.t.norm(),
-        )
+        _same_inner("pull is not the transpose of push", pushed, self.t, direction, pulled)
 
     def curvature(self) -> None:
         """C_ij = tr(J_iᵀJ_j)/d, from the columns of J."""
-        size = self.n * self.d
-        axes = torch.eye(size, dtype=torch.float64, device=self.x.device)
+        axes = torch.eye(self.n * self.d, dtype=torch.float64, device=self.x.device)
         columns = [self.here.push(axis.view(self.n, self.d), self.a).flatten() for axis in axes]
         jacobian = torch.stack(columns).view(self.n, -1)
-        dense = jacobian @ jacobian.T / self.d
         curvature = self.here.curvature(self.a)
         _shape("curvature", curvature, (self.n, self.n))
         tolerance = 1e-9 if self.d <= EXACT_DIM else 0.5
+        dense = jacobian @ jacobian.T / self.d
         _close("curvature is not tr(J_iᵀJ_j)/d of push", curvature, dense, tolerance)
 
     def order(self) -> None:
@@ -172,13 +161,7 @@ class _Checks:
         """Bend must be the derivative of pull, and a symmetric matrix for each candidate alone."""
         here, a, t = self.here, self.a, self.t
         size = here.pull(t, a).abs().max().item()  # rounding leaves a part of it where bend is zero
-
-        def off(direction: Tensor) -> float:
-            bent = here.bend(direction, t, a)
-            _shape("bend", bent, (self.n, self.d))
-            return _distance(bent, self._difference(direction, lambda at: at.pull(t, a)), size)
-
-        self._at_best("bend is not the derivative of pull", off)
+        self.derivative("bend", "pull", here.bend, lambda at: at.pull(t, a), size, t)
         one, other = self.random(self.n, self.d), self.random(self.n, self.d)
         left, right = here.bend(one, t, a), here.bend(other, t, a)
         forth, back = (other * left).sum(1), (one * right).sum(1)
@@ -197,9 +180,8 @@ class _Checks:
         w, u = self.random(p), self.random(p)
         image, other, both = (self.features.moment(s, q) for s in (w, u, w + 2 * u))
         if image is None or other is None or both is None:
-            _require(
-                image is other is both is None, "moment: None for some weights but not for others."
-            )
+            known = not image is other is both is None
+            _require(not known, "moment: None for some weights but not for others.")
             return
         _shape("moment", image, tuple(q.shape))
         _close("moment is not linear in the weights", both, image + 2 * other)
@@ -219,26 +201,10 @@ class _Checks:
         bent = outer.bend(along @ basis.T, t, a) @ basis
         _close("restrict: has another bend", inner.bend(along, t, a), bent)
 
-    def _difference(self, direction: Tensor, of: Callable[[Linearization], Tensor]) -> Tensor:
-        """The central difference of a product along a direction in the candidates."""
-        ahead, behind = (self.features.linearize(self.x + s * direction) for s in (STEP, -STEP))
-        return (of(ahead) - of(behind)) / (2 * STEP)
-
-    def _at_best(self, sentence: str, off: Callable[[Tensor], float]) -> None:
-        """Kinks may spoil some, not all, of the tries."""
-        best = min(off(self.random(self.n, self.d)) for _ in range(TRIES))
-        _require(
-            best < 1e-5,
-            f"{sentence}: off by {best:.1e} of its size from a central difference, at best of "
-            f"{TRIES} directions.",
-        )
-
 
 def _shape(name: str, given: Tensor, expected: tuple[int, ...]) -> None:
-    _require(
-        tuple(given.shape) == expected,
-        f"{name}: expected shape {expected}, got {tuple(given.shape)}.",
-    )
+    found = tuple(given.shape)
+    _require(found == expected, f"{name}: expected shape {expected}, got {found}.")
 
 
 def _distance(given: Tensor, expected: Tensor, least: float = 0.0) -> float:
@@ -252,9 +218,11 @@ def _close(sentence: str, given: Tensor, expected: Tensor, tolerance: float = 1e
     _require(off < tolerance, f"{sentence}: off by {off:.1e} of its largest entry.")
 
 
-def _scalar(sentence: str, left: Tensor, right: Tensor, size: Tensor) -> None:
-    off = ((left - right).abs() / size.clamp_min(torch.finfo(torch.float64).tiny)).item()
-    _require(off < 1e-9, f"{sentence} by {off:.1e} of their size.")
+def _same_inner(sentence: str, image: Tensor, t: Tensor, a: Tensor, back: Tensor) -> None:
+    """⟨MA, T⟩ = ⟨A, MᵀT⟩."""
+    size = (image.norm() * t.norm()).clamp_min(torch.finfo(torch.float64).tiny)
+    off = (((image * t).sum() - (a * back).sum()).abs() / size).item()
+    _require(off < 1e-9, f"{sentence}: the inner products differ by {off:.1e} of their size.")
 
 
 def _require(condition: bool, sentence: str) -> None:

@@ -92,7 +92,7 @@ class Weighed(RandomFeatures):
         here = super().linearize(candidates)
         place = torch.arange(1, len(candidates) + 1).to(candidates)[:, None]
         assert here._kept is not None
-        here._kept = [replace(b, phi=place * b.phi, slope=place * b.slope) for b in here._kept]
+        here._kept = [b._replace(phi=place * b.phi, slope=place * b.slope) for b in here._kept]
         return here
 
 

@@ -31,15 +31,7 @@ class Rule(Enum):
 
 
 def factor(gram: Tensor, jitter: float = JITTER) -> Tensor:
-    """Return the Cholesky factor L of K + jitter · tr(K)/n · I; jitter grows until there is one.
-
-    Args:
-        gram: K, (n, n) float64, positive semi-definite.
-        jitter: relative to the mean of the diagonal.
-
-    Returns:
-        L (n, n) with LLᵀ = K + jitter.
-    """
+    """Return L (n, n) with LLᵀ = K + jitter · tr(K)/n · I; jitter grows until there is one."""
     scale = gram.diagonal().mean().clamp_min(torch.finfo(gram.dtype).tiny)
     identity = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
     while True:
@@ -53,10 +45,7 @@ def factor(gram: Tensor, jitter: float = JITTER) -> Tensor:
 
 
 def least_squares(gram: Tensor, products: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the A that minimises ‖T − ΦᵀA‖², from K = ΦΦᵀ and ΦT.
-
-    Returns:
-        A (n, m) and the Cholesky factor of K.
+    """Return the A (n, m) that minimises ‖T − ΦᵀA‖², from K = ΦΦᵀ and ΦT, and the factor of K.
 
     Example:
         >>> K = torch.tensor([[2.0, 0.0], [0.0, 4.0]], dtype=torch.float64)
@@ -81,7 +70,7 @@ def eliminate(
         gram: K, (n·k, n·k) float64.
         products: ΦT, (n·k, m).
         rows: k.
-        warm: coefficients of candidates nearby, from which to start; None for no such.
+        warm: coefficients of candidates nearby, from which to start.
 
     Returns:
         A (n·k, m), and a Cholesky factor of K. With one row a candidate, K⁻¹ by this factor leaves
@@ -108,12 +97,7 @@ def eliminate(
 def margins(outputs: Tensor, most: int = RIVALS) -> tuple[Tensor, Tensor]:
     """Return the margins f_y − f_k of n samples, y the largest output, as pairs of rows of Φ.
 
-    Args:
-        outputs: (n, c).
-        most: k that count, those with the largest outputs.
-
-    Returns:
-        Rows of y and of k, (n·q,) each, q = min(c − 1, most).
+    Only the largest k count: rows of y and of k are (n·q,) each, q = min(c − 1, most).
 
     Example:
         >>> first, second = margins(torch.tensor([[0.0, 5.0, 1.0], [7.0, 0.0, 2.0]]))
@@ -132,15 +116,9 @@ def non_negative(
 ) -> tuple[Tensor, Tensor]:
     """Return the λ ≥ 0 that minimises λᵀKλ − 2 pᵀλ, by block principal pivoting.
 
-    Some λ are free and the others zero. All that are on the wrong side (free and below zero, or
-    zero and worth raising) change sides at once (Júdice and Pires 1994). Where that has not helped
-    for three rounds, as where rounding decides what is below zero, it begins again with
-    `_one_by_one`.
-
-    Args:
-        gram: K, (n, n) float64.
-        products: p, (n,).
-        start: which are free at first, (n,) boolean; those with p > 0 if None.
+    Some λ are free, at `start` those with p > 0, and the others zero. All that are on the wrong
+    side (free and below zero, or zero and worth raising) change sides at once (Júdice and Pires
+    1994). Where that has not helped for three rounds it begins again with `_one_by_one`.
 
     Returns:
         λ (n,), and a Cholesky factor of K in which zero λ are held (see `eliminate`).
@@ -168,9 +146,7 @@ def non_negative(
 def _one_by_one(gram: Tensor, products: Tensor, slack: Tensor) -> tuple[Tensor, Tensor]:
     """The same from λ = 0 (Lawson and Hanson 1974): slower, and safe where K is nearly singular.
 
-    The λ most worth raising is set free; where the solution with it has others below zero, it is
-    approached until the first of them is zero, and that is held again. So every λ on the way is
-    admissible and no worse than the one before.
+    Each round frees the λ most worth raising, and goes towards the solution until one is zero.
     """
     multipliers = torch.zeros_like(products)
     free = torch.zeros_like(products, dtype=torch.bool)

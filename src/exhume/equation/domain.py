@@ -21,30 +21,21 @@ class Domain(Protocol):
     @property
     def name(self) -> str:
         """Say what it is, for a report."""
-        ...
 
     def project(self, candidates: Tensor) -> Tensor:
         """Return the nearest admissible points, (n, d)."""
-        ...
 
     def tangent(
         self, candidates: Tensor, direction: Tensor, descent: Tensor | None = None
     ) -> Tensor:
         """Return the part of a direction (n, d) that stays in the domain to first order.
 
-        It is a symmetric projector, linear in the direction.
-
-        Args:
-            candidates: admissible points X, (n, d).
-            direction: what to project, (n, d).
-            descent: where the objective falls, (n, d): a bound that it pushes against is held.
-                Without it no bound is.
+        It is a symmetric projector, linear in the direction. A bound that the descent (n, d) of
+        the objective pushes against is held; without one no bound is.
         """
-        ...
 
     def start(self, count: int, dim: int, generator: torch.Generator) -> Tensor:
         """Draw random admissible points (count, dim), float64 on the CPU."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,11 +90,7 @@ class Sphere:
 
 @dataclass(frozen=True, eq=False)
 class Box:
-    """low ≤ x ≤ high, entry by entry.
-
-    Attributes:
-        low: a finite number, or one for each entry.
-        high: the same, above `low`.
+    """low ≤ x ≤ high, finite numbers for all entries or for each.
 
     Example:
         >>> Box(0, 1).project(torch.tensor([[-2.0, 0.5, 3.0]])).tolist()
@@ -151,8 +138,7 @@ class Box:
         self, candidates: Tensor, direction: Tensor, descent: Tensor | None = None
     ) -> Tensor:
         """Set the entries to zero that are held."""
-        held = self.held(candidates, descent)
-        return direction if descent is None else direction.masked_fill(held, 0)
+        return direction.masked_fill(self.held(candidates, descent), 0)
 
     def held(self, candidates: Tensor, descent: Tensor | None) -> Tensor:
         """Tell which entries are at a bound where the descent points outward, (n, d)."""
@@ -189,11 +175,7 @@ class SphereInBox:
         return f"{self.sphere.name} ∩ {self.box.name}"
 
     def project(self, candidates: Tensor) -> Tensor:
-        """Move each row to the nearest point that is in the box and on the sphere.
-
-        Entries at a bound stay there, so that a step along a face ends on it. Where box and sphere
-        do not meet, the result lies in the box, as near to the sphere as can be.
-        """
+        """Move each row to the nearest point in the box and on the sphere (or near, if none)."""
         return on_sphere_in_box(candidates, self.sphere.length(candidates.shape[1]), self.box)
 
     def tangent(
@@ -212,9 +194,8 @@ class SphereInBox:
     def held(self, candidates: Tensor, descent: Tensor | None) -> Tensor:
         """Tell which entries are at a bound that the descent g would leave, (n, d).
 
-        An entry is held if g − μx points outward there, with μ such that the rest of g − μx is
-        tangent to the sphere. Newton's method finds μ for each row. Whatever still points outward
-        in the end is held as well.
+        They are those where g − μx points outward, with μ, found by Newton's method, such that the
+        rest of g − μx is tangent to the sphere; and whatever still points outward then.
         """
         held = torch.zeros_like(candidates, dtype=torch.bool)
         if descent is None or not (side := self.box.side(candidates)).any():
@@ -241,10 +222,9 @@ class SphereInBox:
 def on_sphere_in_box(candidates: Tensor, radius: float, box: Box) -> Tensor:
     """Return the nearest points on a sphere and in a box: clamp(t x) with the t of the right norm.
 
-    ‖clamp(t x)‖² grows with t and is quadratic between the values where an entry meets its bound,
-    so Newton's method in a bracket finds t. Entries at a bound stay there if they can. A row that
-    is too short for every t, because it is zero or points away from the box, moves on towards the
-    box's farthest corner.
+    ‖clamp(t x)‖² grows with t and is quadratic between bounds, so Newton's method in a bracket
+    finds t. Entries at a bound stay there if they can, so that a step along a face ends on it. A
+    row that is too short for every t moves on towards the box's farthest corner.
     """
     at_bound = box.side(candidates) != 0
     shortest = box.project(candidates.masked_fill(~at_bound, 0))

@@ -1,8 +1,7 @@
 """The relative residual with the coefficients eliminated: value, gradient, Gauss-Newton product.
 
-Where the rule is MARGIN, the samples that act on the weights lie on the margin, all of them: with
-one output, that is the same for all but for the sign. Candidates are held to it by a term beside
-the residual. (With several outputs such a term was tried, and did not help.)
+Where the rule is MARGIN, the samples that act on the weights lie on the margin: with one output,
+candidates are held to it by a term beside the residual. (With several it did not help.)
 """
 
 from dataclasses import dataclass
@@ -23,16 +22,12 @@ steer them, while the residual still decides."""
 class Slack:
     """The slack says how far candidates are from the margin γ: STIFFNESS · Σ_i w_i (m_i/γ − 1)².
 
-    Attributes:
-        weights: STIFFNESS · ‖Δ‖² · w, (n,) float64: w_i is the share of candidate i in all
-            multipliers, so that those without any are left alone.
-        deviation: m_i/γ − 1, (n,) float64, with γ the weighted median of the margins m.
-        slope: its derivative in the candidates, (n, d).
+    w_i is the share of candidate i in all multipliers: those without any are left alone.
     """
 
-    weights: Tensor
-    deviation: Tensor
-    slope: Tensor
+    weights: Tensor  # STIFFNESS · ‖Δ‖² · w, (n,) float64
+    deviation: Tensor  # m_i/γ − 1, (n,) float64, with γ the weighted median of the margins m
+    slope: Tensor  # its derivative in the candidates, (n, d)
 
     @property
     def value(self) -> Tensor:
@@ -42,28 +37,16 @@ class Slack:
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """A fit holds everything that is known at one set of candidates.
+    """A fit holds everything that is known at one set of candidates."""
 
-    Attributes:
-        candidates: X, (n, d).
-        linearization: features and derivatives at X.
-        coefficients: A, (n·k, m) float64: the best, or those of a method that has its own.
-        factor: Cholesky factor of the Gram matrix, (n·k, n·k) float64; empty where the
-            coefficients are a method's own.
-        residual: R = Δ − ΦᵀA, (p, m).
-        value: ‖R‖²/‖Δ‖² in [0, 1].
-        penalty: of the slack, in the same units.
-        slack: how far candidates are from the margin; None where that is not asked.
-    """
-
-    candidates: Tensor
-    linearization: Linearization
-    coefficients: Tensor
-    factor: Tensor
-    residual: Tensor
-    value: float
-    penalty: float = 0.0
-    slack: Slack | None = None
+    candidates: Tensor  # X, (n, d)
+    linearization: Linearization  # features and derivatives at X
+    coefficients: Tensor  # A, (n·k, m) float64: the best, or those of a method that has its own
+    factor: Tensor  # Cholesky factor of the Gram matrix, float64; empty if A is a method's own
+    residual: Tensor  # R = Δ − ΦᵀA, (p, m)
+    value: float  # ‖R‖²/‖Δ‖² in [0, 1]
+    penalty: float = 0.0  # of the slack, in the same units
+    slack: Slack | None = None  # how far candidates are from the margin, where that is asked
 
     @property
     def cost(self) -> float:
@@ -89,12 +72,8 @@ class Fit:
 def fitted(problem: Problem, candidates: Tensor, near: Fit | None = None) -> Fit:
     """Return the fit with the best coefficients: L(X) = min_A ‖Δ − Φ(X)ᵀA‖² / ‖Δ‖².
 
-    The residual is taken directly, not by cancellation.
-
-    Args:
-        problem: with its rule for A.
-        candidates: X, (n, d).
-        near: a fit with as many candidates, whose coefficients are a good guess.
+    The residual is taken directly, not by cancellation. `near` is a fit of as many candidates
+    whose coefficients are a good guess.
     """
     candidates = candidates.to(problem.features.device, problem.features.dtype)
     linearization = problem.features.linearize(candidates)
@@ -144,8 +123,7 @@ def fitted_with(problem: Problem, candidates: Tensor, coefficients: Tensor) -> F
 def descent(fit: Fit) -> Tensor:
     """Return JᵀR with J = push(·, A), (n, d), and what pulls candidates to the margin.
 
-    A is optimal for the residual, so its change does not count there; the weights and the level of
-    the slack, which move with A, are taken as they are. The factor 2/‖Δ‖² is left out.
+    Weights and level of the slack are held; the factor 2/‖Δ‖² is left out.
     """
     pulled = fit.linearization.pull(fit.residual, fit.coefficients)
     if fit.slack is None:
@@ -170,10 +148,9 @@ def curvature(fit: Fit) -> Tensor:
 
 
 def gauss_newton(fit: Fit, direction: Tensor) -> Tensor:
-    """Return JᵀP⊥J D, (n, d): the Gauss-Newton product with the coefficients eliminated.
+    """Return JᵀP⊥J D, (n, d), with J = push(·, A) and P⊥ = I − ΦᵀK⁻¹Φ (Kaufman's form).
 
-    J = push(·, A) and P⊥ = I − ΦᵀK⁻¹Φ (Kaufman's form), with that of the slack; the factor 2/‖Δ‖²
-    is left out.
+    That of the slack is added; the factor 2/‖Δ‖² is left out.
     """
     linearization = fit.linearization
     pushed = linearization.push(direction, fit.coefficients)

@@ -15,8 +15,7 @@ Levels = float | tuple[float, ...]
 class Pixels:
     """The affine map between inputs and pixels: pixel = input · scale + shift.
 
-    Samples are rows (n, d) with channels first, so that each channel is d / channels entries in a
-    row.
+    Samples are rows (n, d) with channels first: each channel is d / channels entries in a row.
 
     Attributes:
         shift: the pixel value that an input of zero stands for.
@@ -27,8 +26,6 @@ class Pixels:
         >>> half = Pixels(shift=0.5, scale=0.25)
         >>> half.to_inputs(torch.tensor([[0.5, 1.0]])).tolist()
         [[0.0, 2.0]]
-        >>> half.to_pixels(torch.tensor([[0.0, 2.0]])).tolist()
-        [[0.5, 1.0]]
         >>> Pixels((0.0, 1.0), 2.0).to_pixels(torch.ones(1, 4)).tolist()
         [[2.0, 2.0, 3.0, 3.0]]
     """
@@ -38,20 +35,20 @@ class Pixels:
 
     def __post_init__(self) -> None:
         """Refuse what could not be undone, and keep lists, as JSON has them, as tuples."""
+        counts = []
         for name, above in (("shift", -float("inf")), ("scale", 0.0)):
             value = getattr(self, name)
-            if isinstance(value, list | tuple):
-                object.__setattr__(self, name, tuple(value))
-            levels = _each(getattr(self, name))
+            levels = tuple(value) if isinstance(value, list | tuple) else (value,)
             if not levels:
                 raise InputError(f"{name}: expected a number, or one for each channel, got none.")
             for level in levels:
                 number(name, level, above=above)
-        counts = {len(_each(self.shift)), len(_each(self.scale))}
-        if len(counts - {1}) > 1:
+            if isinstance(value, list):
+                object.__setattr__(self, name, levels)
+            counts.append(len(levels))
+        if len({*counts} - {1}) > 1:
             raise InputError(
-                f"{len(_each(self.shift))} shifts but {len(_each(self.scale))} scales: expected "
-                "one for each channel."
+                f"{counts[0]} shifts but {counts[1]} scales: expected one for each channel."
             )
 
     def to_pixels(self, inputs: Tensor) -> Tensor:
@@ -70,7 +67,3 @@ def spread(levels: Levels, rows: Tensor) -> float | Tensor:
     if rows.shape[1] % len(levels):
         raise InputError(f"rows of {rows.shape[1]} numbers do not have {len(levels)} channels.")
     return rows.new_tensor(levels).repeat_interleave(rows.shape[1] // len(levels))
-
-
-def _each(levels: Levels) -> tuple[float, ...]:
-    return levels if isinstance(levels, tuple) else (levels,)

@@ -22,9 +22,8 @@ class Premise(Enum):
     """The premise says why the target should be a combination of the samples' features.
 
     CHANGE: training moved the weights along the samples' gradients: Δ = θ − θ₀.
-    MARGIN: training went on until the direction of the weights no longer changed. A homogeneous
-        network is then at a stationary point of the largest margin: θ itself is a combination,
-        with coefficients that never pull a sample towards the wrong side (Rule.MARGIN).
+    MARGIN: training went on until the direction of the weights no longer changed: a homogeneous
+        network θ itself is a combination, with coefficients as Rule.MARGIN allows.
     DECAY: training with weight decay came to rest: θ itself is a combination, of either sign.
     """
 
@@ -35,28 +34,18 @@ class Premise(Enum):
 
 @dataclass(frozen=True)
 class ThreatModel:
-    """The threat model says, for the report, what the attack assumes the attacker knows.
+    """The threat model says, for the report, what the attack assumes the attacker knows."""
 
-    Attributes:
-        knows: one phrase for each thing known.
-        assumes: one phrase for each thing assumed of the training.
-    """
-
-    knows: tuple[str, ...]
-    assumes: tuple[str, ...] = ()
+    knows: tuple[str, ...]  # one phrase for each thing known
+    assumes: tuple[str, ...] = ()  # one phrase for each thing assumed of the training
 
 
 @dataclass(frozen=True, eq=False)
 class FirstLayer:
-    """A dense first layer before and after training; its change lies in the span of the samples.
+    """A dense first layer before and after training; its change lies in the span of the samples."""
 
-    Attributes:
-        initial: W₁ before training, (h, d).
-        trained: W₁ after it.
-    """
-
-    initial: Tensor
-    trained: Tensor
+    initial: Tensor  # W₁ before training, (h, d)
+    trained: Tensor  # W₁ after it
 
     @cached_property
     def spectrum(self) -> tuple[Tensor, Tensor]:
@@ -101,17 +90,13 @@ class Problem:
 
     def __post_init__(self) -> None:
         """Refuse what no attack could use."""
-        p, d = self.features.width, self.features.dim
-        if math.prod(self.shape) != d:
+        p, entries = self.features.width, math.prod(self.shape)
+        if entries != self.dim:
             raise InputError(
-                f"input shape {self.shape} has {math.prod(self.shape)} entries, but the features "
-                f"take {d}."
+                f"input shape {self.shape} has {entries} entries, but the features take {self.dim}."
             )
         if self.target.ndim != 2 or self.target.shape[0] != p or self.target.shape[1] < 1:
-            raise InputError(
-                f"target: expected shape ({p}, m) for features of width {p}, "
-                f"got {tuple(self.target.shape)}."
-            )
+            raise InputError(f"target: expected shape ({p}, m), got {tuple(self.target.shape)}.")
         if not self.target.isfinite().all():
             raise InputError("target: holds NaN or infinite entries; the weights are damaged.")
         if not self.target.any():
@@ -150,9 +135,6 @@ class Problem:
     def to(self, device: torch.device | str, dtype: torch.dtype = torch.float32) -> "Problem":
         """Return the same problem elsewhere."""
         device = torch.device(device)
-        return replace(
-            self,
-            target=self.target.to(device, dtype),
-            features=self.features.to(device, dtype),
-            first_layer=self.first_layer and self.first_layer.to(device),
-        )
+        target, features = self.target.to(device, dtype), self.features.to(device, dtype)
+        layer = self.first_layer and self.first_layer.to(device)
+        return replace(self, target=target, features=features, first_layer=layer)

@@ -43,12 +43,7 @@ class Activation:
     piecewise_linear: bool = False
 
     def second(self, z: Tensor) -> Tensor:
-        """Return σ''(z), the derivative of the slope.
-
-        Example:
-            >>> polynomial(0, 0, 0, 1).second(torch.tensor([2.0])).tolist()
-            [12.0]
-        """
+        """Return σ''(z), the derivative of the slope."""
         return self._differentiated(self.slope, z)
 
     def third(self, z: Tensor) -> Tensor:
@@ -61,32 +56,11 @@ class Activation:
         derivative: Tensor = grad(lambda at: function(at).sum())(z)
         return derivative
 
-    def leaky_backward(self, leak: float = LEAK) -> "Activation":
-        """Return ReLU with the slope `leak` where it is off; other activations stay."""
+    def leaky_backward(self) -> "Activation":
+        """Return ReLU with the slope `LEAK` where it is off; other activations stay."""
         if self.name != "relu":
             return self
-        return replace(self, slope=lambda z: (z > 0).to(z.dtype) * (1 - leak) + leak)
-
-
-def _step(z: Tensor) -> Tensor:
-    return (z > 0).to(z.dtype)
-
-
-def _normal_density(z: Tensor) -> Tensor:
-    return torch.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)
-
-
-def _tanh_slope(z: Tensor) -> Tensor:
-    return 1 - torch.tanh(z).square()
-
-
-def _gelu_slope(z: Tensor) -> Tensor:
-    below: Tensor = torch.special.ndtr(z)
-    return below + z * _normal_density(z)
-
-
-def _erf_slope(z: Tensor) -> Tensor:
-    return 2 / math.sqrt(math.pi) * torch.exp(-z * z)
+        return replace(self, slope=lambda z: (z > 0).to(z.dtype) * (1 - LEAK) + LEAK)
 
 
 def softplus(beta: float) -> Activation:
@@ -110,14 +84,6 @@ def smoothed_relu(alpha: float) -> Activation:
 
     Torch differentiates `value` to that slope, and the slope to α·sigmoid'(αz), however its
     transforms are nested.
-
-    Example:
-        >>> sigma, z = smoothed_relu(2.0), torch.tensor([-1.0, 0.0, 3.0], requires_grad=True)
-        >>> sigma.value(z).tolist()
-        [0.0, 0.0, 3.0]
-        >>> sigma.value(z).sum().backward()
-        >>> torch.allclose(z.grad, torch.sigmoid(2 * z))
-        True
     """
     alpha = number("smoothed_relu: alpha", alpha, above=0)
     smooth = softplus(alpha)
@@ -130,17 +96,35 @@ def smoothed_relu(alpha: float) -> Activation:
     return Activation(name, value, smooth.slope, homogeneous=True, sign="weak")
 
 
+def _step(z: Tensor) -> Tensor:
+    return (z > 0).to(z.dtype)
+
+
+def _tanh_slope(z: Tensor) -> Tensor:
+    return 1 - torch.tanh(z).square()
+
+
+def _gelu_slope(z: Tensor) -> Tensor:
+    below: Tensor = torch.special.ndtr(z)
+    return below + z * (torch.exp(-0.5 * z * z) / math.sqrt(2 * math.pi))
+
+
 _NAMED = {
-    "relu": Activation(
-        "relu", torch.relu, _step, homogeneous=True, sign="weak", piecewise_linear=True
-    ),
-    "relu+tanh": Activation(
-        "relu+tanh", lambda z: torch.relu(z) + torch.tanh(z), lambda z: _step(z) + _tanh_slope(z)
-    ),
-    "tanh": Activation("tanh", torch.tanh, _tanh_slope, sign="lost"),
-    "gelu": Activation("gelu", torch.nn.functional.gelu, _gelu_slope, sign="weak"),
-    "erf": Activation("erf", torch.erf, _erf_slope, sign="lost"),
-    "softplus": replace(softplus(1.0), name="softplus"),
+    sigma.name: sigma
+    for sigma in (
+        Activation("relu", torch.relu, _step, True, "weak", piecewise_linear=True),
+        Activation(
+            "relu+tanh",
+            lambda z: torch.relu(z) + torch.tanh(z),
+            lambda z: _step(z) + _tanh_slope(z),
+        ),
+        Activation("tanh", torch.tanh, _tanh_slope, sign="lost"),
+        Activation("gelu", torch.nn.functional.gelu, _gelu_slope, sign="weak"),
+        Activation(
+            "erf", torch.erf, lambda z: 2 / math.sqrt(math.pi) * torch.exp(-z * z), sign="lost"
+        ),
+        replace(softplus(1.0), name="softplus"),
+    )
 }
 
 
@@ -158,14 +142,12 @@ def polynomial(*coefficients: float) -> Activation:
             f"first, got {list(coefficients)}; write for example polynomial:0,0,0,1 for a cube."
         )
     derivative = tuple(k * c for k, c in enumerate(coefficients))[1:]
-    name = "polynomial:" + ",".join(repr(float(c)).removesuffix(".0") for c in coefficients)
     even, odd, bent = any(coefficients[0::2]), any(coefficients[1::2]), any(coefficients[3::2])
-    sign = "lost" if not (even and odd) else "determined" if bent else "weak"
     return Activation(
-        name,
+        "polynomial:" + ",".join(repr(float(c)).removesuffix(".0") for c in coefficients),
         lambda z: _horner(coefficients, z),
         lambda z: _horner(derivative, z),
-        sign=sign,
+        sign="lost" if not (even and odd) else "determined" if bent else "weak",
         piecewise_linear=not any(coefficients[2:]),
     )
 
@@ -178,11 +160,7 @@ def _horner(coefficients: tuple[float, ...], z: Tensor) -> Tensor:
 
 
 def activation(name: str) -> Activation:
-    """Return the activation of that name.
-
-    Args:
-        name: one of ``relu``, ``relu+tanh``, ``tanh``, ``gelu``, ``erf``, ``softplus``, or
-            ``polynomial:c0,c1,…`` with the coefficients, lowest degree first.
+    """Return the activation of that name, or ``polynomial:c0,c1,…``, lowest degree first.
 
     Example:
         >>> activation("relu").value(torch.tensor([-1.0, 2.0])).tolist()

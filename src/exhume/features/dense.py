@@ -1,8 +1,7 @@
 """Gradients of a chain of dense layers in factored form: nothing of size n·c·p is built.
 
-An output's gradient in W_l is δ_l h_{l−1}ᵀ and in b_l it is δ_l (see `passes`). So the inner
-product of two gradients is a sum of (δ·δ')(h·h' + 1) over the layers, and derivatives in the inputs
-are tangents of δ and h: every product is a few passes over the layers.
+An output's gradient in W_l is δ_l h_{l−1}ᵀ and in b_l it is δ_l (see `passes`): every product is a
+few passes over the layers.
 """
 
 import itertools
@@ -16,7 +15,7 @@ from exhume.errors import InputError
 from exhume.features.gradient import ParameterGradients
 from exhume.features.layers import Chain, dense_chain
 from exhume.features.modules import BATCH, probes
-from exhume.features.network import Weights, derivatives
+from exhume.features.network import derivatives
 from exhume.features.passes import Factor, Layers, Pass, Split, layered, total
 from exhume.features.weights import blocks
 
@@ -26,11 +25,7 @@ ROWS = 1024
 
 @dataclass(frozen=True, eq=False)
 class DenseGradients(ParameterGradients):
-    """∇θ f_c(x) for weights and biases of a chain of dense layers; k = c rows a point.
-
-    The rows are those of `ParameterGradients`, but no product forms them: `chunk` and `keep` make
-    no difference here.
-    """
+    """∇θ f_c(x) of a chain of dense layers; no product forms the rows, so none are kept."""
 
     def linearize(self, candidates: Tensor) -> "DenseLinearization":
         """Return gradients and their derivatives at n candidates (n, d)."""
@@ -56,15 +51,15 @@ class DenseGradients(ParameterGradients):
     @cached_property
     def layers(self) -> tuple[Layers, ...]:
         """Return W_l and b_l at each point, with W_1 U for the first where there is a basis."""
-        return tuple(self._layers(weights) for weights in self.points)
-
-    def _layers(self, weights: Weights) -> Layers:
-        first, *others = (weights[f"{name}.weight"] for name in self.chain.names)
-        if self.basis is not None:
-            with derivatives(rounded=False):
-                first = first @ self.basis
-        biases = (weights.get(f"{name}.bias") for name in self.chain.names)
-        return tuple(zip((first, *others), biases, strict=True))
+        result = []
+        for weights in self.points:
+            first, *others = (weights[f"{name}.weight"] for name in self.chain.names)
+            if self.basis is not None:
+                with derivatives(rounded=False):
+                    first = first @ self.basis
+            biases = (weights.get(f"{name}.bias") for name in self.chain.names)
+            result.append(tuple(zip((first, *others), biases, strict=True)))
+        return tuple(result)
 
     @cached_property
     def places(self) -> list[tuple[slice | None, slice | None]]:
@@ -85,10 +80,7 @@ class DenseLinearization:
             self.passes = [Pass(layers, activations, candidates) for layers in features.layers]
 
     def gram(self) -> Tensor:
-        """Return ΦΦᵀ = Σ_l (δ_l δ_lᵀ) ⊙ (h_{l−1} h_{l−1}ᵀ + 1), (n·k, n·k) float64.
-
-        Its upper triangle is made in blocks of rows, and the lower is copied from it.
-        """
+        """Return ΦΦᵀ = Σ_l (δ_l δ_lᵀ) ⊙ (h_{l−1} h_{l−1}ᵀ + 1), (n·k, n·k) float64."""
         c, nodes = self.features.outputs, len(self.candidates) * len(self.passes)
         gram = torch.zeros(nodes, c, nodes, c, dtype=torch.float64, device=self.candidates.device)
         parts = list(blocks(nodes, max(1, ROWS // c)))
@@ -107,7 +99,7 @@ class DenseLinearization:
                     block = block.view(-1, c, len(right), c)
                     gram[part, :, part.start :] += block * outer[part, None, part.start :, None]
         result = gram.view(nodes * c, nodes * c)
-        for part in parts:
+        for part in parts:  # only the upper triangle was made
             rows = slice(part.start * c, part.stop * c)
             result[rows.stop :, rows] = result[rows, rows.stop :].T
         return result
@@ -159,40 +151,36 @@ class DenseLinearization:
     def combine(self, coefficients: Tensor) -> Tensor:
         """Return ΦᵀA, (p, m), one product of matrices a layer."""
         with torch.no_grad(), derivatives(rounded=False):
-            pairs = zip(self.passes, self._by_point(coefficients), strict=True)
-            return self._assembled([here.gradient(a) for here, a in pairs])
+            return self._assembled([here.gradient(a) for here, a in self._paired(coefficients)])
 
     def push(self, direction: Tensor, coefficients: Tensor) -> Tensor:
         """Return Σ_i ∂φ(x_i)[D_i] A_iᵀ, (p, m)."""
         with torch.no_grad(), derivatives(rounded=True):
-            pairs = zip(self.passes, self._by_point(coefficients), strict=True)
+            pairs = self._paired(coefficients)
             return self._assembled([here.gradient_along(direction, a) for here, a in pairs])
 
     def pull(self, target: Tensor, coefficients: Tensor) -> Tensor:
         """Return Σ A · ∂φ(x_i)ᵀ T, (n, d)."""
         with torch.no_grad(), derivatives(rounded=True):
-            split = self._split(target)
-            pairs = zip(self.passes, self._by_point(coefficients), strict=True)
+            split, pairs = self._split(target), self._paired(coefficients)
             return torch.stack([here.pull(split, a) for here, a in pairs]).sum(0)
 
     def bend(self, direction: Tensor, target: Tensor, coefficients: Tensor) -> Tensor:
         """Return the derivative of `pull` along D, (n, d)."""
         with torch.no_grad(), derivatives(rounded=True):
-            split = self._split(target)
-            pairs = zip(self.passes, self._by_point(coefficients), strict=True)
+            split, pairs = self._split(target), self._paired(coefficients)
             return torch.stack([here.bend(direction, split, a) for here, a in pairs]).sum(0)
 
     def curvature(self, coefficients: Tensor) -> Tensor:
         """Return C_ij = tr(J_iᵀJ_j)/d, (n, n) float64, by `probes`, from products of factors."""
-        n, weights = len(self.candidates), self._by_point(coefficients)
-        directions = probes(self.candidates)
+        n, directions = len(self.candidates), probes(self.candidates)
         widest = max(len(w) for w in self.passes[0].weights)
-        count = max(1, BATCH // (n * weights.shape[1] * max(n, widest)))
+        count = max(1, BATCH // (n * coefficients.shape[1] * max(n, widest)))
         result = torch.zeros(n, n, dtype=torch.float64, device=self.candidates.device)
         with torch.no_grad(), derivatives(rounded=True):
             for part in blocks(len(directions), count):
                 along = directions[part, None, None]  # (q, 1, 1, d)
-                pairs = zip(self.passes, weights, strict=True)
+                pairs = self._paired(coefficients)
                 by_point = [here.gradient_along(along, a) for here, a in pairs]
                 for k, factors in enumerate(_by_layer(by_point)):
                     for a, b in itertools.combinations_with_replacement(factors, 2):
@@ -250,11 +238,11 @@ class DenseLinearization:
                 result[:, bias] = 0 if sums is None else sums
         return result.T
 
-    def _by_point(self, coefficients: Tensor) -> Tensor:
-        """A as (points, m, n, c)."""
-        n, points = len(self.candidates), len(self.passes)
+    def _paired(self, coefficients: Tensor) -> list[tuple[Pass, Tensor]]:
+        """The pass of each point with its part of A, (m, n, c)."""
         a = coefficients.to(self.candidates.dtype)
-        return a.view(n, points, self.features.outputs, -1).permute(1, 3, 0, 2).contiguous()
+        a = a.view(len(self.candidates), len(self.passes), self.features.outputs, -1)
+        return list(zip(self.passes, a.permute(1, 3, 0, 2).contiguous(), strict=True))
 
 
 def _by_layer(by_point: list[list[list[Factor]]]) -> list[list[Factor]]:

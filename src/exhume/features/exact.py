@@ -20,12 +20,10 @@ from torch.overrides import TorchFunctionMode
 
 @contextmanager
 def exact_operations() -> Iterator[None]:
-    """Run modules so that they can be differentiated twice; settings come back at the end.
+    """Run modules so that they can be differentiated twice, also outside, once values are there.
 
-    Inside, LayerNorm (also `F.layer_norm`) is made of elementary operations, scaled dot products
-    run through torch's math kernel, and the inference path of `nn.MultiheadAttention` and
-    `nn.TransformerEncoderLayer` is off. Derivatives may be taken outside: what counts is how the
-    values were computed.
+    LayerNorm is made of elementary operations, scaled dot products run through torch's math
+    kernel, and the inference path of attention modules is off.
     """
     load_forward_mode()
     before = torch.backends.mha.get_fastpath_enabled()
@@ -53,9 +51,7 @@ def layer_norm(
     eps: float = 1e-5,
     cudnn_enable: bool = True,
 ) -> Tensor:
-    """Return (x − mean)/√(var + eps) · weight + bias over the last dimensions.
-
-    Parameters are those of `torch.layer_norm`; the last one means nothing here.
+    """Return (x − mean)/√(var + eps) · weight + bias over the last dimensions, as torch's does.
 
     Example:
         >>> layer_norm(torch.tensor([[1.0, 3.0]]), (2,), eps=0.0).tolist()

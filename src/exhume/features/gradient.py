@@ -1,9 +1,8 @@
 """Parameter gradients ∇θ f_1 … ∇θ f_c of any block of a module: the unified form.
 
-A candidate has one row for each output (and point). Products with the rows are forward and
-reverse derivatives in the parameters; products with their Jacobian in the inputs are mixed second
-derivatives. Nothing of size n·c·p is needed, but it is kept where it fits, since the Gram matrix
-comes from it.
+Products with the rows are forward and reverse derivatives in the parameters; products with their
+Jacobian in the inputs are mixed second derivatives. The rows themselves, n·c·p numbers, are kept
+where they fit, since the Gram matrix comes from them.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,12 +14,8 @@ from torch import Tensor
 from torch.func import grad, jacrev, jvp, vjp, vmap
 
 from exhume.features import Linearization
-from exhume.features.modules import (
-    Function,
-    ModuleFeatures,
-    ModuleLinearization,
-    forward_derivative,
-)
+from exhume.features.modules import Function, ModuleFeatures, ModuleLinearization
+from exhume.features.modules import forward_derivative as along
 from exhume.features.network import Weights, derivatives
 from exhume.features.weights import free_memory
 
@@ -29,10 +24,7 @@ from exhume.features.weights import free_memory
 class ParameterGradients(ModuleFeatures):
     """∇θ f_c(x) for the parameters named, flattened one after the other; k = c rows a point.
 
-    Attributes:
-        block: names of the parameters.
-        keep: whether to keep the rows of the candidates; if None, they are kept where they fit in
-            half of the memory.
+    The rows of the candidates are kept if `keep`, or, if None, where they fit in half the memory.
     """
 
     block: tuple[str, ...] = ()
@@ -115,7 +107,7 @@ class GradientLinearization(ModuleLinearization):
         with derivatives(rounded=True):
             for part, k, m in self._pieces(a.shape[3]):
                 function = self._mixed(k, a[part, k, :, m])
-                total[:, m] += forward_derivative(function, self.candidates[part], direction[part])
+                total[:, m] += along(function, self.candidates[part], direction[part])
         return total
 
     def pull(self, target: Tensor, coefficients: Tensor) -> Tensor:
@@ -131,7 +123,7 @@ class GradientLinearization(ModuleLinearization):
         result = torch.zeros_like(self.candidates)
         with derivatives(rounded=True):
             for part, slope in self._slopes(target, coefficients):
-                result[part] += forward_derivative(slope, self.candidates[part], direction[part])
+                result[part] += along(slope, self.candidates[part], direction[part])
         return result
 
     def curvature(self, coefficients: Tensor) -> Tensor:
@@ -143,7 +135,7 @@ class GradientLinearization(ModuleLinearization):
             moved = torch.zeros_like(x[:0].sum())
             for k in range(len(self.split)):
                 function = self._mixed(k, weight[k][None])
-                moved = moved + forward_derivative(function, x[None], z[None])
+                moved = moved + along(function, x[None], z[None])
             return moved
 
         def derivative(m: int, x: Tensor, z: Tensor, part: slice) -> Tensor:
@@ -162,7 +154,7 @@ class GradientLinearization(ModuleLinearization):
                     yield part, k, m
 
     def _slopes(self, target: Tensor, coefficients: Tensor) -> Iterator[tuple[slice, Function]]:
-        """∂⟨ΦᵀA, T⟩/∂x as functions of x to be summed, one for each piece."""
+        """∂⟨ΦᵀA, T⟩/∂x, one function of x for each piece."""
         a = self.by_point(coefficients)
 
         def weighed(point: int, column: Tensor, weight: Tensor, x: Tensor) -> Tensor:
@@ -176,8 +168,8 @@ class GradientLinearization(ModuleLinearization):
         own, function = self.split[point]
         parts = torch.split(column, [own[name].numel() for name in self.block])
         tangent = {n: part.view_as(own[n]) for n, part in zip(self.block, parts, strict=True)}
-        along: Tensor = jvp(lambda theta: function(theta, x), (own,), (tangent,))[1]
-        return along
+        changed: Tensor = jvp(lambda theta: function(theta, x), (own,), (tangent,))[1]
+        return changed
 
     def _mixed(self, point: int, weight: Tensor) -> Function:
         """The map x ↦ Σ_ic A_ic ∇θ f_c(x_i), (p,), with A (n, c)."""

@@ -12,12 +12,8 @@ import torch
 from torch import Tensor
 from torch.func import vjp
 
-from exhume.features.modules import (
-    Function,
-    ModuleFeatures,
-    ModuleLinearization,
-    forward_derivative,
-)
+from exhume.features.modules import Function, ModuleFeatures, ModuleLinearization
+from exhume.features.modules import forward_derivative as along
 from exhume.features.network import Weights, derivatives
 
 
@@ -29,11 +25,6 @@ class LastLayer(ModuleFeatures):
     def width(self) -> int:
         """Return h, the number of inputs of the head."""
         return self.points[0][self.network.head_weight].shape[1]
-
-    @property
-    def outputs(self) -> int:
-        """Return 0: the rows are activations."""
-        return 0
 
     def rows_at(self, weights: Weights, inputs: Tensor) -> Tensor:
         """Return φ(x), (n, 1, h)."""
@@ -66,7 +57,7 @@ class LastLayerLinearization(ModuleLinearization):
         total = a.new_zeros(self.features.width, a.shape[3])
         with torch.no_grad(), derivatives(rounded=True):
             for part, k, function in self._pieces():
-                moved = forward_derivative(function, self.candidates[part], direction[part])
+                moved = along(function, self.candidates[part], direction[part])
                 total += moved.T @ a[part, k, 0]
         return total
 
@@ -94,14 +85,14 @@ class LastLayerLinearization(ModuleLinearization):
         with derivatives(rounded=True):
             for part, k, function in self._pieces():
                 slope = partial(pulled, function, a[part, k, 0] @ target.T)
-                result[part] += forward_derivative(slope, self.candidates[part], direction[part])
+                result[part] += along(slope, self.candidates[part], direction[part])
         return result
 
     def curvature(self, coefficients: Tensor) -> Tensor:
         """Return C_ij = Σ_kl (A_ik·A_jl) tr(∂φ_ikᵀ∂φ_jl)/d, (n, n) float64, by `probes`."""
 
         def derivative(x: Tensor, z: Tensor, part: slice) -> Tensor:
-            return torch.stack([forward_derivative(f, x, z) for f in self.functions], 1)
+            return torch.stack([along(f, x, z) for f in self.functions], 1)
 
         with torch.no_grad():
             traces = self.probed(derivative)

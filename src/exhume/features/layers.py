@@ -13,9 +13,6 @@ from exhume.features.network import Network
 class Elementwise(nn.Module):
     """An activation as a layer.
 
-    Attributes:
-        activation: the function and its slope.
-
     Example:
         >>> Elementwise("relu")(torch.tensor([-1.0, 2.0])).tolist()
         [0.0, 2.0]
@@ -48,10 +45,7 @@ def known_activation(module: nn.Module) -> Activation | None:
 
 
 def with_activation(module: nn.Module, surrogate: Activation) -> nn.Module | None:
-    """Return a copy with another activation in every ReLU layer; None if there is no such layer.
-
-    The copy shares the weights of the module.
-    """
+    """Return a copy, on the same weights, with another activation for every ReLU; None if none."""
     found = [
         (path, name)
         for path, parent in module.named_modules()
@@ -70,22 +64,16 @@ def with_activation(module: nn.Module, surrogate: Activation) -> nn.Module | Non
 
 
 class Chain(NamedTuple):
-    """The dense layers of a network.
+    """The dense layers of a network."""
 
-    Attributes:
-        names: of the layers, first to last.
-        activations: after each of them but the last.
-    """
-
-    names: tuple[str, ...]
-    activations: tuple[Activation, ...]
+    names: tuple[str, ...]  # of the layers, first to last
+    activations: tuple[Activation, ...]  # after each of them but the last
 
 
 def dense_chain(network: Network) -> Chain | None:
     """Return the layers of Sequential(Flatten, Linear, σ, …, Linear), or None for other networks.
 
-    Dropout and identities are passed over. It is None, too, where two layers share a weight, or
-    where an activation is not one of ours.
+    Dropout and identities are passed over. Layers may not share a weight.
     """
     if type(network.module) is not nn.Sequential:
         return None

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.func import jvp
 
-from exhume.features import NO_NORM, NO_SIGN, Linearization
+from exhume.features import NO_NORM, NO_SIGN, Features
 from exhume.features.activations import Activation
 from exhume.features.layers import with_activation
 from exhume.features.network import Network, Weights, derivatives, moved
@@ -35,39 +35,30 @@ Function = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
-class ModuleFeatures:
+class ModuleFeatures(Features):
     """Features of a network at one or two points in weight space.
 
     Attributes:
         network: the module as a function.
         points: weights at which the features are taken; with two, a candidate has the rows of
             both, each with coefficients of its own.
-        name: what they are, for a report.
+        title: what they are, for a report.
         chunk: candidates at a time; chosen from the free memory if None.
     """
 
     network: Network
     points: tuple[Weights, ...]
-    name: str
+    title: str
     chunk: int | None = None
-
-    @property
-    def width(self) -> int:
-        """Return p, the number of rows of the target."""
-        raise NotImplementedError
-
-    @property
-    def outputs(self) -> int:
-        """Return c, how many outputs have their gradients in the rows of a candidate."""
-        raise NotImplementedError
 
     def rows_at(self, weights: Weights, inputs: Tensor) -> Tensor:
         """Return features at one point, (n, d) → (n, k, p)."""
         raise NotImplementedError
 
-    def linearize(self, candidates: Tensor) -> Linearization:
-        """Return features and derivatives at n candidates (n, d)."""
-        raise NotImplementedError
+    @property
+    def name(self) -> str:
+        """Return the title."""
+        return self.title
 
     @property
     def dim(self) -> int:
@@ -92,18 +83,6 @@ class ModuleFeatures:
         """Return the same features elsewhere."""
         return replace(self, points=tuple(moved(w, device, dtype) for w in self.points))
 
-    def resident(self) -> Self:
-        """Return them as they are: a module's weights are in memory."""
-        return self
-
-    def exact(self) -> Self:
-        """Return them as they are: a module's products are rounded only where that is harmless."""
-        return self
-
-    def leaky(self) -> Self:
-        """Return them as they are: torch differentiates a module as it is."""
-        return self
-
     def restrict(self, basis: Tensor) -> Self:
         """Return the features z ↦ φ(Uz) of coordinates in the span of U (d, r)."""
         basis, inner = basis.to(self._like), self.network.basis
@@ -114,12 +93,7 @@ class ModuleFeatures:
     def substituted(self, activation: Activation) -> Self:
         """Return the same features with that activation in every ReLU that is a layer."""
         module = with_activation(self.network.module, activation)
-        if module is None:
-            return self
-        return replace(self, network=replace(self.network, module=module))
-
-    def moment(self, weights: Tensor, directions: Tensor) -> None:
-        """Return None: a general module has no moment that points at samples."""
+        return replace(self, network=replace(self.network, module=module)) if module else self
 
     def predict(self, candidates: Tensor, factor: float = 1.0) -> Tensor:
         """Return f(x; factor · θ), (n, c), at the last point θ; buffers are no part of θ."""
@@ -177,14 +151,10 @@ class ModuleFeatures:
 
 
 class ModuleLinearization:
-    """What linearisations share that may keep the rows Φ of the candidates.
-
-    Attributes:
-        phi: Φ, (n·k, p), or None where it is too large to keep.
-    """
+    """What linearisations share that may keep the rows Φ (n·k, p) of the candidates."""
 
     def __init__(self, features: ModuleFeatures, candidates: Tensor, keep: bool = True) -> None:
-        """Compute the rows if they are to be kept."""
+        """Compute the rows if they are to be kept: Φ may be too large."""
         self.features = features
         self.candidates = candidates.to(features.device, features.dtype)
         self.chunks = list(features.chunks(len(candidates)))
@@ -218,15 +188,13 @@ class ModuleLinearization:
         return a.view(n, points, max(1, self.features.outputs), -1)
 
     def probed(self, derivative: Callable[[Tensor, Tensor, slice], Tensor]) -> Tensor:
-        """Return the mean of JJᵀ over `probes` z, float64, with J the rows ∂φ(x)[z].
+        """Return the mean of JJᵀ over `probes` z, float64, with J the rows ∂φ(x)[z], (…, p).
 
-        Args:
-            derivative: takes candidates, the directions in which to go, and which of all pairs
-                these are, candidates first; returns rows (…, p).
+        The derivative takes candidates, directions, and which of all pairs these are.
         """
         n, directions = len(self.candidates), probes(self.candidates)
         count = max(1, BATCH // (n * self.features.width * len(self.features.points)))
-        total: Tensor | None = None
+        products = []
         with derivatives(rounded=True):
             for batch in blocks(len(directions), count):
                 z = directions[batch]
@@ -234,17 +202,14 @@ class ModuleLinearization:
                 parts = self.features.chunks(len(x))
                 moved = torch.cat([derivative(x[part], along[part], part) for part in parts])
                 rows = moved.reshape(len(z), -1, self.features.width)
-                product = (rows @ rows.mT).sum(0).double()
-                total = product if total is None else total + product
-        assert total is not None
-        return total / len(directions)
+                products.append((rows @ rows.mT).sum(0).double())
+        return torch.stack(products).sum(0) / len(directions)
 
 
 def probes(candidates: Tensor) -> Tensor:
     """Return directions Z (q, d) over which the mean of |Jz|² is tr(JᵀJ)/d.
 
-    They are the axes, which is exact; where there are too many axes they are random signs over √d,
-    which is right on average.
+    They are the axes, or random signs over √d where there are too many: right on average.
     """
     dim = candidates.shape[1]
     if dim <= AXES:

@@ -1,9 +1,11 @@
 """A module as a pure function of its weights and of flat inputs."""
 
-import fnmatch
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,7 +41,7 @@ class Network:
     @property
     def dim(self) -> int:
         """Return the number of entries, or of coordinates, of one input."""
-        return torch.Size(self.shape).numel() if self.basis is None else self.basis.shape[1]
+        return math.prod(self.shape) if self.basis is None else self.basis.shape[1]
 
     def __call__(self, weights: Weights, inputs: Tensor) -> Tensor:
         """Return f(x; θ), (n, d) → (n, c)."""
@@ -70,7 +72,7 @@ class Network:
     @property
     def head_weight(self) -> str:
         """Return the name of the head's weight (c, h)."""
-        return f"{self.head}.weight" if self.head else "weight"
+        return f"{self.head}.weight".lstrip(".")
 
     def first_dense(self, weights: Weights) -> str | None:
         """Return the name of the first layer's weight (h, d), if it is dense and sees the input.
@@ -78,37 +80,30 @@ class Network:
         It is None where the input goes into something else first (a convolution, patches, a norm),
         or where the layer is used again further on.
         """
-        generator = torch.Generator().manual_seed(0)
         like = next(w for w in weights.values() if w.is_floating_point())
         weights = moved(weights, like.device, like.dtype)
-        d = torch.Size(self.shape).numel()
-        inputs = torch.randn(2, d, generator=generator).to(like)
-        order: list[tuple[str, bool]] = []
-        handles = []
-        for name, module in self.module.named_modules():
-            if not any(True for _ in module.parameters(recurse=False)):
-                continue
+        generator = torch.Generator().manual_seed(0)
+        inputs = torch.randn(2, math.prod(self.shape), generator=generator).to(like)
+        seen: list[tuple[str, bool]] = []  # layers with weights, and whether they saw the input
 
-            def note(module: nn.Module, arguments: tuple[Any, ...], name: str = name) -> None:
-                x = arguments[0] if arguments and isinstance(arguments[0], Tensor) else None
-                whole = (
-                    isinstance(module, nn.Linear)
-                    and x is not None
-                    and x.shape == inputs.shape
-                    and torch.equal(x, inputs)
-                )
-                order.append((name, whole))
+        def note(name: str, module: nn.Module, arguments: tuple[Any, ...]) -> None:
+            x = arguments[0] if arguments and isinstance(module, nn.Linear) else None
+            seen.append((name, isinstance(x, Tensor) and torch.equal(x, inputs)))
 
-            handles.append(module.register_forward_pre_hook(note))
+        handles = [
+            module.register_forward_pre_hook(partial(note, name))
+            for name, module in self.module.named_modules()
+            if next(module.parameters(recurse=False), None) is not None
+        ]
         try:
             with torch.no_grad():
                 self(weights, inputs)
         finally:
             for handle in handles:
                 handle.remove()
-        if not order or not order[0][1] or sum(name == order[0][0] for name, _ in order) > 1:
+        if not seen or not seen[0][1] or [name for name, _ in seen].count(seen[0][0]) > 1:
             return None
-        return f"{order[0][0]}.weight" if order[0][0] else "weight"
+        return f"{seen[0][0]}.weight".lstrip(".")
 
 
 def known_network(module: nn.Module, shape: tuple[int, ...], outputs: int) -> Network:
@@ -121,18 +116,16 @@ def known_network(module: nn.Module, shape: tuple[int, ...], outputs: int) -> Ne
     return Network(module, shape, outputs, head)
 
 
-def named_block(weights: Weights, trainable: tuple[str, ...], pattern: str) -> tuple[str, ...]:
-    """Return the names of the parameters that a user means.
+def named_block(trainable: tuple[str, ...], pattern: str) -> tuple[str, ...]:
+    """Return the names of the parameters that a user means, in the order of the model.
 
     Args:
-        weights: all of them, in the order of the model.
-        trainable: names of those that are parameters, not buffers.
+        trainable: names of the model's parameters.
         pattern: `all`, `first` or `last` (the first or last layer with weights, its bias too), or
             names and patterns with commas between them.
 
     Example:
-        >>> weights = {"a.weight": torch.zeros(2), "a.bias": torch.zeros(1), "b": torch.zeros(1)}
-        >>> named_block(weights, tuple(weights), "first"), named_block(weights, ("b",), "*")
+        >>> named_block(("a.weight", "a.bias", "b"), "first"), named_block(("b",), "*")
         (('a.weight', 'a.bias'), ('b',))
     """
     if pattern == "all":
@@ -142,18 +135,14 @@ def named_block(weights: Weights, trainable: tuple[str, ...], pattern: str) -> t
         layer = layers[0] if pattern == "first" else layers[-1]
         return tuple(name for name in trainable if name.rpartition(".")[0] == layer)
     words = [word.strip() for word in pattern.split(",") if word.strip()]
-    found = tuple(n for n in trainable if any(fnmatch.fnmatchcase(n, w) for w in words))
-    for word in words:
-        if not any(fnmatch.fnmatchcase(name, word) for name in trainable):
-            raise InputError(
-                f"parameters: {word!r} names none of the model's: {', '.join(trainable)}. "
-                "Write all, first, last, or names and patterns with commas between them."
-            )
-    if not found:
+    lost = [word for word in words if not any(fnmatchcase(name, word) for name in trainable)]
+    if lost or not words:
+        what = f"{lost[0]!r} names none of the model's: " if lost else "expected some of "
         raise InputError(
-            "parameters: names none; write all, first, last, or names with commas between them."
+            f"parameters: {what}{', '.join(trainable)}. Write all, first, last, or names and "
+            "patterns with commas between them."
         )
-    return found
+    return tuple(name for name in trainable if any(fnmatchcase(name, word) for word in words))
 
 
 def midpoint(initial: Weights, trained: Weights) -> dict[str, Tensor]:

@@ -3,13 +3,13 @@
 With h_0 = x, z_l = W_l h_{l−1} + b_l, h_l = σ(z_l) and f = z_L, an output's gradient in W_l is
 δ_l h_{l−1}ᵀ and in b_l it is δ_l, where δ_l = ∂f/∂z_l.
 
-Tensors are (…, n, width), with a leading axis for the columns of the coefficients, or for
-directions. Lists go from the first layer to the last, or to the last but one where nothing follows
-it. In sums and products None stands for zero.
+Tensors are (…, n, width), led by the columns of the coefficients, or by directions. Lists go from
+the first layer to the last, or last but one where nothing follows it. None stands for zero.
 """
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import add, mul
 from typing import NamedTuple
 
 import torch
@@ -31,35 +31,22 @@ def times(left: Tensor | None, right: Tensor | None) -> Tensor | None:
 
 def scaled(*factors: Tensor | None) -> Tensor | None:
     """Return the product entry by entry."""
-    result: Tensor | None = None
-    for factor in factors:
-        if factor is None:
-            return None
-        result = factor if result is None else result * factor
-    return result
+    known = [factor for factor in factors if factor is not None]
+    return reduce(mul, known) if len(known) == len(factors) else None
 
 
 def total(*terms: Tensor | None) -> Tensor | None:
     """Return the sum."""
-    result: Tensor | None = None
-    for term in terms:
-        if term is not None:
-            result = term if result is None else result + term
-    return result
+    known = [term for term in terms if term is not None]
+    return reduce(add, known) if known else None
 
 
 class Factor(NamedTuple):
-    """A part of a layer's gradient of each candidate: left ⊗ right for W, left · one for b.
+    """A part of a layer's gradient of each candidate: left ⊗ right for W, left · one for b."""
 
-    Attributes:
-        left: (…, n, width).
-        right: (…, n, inputs), or one row for all candidates.
-        one: what a bias is multiplied by: 1, or 0 for a tangent.
-    """
-
-    left: Tensor
-    right: Tensor
-    one: int
+    left: Tensor  # (…, n, width)
+    right: Tensor  # (…, n, inputs), or one row for all candidates
+    one: int  # what a bias is multiplied by: 1, or 0 for a tangent
 
 
 class Split(NamedTuple):
@@ -83,6 +70,7 @@ class Pass:
         self.weights, self.activations = [w for w, _ in layers], activations
         self.inputs, self.slopes = [candidates], []
         self._sums = []
+        self.bent = not all(sigma.piecewise_linear for sigma in activations)  # slopes change
         for (w, b), sigma in zip(layers, activations, strict=False):  # all but the last
             z = linear(self.inputs[-1], w, b)
             self._sums.append(z)
@@ -100,11 +88,6 @@ class Pass:
         """Return σ'''(z_l)."""
         pairs = zip(self.activations, self._sums, strict=True)
         return [None if sigma.piecewise_linear else sigma.third(z) for sigma, z in pairs]
-
-    @property
-    def bent(self) -> bool:
-        """Tell whether any slope changes with the candidates."""
-        return not all(sigma.piecewise_linear for sigma in self.activations)
 
     @cached_property
     def deltas(self) -> list[Tensor]:

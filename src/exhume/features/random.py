@@ -2,21 +2,15 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from exhume.device import tensor_cores
-from exhume.features import NO_NORM, NO_SIGN, WEAK_SIGN
+from exhume.features import NO_NORM, NO_SIGN, WEAK_SIGN, Features
 from exhume.features.activations import Activation
-from exhume.features.weights import (
-    Stored,
-    Weights,
-    blocks,
-    free_memory,
-    materialise,
-    with_half,
-)
+from exhume.features.weights import Stored, Weights, blocks, free_memory, materialise
 
 BLOCK_BYTES = {"cpu": 2**28, "cuda": 2**33}
 """One block of V has at most so many bytes: a few of them must fit beside everything else."""
@@ -26,7 +20,7 @@ KEPT_BYTES = 2**30
 
 
 @dataclass(frozen=True)
-class RandomFeatures:
+class RandomFeatures(Features):
     """φ(x) = σ(Vx + b), V (p, d): random features, and the hidden layer of a two-layer network.
 
     Attributes:
@@ -72,11 +66,6 @@ class RandomFeatures:
         return self.weights.shape[0]
 
     @property
-    def outputs(self) -> int:
-        """Return 0: the rows are activations."""
-        return 0
-
-    @property
     def device(self) -> torch.device:
         """Return where V is handed out."""
         return self.weights.device
@@ -86,36 +75,39 @@ class RandomFeatures:
         """Return in which precision V is handed out."""
         return self.weights.dtype
 
-    def predict(self, candidates: Tensor, factor: float = 1.0) -> None:
-        """Return None: one layer has no outputs."""
-
-    def exact(self) -> "RandomFeatures":
+    def exact(self) -> Self:
         """Return the same features with products in full precision, and no half copy of V."""
         weights = self.weights.to(self.device, self.dtype)  # which leaves the copy behind
         return replace(self, weights=weights, full_precision=True)
 
-    def leaky(self) -> "RandomFeatures":
+    def leaky(self) -> Self:
         """Return the same features with the published backward slope, if σ is ReLU."""
         return replace(self, activation=self.activation.leaky_backward())
 
-    def substituted(self, activation: Activation) -> "RandomFeatures":
+    def substituted(self, activation: Activation) -> Self:
         """Return the same features with that activation, if theirs is ReLU."""
         return replace(self, activation=activation) if self.activation.name == "relu" else self
 
-    def to(self, device: torch.device, dtype: torch.dtype) -> "RandomFeatures":
+    def to(self, device: torch.device, dtype: torch.dtype) -> Self:
         """Return the same features elsewhere."""
         bias = None if self.bias is None else self.bias.to(device, dtype)
         return replace(self, weights=self.weights.to(device, dtype), bias=bias)
 
-    def resident(self) -> "RandomFeatures":
-        """Return the same with V in memory, if it takes less than half of what is free."""
+    def resident(self) -> Self:
+        """Return the same with V in memory, if it takes less than half of what is free.
+
+        On a GPU a copy in float16 goes beside it, if that takes less than half of the rest.
+        """
         needed = self.width * self.dim * self.dtype.itemsize
         if not self.weights.in_memory and needed > free_memory(self.device) / 2:
             return self
         stored = materialise(self.weights)
-        return replace(self, weights=stored if self.full_precision else with_half(stored))
+        copied = self.device.type == "cuda" and self.dtype == torch.float32 and stored.half is None
+        if copied and not self.full_precision and needed / 2 <= free_memory(self.device) / 2:
+            stored = Stored(stored.tensor, stored.tensor.half())
+        return replace(self, weights=stored)
 
-    def restrict(self, basis: Tensor) -> "RandomFeatures":
+    def restrict(self, basis: Tensor) -> Self:
         """Return the features z ↦ φ(Uz) of coordinates in the span of U (d, r): VU for V."""
         u = basis.to(self.device, self.dtype)
         parts = [self.weights.rows(part.start, part.stop) @ u for part in self.slices()]
@@ -147,8 +139,7 @@ class RandomFeatures:
         return total * (scale / self.width) - weights.mean() * directions
 
 
-@dataclass(frozen=True, eq=False)
-class _Block:
+class _Block(NamedTuple):
     """Features and slopes (n, b) of b rows of V, with these rows (b, d) where they are at hand."""
 
     rows: slice
@@ -162,11 +153,10 @@ class RandomLinearization:
 
     def __init__(self, features: RandomFeatures, candidates: Tensor) -> None:
         """Keep the features of the candidates if V is in memory, or if they take little of it."""
-        self.features = features
-        self.candidates = candidates
+        self.features, self.candidates = features, candidates
         needed = 2 * len(candidates) * features.width * candidates.dtype.itemsize
         keep = features.weights.in_memory or needed <= KEPT_BYTES
-        self._kept = [replace(block, v=None) for block in self._compute()] if keep else None
+        self._kept = [block._replace(v=None) for block in self._compute()] if keep else None
         self._seconds: dict[int, Tensor] = {}
 
     def _compute(self) -> Iterator[_Block]:
@@ -184,20 +174,13 @@ class RandomLinearization:
     def _blocks(self) -> Iterator[_Block]:
         return self._compute() if self._kept is None else iter(self._kept)
 
-    def _v(self, block: _Block) -> Tensor:
-        """The block's rows of V, read again where the features were kept without them."""
-        if block.v is not None:
-            return block.v
-        return self.features.weights.rows(block.rows.start, block.rows.stop)
+    def _with_v(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """Rows, slopes and V of each block; V is read again where it was not kept."""
+        for rows, _, slope, v in self._blocks():
+            yield rows, slope, self.features.weights.rows(rows.start, rows.stop) if v is None else v
 
-    def _second(self, block: _Block, v: Tensor) -> Tensor:
-        """σ''(XVᵀ) of a block, kept where the features are."""
-        second = self._seconds.get(block.rows.start)
-        if second is None:
-            second = self.features.activation.second(self._inside(v, block.rows))
-            if self._kept is not None:
-                self._seconds[block.rows.start] = second
-        return second
+    def _zeros(self, columns: int) -> Tensor:
+        return self.candidates.new_zeros(len(self.candidates), columns, dtype=torch.float64)
 
     def gram(self) -> Tensor:
         """Return ΦΦᵀ, (n, n) float64."""
@@ -223,64 +206,56 @@ class RandomLinearization:
         """Return Σ_i σ'(Vx_i) ⊙ (V D_i) A_iᵀ, (p, m)."""
         a = coefficients.to(self.candidates.dtype)
         parts = []
-        for block in self._blocks():
-            moved = self._across(direction, self._v(block), block.rows)
-            parts.append(moved.mul_(block.slope).T @ a)
+        for rows, slope, v in self._with_v():
+            moved = self._product(direction, v, rows, across=True)
+            parts.append(moved.mul_(slope).T @ a)
         return torch.cat(parts)
 
     def pull(self, target: Tensor, coefficients: Tensor) -> Tensor:
         """Return [(A Tᵀ) ⊙ σ'(XVᵀ)] V, (n, d)."""
         a = coefficients.to(self.candidates.dtype)
         total = torch.zeros_like(self.candidates)
-        for block in self._blocks():
-            weighted = (a @ target[block.rows].T).mul_(block.slope)
-            total += self._back(weighted, self._v(block), block.rows)
+        for rows, slope, v in self._with_v():
+            weighted = (a @ target[rows].T).mul_(slope)
+            total += self._product(weighted, v, rows)
         return total
 
     def bend(self, direction: Tensor, target: Tensor, coefficients: Tensor) -> Tensor:
-        """Return [(A Tᵀ) ⊙ σ''(XVᵀ) ⊙ (D Vᵀ)] V, (n, d)."""
+        """Return [(A Tᵀ) ⊙ σ''(XVᵀ) ⊙ (D Vᵀ)] V, (n, d); σ'' is kept where the features are."""
         a = coefficients.to(self.candidates.dtype)
         total = torch.zeros_like(self.candidates)
         if self.features.activation.piecewise_linear:
             return total
-        for block in self._blocks():
-            v = self._v(block)
-            moved = self._across(direction, v, block.rows)
-            weighted = (a @ target[block.rows].T).mul_(self._second(block, v)).mul_(moved)
-            total += self._back(weighted, v, block.rows)
+        for rows, _, v in self._with_v():
+            second = self._seconds.get(rows.start)
+            if second is None:
+                second = self.features.activation.second(self._inside(v, rows))
+            if self._kept is not None:
+                self._seconds[rows.start] = second
+            moved = self._product(direction, v, rows, across=True)
+            weighted = (a @ target[rows].T).mul_(second).mul_(moved)
+            total += self._product(weighted, v, rows)
         return total
 
     def curvature(self, coefficients: Tensor) -> Tensor:
         """Return C = (AAᵀ) ⊙ Σ_k σ'_ik σ'_jk |v_k|²/d, (n, n) float64."""
         total = self._zeros(len(self.candidates))
-        for block in self._blocks():
-            total += ((block.slope * self._v(block).square().mean(1)) @ block.slope.T).double()
+        for _, slope, v in self._with_v():
+            total += ((slope * v.square().mean(1)) @ slope.T).double()
         a = coefficients.double()
         return (a @ a.T) * total
 
-    def _across(self, directions: Tensor, v: Tensor, rows: slice) -> Tensor:
-        """D Vᵀ for some rows of V, (n, d) → (n, b)."""
-        half = self.features.weights.half
-        return self._product(directions, v.T, None if half is None else half[rows].T)
+    def _product(self, left: Tensor, v: Tensor, rows: slice, across: bool = False) -> Tensor:
+        """L V (or L Vᵀ, across) for some rows of V, in half precision if there is such a copy.
 
-    def _back(self, weights: Tensor, v: Tensor, rows: slice) -> Tensor:
-        """W V for some rows of V, (n, b) → (n, d)."""
-        half = self.features.weights.half
-        return self._product(weights, v, None if half is None else half[rows])
-
-    def _product(self, rows: Tensor, matrix: Tensor, half: Tensor | None) -> Tensor:
-        """R M, in half precision if there is such a copy of M, else in TF32 or float32.
-
-        Each row is scaled to its largest entry, so that neither small nor large ones are lost.
+        Each row of L is scaled to its largest entry, so that neither small nor large ones are lost.
         The relative error is about 1e-3 on a GPU: enough for steps, not for values.
         """
+        half = self.features.weights.half
+        matrix = v if half is None else half[rows]
+        matrix = matrix.T if across else matrix
         if half is None:
             with tensor_cores(not self.features.full_precision):
-                return rows @ matrix
-        scale = rows.abs().amax(1, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny)
-        return ((rows / scale).half() @ half).to(rows.dtype).mul_(scale)
-
-    def _zeros(self, columns: int) -> Tensor:
-        return torch.zeros(
-            len(self.candidates), columns, dtype=torch.float64, device=self.candidates.device
-        )
+                return left @ matrix
+        scale = left.abs().amax(1, keepdim=True).clamp_min(torch.finfo(left.dtype).tiny)
+        return ((left / scale).half() @ matrix).to(left.dtype).mul_(scale)

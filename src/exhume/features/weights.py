@@ -3,9 +3,9 @@
 import math
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -19,82 +19,59 @@ TILE = 256
 """So many rows of V share one stream of random numbers; another value would change every V."""
 
 
-class Weights(Protocol):
-    """V (p, d), readable in blocks of rows."""
+class Weights:
+    """Weights are a matrix V (p, d) that is read in blocks of rows."""
 
-    @property
-    def in_memory(self) -> bool:
-        """Tell whether reading rows costs nothing."""
-        ...
-
-    @property
-    def half(self) -> Tensor | None:
-        """Return a copy in float16 for products on a GPU, if there is one."""
-        ...
+    device: torch.device  # where blocks are handed out
+    dtype: torch.dtype  # in which precision
+    half: Tensor | None = None  # a copy in float16 for products on a GPU
+    in_memory = False  # whether reading rows costs nothing
 
     @property
     def shape(self) -> tuple[int, int]:
         """Return (p, d)."""
-        ...
-
-    @property
-    def device(self) -> torch.device:
-        """Return where blocks are handed out."""
-        ...
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Return in which precision blocks are handed out."""
-        ...
+        raise NotImplementedError
 
     def rows(self, start: int, stop: int) -> Tensor:
         """Return V[start:stop], (stop − start, d)."""
-        ...
+        raise NotImplementedError
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Self:
         """Return the same numbers, handed out elsewhere, without the copy in float16."""
-        ...
+        return replace(self, device=device, dtype=dtype)  # type: ignore[type-var]  # a dataclass
 
 
 @dataclass(frozen=True, eq=False)
-class Stored:
-    """V as a tensor, on a GPU with a half-precision copy for products if there is room for one.
-
-    Attributes:
-        tensor: V, (p, d).
-        half: the same in float16, or None.
-    """
+class Stored(Weights):
+    """V as a tensor, on a GPU with a copy in float16 if there is room for one."""
 
     tensor: Tensor
     half: Tensor | None = None
+    device: torch.device = field(init=False)
+    dtype: torch.dtype = field(init=False)
     in_memory = True
+
+    def __post_init__(self) -> None:
+        """Take device and precision from the tensor."""
+        object.__setattr__(self, "device", self.tensor.device)
+        object.__setattr__(self, "dtype", self.tensor.dtype)
 
     @property
     def shape(self) -> tuple[int, int]:
         """Return (p, d)."""
         return (self.tensor.shape[0], self.tensor.shape[1])
 
-    @property
-    def device(self) -> torch.device:
-        """Return where the tensor is."""
-        return self.tensor.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Return the tensor's own."""
-        return self.tensor.dtype
-
     def rows(self, start: int, stop: int) -> Tensor:
         """Return V[start:stop], a view."""
         return self.tensor[start:stop]
 
-    def to(self, device: torch.device, dtype: torch.dtype) -> "Stored":
+    def to(self, device: torch.device, dtype: torch.dtype) -> Self:
         """Return the tensor moved, without the copy in float16."""
-        return Stored(self.tensor.to(device, dtype))
+        return replace(self, tensor=self.tensor.to(device, dtype), half=None)
 
 
 @dataclass(frozen=True)
-class Seeded:
+class Seeded(Weights):
     """V with i.i.d. N(0, 1/d) entries, regenerated from a seed whenever it is read.
 
     Rows are drawn in tiles of `TILE`, each from its own counter-based (Philox) stream on the
@@ -111,8 +88,6 @@ class Seeded:
     seed: int
     device: torch.device = CPU
     dtype: torch.dtype = torch.float32
-    half = None
-    in_memory = False
 
     def __post_init__(self) -> None:
         """Refuse what has no stream of numbers."""
@@ -127,31 +102,26 @@ class Seeded:
         """Return V[start:stop], generated now."""
         first, last = start // TILE, -(-stop // TILE)
         block = np.empty(((last - first) * TILE, self.dim), dtype=np.float32)
+
+        def fill(tile: int) -> None:
+            stream = np.random.Philox(np.random.SeedSequence(self.seed, spawn_key=(tile,)))
+            rows = block[(tile - first) * TILE :][:TILE]
+            np.random.Generator(stream).standard_normal(dtype=np.float32, out=rows)
+            rows *= np.float32(1 / math.sqrt(self.dim))  # here it is rounded the same for all
+
         with ThreadPoolExecutor(max_workers=torch.get_num_threads()) as pool:
-            list(pool.map(lambda t: self._fill(block, t, first), range(first, last)))
-        block = block[start - first * TILE : stop - first * TILE]
-        return torch.from_numpy(block).to(self.device, self.dtype)
-
-    def _fill(self, block: np.ndarray, tile: int, first: int) -> None:
-        stream = np.random.Philox(np.random.SeedSequence(self.seed, spawn_key=(tile,)))
-        rows = block[(tile - first) * TILE :][:TILE]
-        np.random.Generator(stream).standard_normal(dtype=np.float32, out=rows)
-        rows *= np.float32(1 / math.sqrt(self.dim))  # here, where it is rounded the same for all
-
-    def to(self, device: torch.device, dtype: torch.dtype) -> "Seeded":
-        """Return the same numbers, handed out elsewhere."""
-        return replace(self, device=device, dtype=dtype)
+            list(pool.map(fill, range(first, last)))
+        drawn = block[start - first * TILE : stop - first * TILE]
+        return torch.from_numpy(drawn).to(self.device, self.dtype)
 
 
 @dataclass(frozen=True)
-class Mapped:
+class Mapped(Weights):
     """V read block by block from a memory-mapped ``.npy`` file."""
 
     path: Path
     device: torch.device = CPU
     dtype: torch.dtype = torch.float32
-    half = None
-    in_memory = False
 
     def __post_init__(self) -> None:
         """Look at the header now, so that a bad file is named before any work starts."""
@@ -182,12 +152,7 @@ class Mapped:
 
     def rows(self, start: int, stop: int) -> Tensor:
         """Return V[start:stop], read now."""
-        block = torch.from_numpy(np.array(self._array()[start:stop]))
-        return block.to(self.device, self.dtype)
-
-    def to(self, device: torch.device, dtype: torch.dtype) -> "Mapped":
-        """Return the same numbers, handed out elsewhere."""
-        return replace(self, device=device, dtype=dtype)
+        return torch.from_numpy(np.array(self._array()[start:stop])).to(self.device, self.dtype)
 
 
 def blocks(width: int, size: int) -> Iterator[slice]:
@@ -209,16 +174,6 @@ def materialise(weights: Weights, size: int = 65536) -> Stored:
     for part in blocks(weights.shape[0], size):
         tensor[part] = weights.rows(part.start, part.stop)
     return Stored(tensor)
-
-
-def with_half(weights: Stored) -> Stored:
-    """Return the same with a copy in float16, on a GPU with room for it."""
-    tensor = weights.tensor
-    if weights.half is not None or not tensor.is_cuda or tensor.dtype != torch.float32:
-        return weights
-    if tensor.nbytes / 2 > free_memory(tensor.device) / 2:
-        return weights
-    return Stored(tensor, tensor.half())
 
 
 def free_memory(device: torch.device) -> int:

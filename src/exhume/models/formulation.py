@@ -200,7 +200,7 @@ def _block(network: Network, weights: Weights, parameters: str) -> tuple[str, ..
     if parameters == "last":
         return (network.head_weight,)
     trainable = tuple(name for name, _ in network.module.named_parameters() if name in weights)
-    return named_block(weights, trainable, parameters)
+    return named_block(trainable, parameters)
 
 
 def first_layer(network: Network, initial: Weights, trained: Weights) -> FirstLayer | None:

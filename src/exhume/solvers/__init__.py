@@ -1,6 +1,7 @@
 """Solvers move the candidates: momentum as published, and Levenberg-Marquardt, which is ours."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Protocol, TypeVar
 
@@ -22,39 +23,35 @@ class Outcome(Enum):
     @property
     def sentence(self) -> str:
         """Say what it means, for a reader of the report."""
-        return _SENTENCES[self]
-
-
-_SENTENCES = {
-    Outcome.CONVERGED: "The candidates explain the weights to the tolerance asked for.",
-    Outcome.SETTLED: (
-        "Trials that dropped many candidates came back to the same residual and found them again, "
-        "with candidates to spare: it is taken for the floor that moving features leave."
-    ),
-    Outcome.STALLED: "Steps hardly lower the residual any more, and it is above the tolerance.",
-    Outcome.DIVERGED: "The residual became infinite or undefined.",
-    Outcome.BUDGET: "The budget of steps or time ran out before the residual settled.",
-}
+        return {
+            "converged": "The candidates explain the weights to the tolerance asked for.",
+            "settled": "Trials that dropped many candidates came back to the same residual and "
+            "found them again, with candidates to spare: it is taken for the floor that moving "
+            "features leave.",
+            "stalled": "Steps hardly lower the residual any more, and it is above the tolerance.",
+            "diverged": "The residual became infinite or undefined.",
+            "budget": "The budget of steps or time ran out before the residual settled.",
+        }[self.value]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class State:
-    """Everything a solver needs to go on; each solver adds what it carries from step to step.
+    """Everything a solver needs to go on; each solver adds what it carries from step to step."""
 
-    Attributes:
-        fit: the objective at the candidates.
-        steps: how many steps were taken.
-        products: how often the features' derivative was applied, the unit of cost.
-        outcome: None while there is more to do.
-    """
-
-    fit: Fit
-    steps: int = 0
-    products: int = 0
-    outcome: Outcome | None = None
+    fit: Fit  # the objective at the candidates
+    steps: int = 0  # how many were taken
+    products: int = 0  # how often the features' derivative was applied, the unit of cost
+    outcome: Outcome | None = None  # None while there is more to do
 
 
 StateT = TypeVar("StateT", bound=State)
+
+
+def judged(state: StateT, tolerance: float) -> StateT:
+    """Return the state with its outcome, if the residual is undefined or at the tolerance."""
+    if not math.isfinite(state.fit.value):
+        return replace(state, outcome=Outcome.DIVERGED)
+    return replace(state, outcome=Outcome.CONVERGED) if state.fit.value <= tolerance else state
 
 
 class Solver(Protocol[StateT]):
@@ -62,11 +59,9 @@ class Solver(Protocol[StateT]):
 
     def init(self, problem: Problem, candidates: Tensor) -> StateT:
         """Return the state at the start."""
-        ...
 
     def step(self, problem: Problem, state: StateT) -> StateT:
         """Return the state one step on; its `outcome` is set when nothing is left to do."""
-        ...
 
 
 def solve(solver: Solver[StateT], problem: Problem, candidates: Tensor, steps: int) -> StateT:

@@ -4,13 +4,11 @@ The residual is R(X) = P⊥_Φ(X) Δ. Kaufman's approximation of its Jacobian is
 J = push(·, A), and a step solves (Jᵀ P⊥ J + λS) D = JᵀR by conjugate gradients on products.
 
 The preconditioner is the Gauss-Newton matrix averaged over input directions, C ⊗ I_d with
-C_ij = tr(J_iᵀJ_j)/d: one n×n factorisation a step. For random features the true matrix is
-a sample average around it, of ratio p·m/(d·n), so a handful of products is enough.
+C_ij = tr(J_iᵀJ_j)/d: one n×n factorisation a step.
 """
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -18,7 +16,7 @@ from torch import Tensor
 from exhume.equation.coefficients import factor
 from exhume.equation.objective import Fit, curvature, descent, fitted, gauss_newton
 from exhume.equation.problem import Problem
-from exhume.solvers import Outcome, State
+from exhume.solvers import Outcome, State, judged
 
 LEAST_DAMPING = 1e-7
 """Damping does not fall below this: steps are Gauss-Newton's long before."""
@@ -39,10 +37,8 @@ def conjugate_gradients(
 ) -> tuple[Tensor, int]:
     """Solve B D = b for a positive definite B, both (n, d), with at most so many products.
 
-    Stops when the preconditioned residual √⟨r, M⁻¹r⟩ has fallen by `tolerance`.
-
-    Returns:
-        D and the number of products used.
+    Stops when the preconditioned residual √⟨r, M⁻¹r⟩ has fallen by `tolerance`, and returns how
+    many products were used, too.
 
     Example:
         >>> D, used = conjugate_gradients(lambda q: 2 * q, torch.ones(1, 3), lambda r: r, 1e-6, 9)
@@ -74,41 +70,27 @@ def _inner(a: Tensor, b: Tensor) -> float:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class DampedState(State):
-    """A state of `LevenbergMarquardt`.
+    """A state of `LevenbergMarquardt`."""
 
-    Attributes:
-        damping: λ of the next step.
-        stalled: consecutive steps without worthwhile progress.
-    """
-
-    damping: float
-    stalled: int = 0
+    damping: float  # λ of the next step
+    stalled: int = 0  # consecutive steps without worthwhile progress
 
 
 @dataclass(frozen=True)
 class LevenbergMarquardt:
-    """The Levenberg-Marquardt method with adaptive damping.
+    """The Levenberg-Marquardt method with adaptive damping."""
 
-    Attributes:
-        tolerance: relative residual at which the run has converged.
-        damping: λ at the start, relative to the curvature of each candidate.
-        accuracy: of the linear solves.
-        products: most products a step.
-        patience: steps of less than `progress` relative improvement before it has stalled.
-        progress: the improvement of the residual that is worth a step.
-    """
-
-    tolerance: float = 1e-12
-    damping: float = 1.0
-    accuracy: float = 3e-2
-    products: int = 40
-    patience: int = 8
-    progress: float = 3e-3
+    tolerance: float = 1e-12  # relative residual at which the run has converged
+    damping: float = 1.0  # λ at the start, relative to the curvature of each candidate
+    accuracy: float = 3e-2  # of the linear solves
+    products: int = 40  # at most, a step
+    patience: int = 8  # steps of less relative improvement than `progress` before it has stalled
+    progress: float = 3e-3  # the improvement of the residual that is worth a step
 
     def init(self, problem: Problem, candidates: Tensor) -> DampedState:
         """Start at the projected candidates."""
         fit = fitted(problem, problem.domain.project(candidates))
-        return self._judged(DampedState(fit=fit, damping=self.damping))
+        return judged(DampedState(fit=fit, damping=self.damping), self.tolerance)
 
     def step(self, problem: Problem, state: DampedState) -> DampedState:
         """Try one step; keep it and lower the damping (λ/3) if the residual fell, else 4λ."""
@@ -119,34 +101,22 @@ class LevenbergMarquardt:
         before = state.fit.cost
         accepted = fit.cost < before
         gain = 1 - fit.cost / before if accepted else 0.0
-        return self._judged(
-            DampedState(
-                fit=fit if accepted else state.fit,
-                damping=max(damping / 3, LEAST_DAMPING) if accepted else damping * 4,
-                steps=state.steps + 1,
-                products=state.products + used,
-                stalled=0 if gain > self.progress else state.stalled + 1,
-            )
+        stalled = 0 if gain > self.progress else state.stalled + 1
+        state = DampedState(
+            fit=fit if accepted else state.fit,
+            damping=max(damping / 3, LEAST_DAMPING) if accepted else damping * 4,
+            steps=state.steps + 1,
+            products=state.products + used,
+            stalled=stalled,
+            outcome=Outcome.STALLED if stalled >= self.patience else None,
         )
-
-    def _judged(self, state: DampedState) -> DampedState:
-        if not math.isfinite(state.fit.value):
-            return replace(state, outcome=Outcome.DIVERGED)
-        if state.fit.value <= self.tolerance:
-            return replace(state, outcome=Outcome.CONVERGED)
-        if state.stalled >= self.patience:
-            return replace(state, outcome=Outcome.STALLED)
-        return state
+        return judged(state, self.tolerance)
 
 
 def damped_step(
     problem: Problem, fit: Fit, damping: float, accuracy: float, products: int
 ) -> tuple[Tensor, int]:
-    """Return D with (JᵀP⊥J + λS) D = JᵀR in the tangent space, S = diag(C).
-
-    Returns:
-        D (n, d) and the number of products used.
-    """
+    """Return D (n, d) with (JᵀP⊥J + λS) D = JᵀR in the tangent space, S = diag(C), and products."""
     domain, candidates = problem.domain, fit.candidates
     mean = curvature(fit)
     scale = mean.diagonal().clamp_min(FLAT * mean.diagonal().max())

@@ -176,14 +176,14 @@ def blocks(
     alone = tuple(block(name) for name in names)
     if len(alone) == 1:
         return alone
-    together = {"first layer": named_block({}, names, "first"), "last layer": (last,), "all": names}
+    together = {"first layer": named_block(names, "first"), "last layer": (last,), "all": names}
     return (*alone, *(block(name, *members) for name, members in together.items()))
 
 
 def _head_weight(names: tuple[str, ...], head: str | None) -> str:
     """Return the weight of the last layer, without its bias, which says nothing of inputs."""
     if head is None:
-        return named_block({}, names, "last")[0]
+        return named_block(names, "last")[0]
     name = f"{head}.weight" if head else "weight"
     if name not in names:
         raise InputError(f"head: no parameter {name!r}; there are {', '.join(names)}.")
