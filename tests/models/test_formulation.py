@@ -4,8 +4,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from exhume.equation.domain import Box, Sphere
@@ -18,11 +16,6 @@ from exhume.features.random import RandomFeatures
 from exhume.models.formulation import DRIFT, POINTS, Told, features_at, first_layer, network_problem
 from nets import SIZES, Net, make
 from problems import gaussian, on_sphere
-
-fast = settings(max_examples=10, deadline=None)
-
-
-# Target
 
 
 @pytest.mark.parametrize("name", SIZES)
@@ -47,7 +40,6 @@ def test_the_target_is_the_change_of_the_last_weight_or_of_a_block(name: str) ->
 
 @pytest.mark.parametrize("parameters", ["last", "all", "first"])
 def test_the_resolution_is_what_rounding_leaves(parameters: str) -> None:
-    """A change that is a sum of features, added to the weights, which are then rounded."""
     net = make("mlp", step=1e-3)
     x = on_sphere(2, 4)
     exact = net.problem(parameters, "initial")
@@ -71,56 +63,35 @@ def test_the_resolution_is_what_rounding_leaves(parameters: str) -> None:
     assert exact.resolution < 1e-16 * rounded.resolution * 30
 
 
-# Points
-
-
 @pytest.mark.parametrize("parameters", ["last", "all"])
 @pytest.mark.parametrize("point", POINTS)
 def test_features_are_taken_where_the_user_says(point: str, parameters: str) -> None:
     net = make("mlp", step=0.5)
     features = net.problem(parameters, point).features
-    kind = LastLayer if parameters == "last" else ParameterGradients
-    assert isinstance(features, kind)
-    expected = net.points(point)
-    assert len(features.points) == len(expected)
-    for weights, by_hand in zip(features.points, expected, strict=True):
+    assert isinstance(features, LastLayer if parameters == "last" else ParameterGradients)
+    what = "last layer, features" if parameters == "last" else "gradients of all parameters"
+    assert features.name.startswith(f"{what} at the {point}"[:-5])
+    for weights, by_hand in zip(features.points, net.points(point), strict=True):
         for key, w in by_hand.items():
             torch.testing.assert_close(weights[key], w, rtol=1e-15, atol=1e-15)
 
 
-def test_names_say_what_and_where() -> None:
-    net = make("mlp")
-    assert net.problem("last", "both").features.name == (
-        "last layer, features at the initial and the final weights"
-    )
-    assert "gradients of first parameters at the midpoint" in net.problem("first").features.name
-    assert "the final weights, tanh" in make("two_layer").problem("last", "final").features.name
-
-
-@fast
-@given(
-    st.sampled_from(["two_layer", "mlp"]),
-    st.sampled_from(["last", "first", "all"]),
-    st.integers(0, 1000),
-)
+@pytest.mark.parametrize("parameters", ["last", "first", "all"])
+@pytest.mark.parametrize("name", ["two_layer", "mlp"])
 def test_swapped_weights_negate_the_target_and_leave_the_residual(
-    name: str, parameters: str, seed: int
+    name: str, parameters: str
 ) -> None:
-    net = make(name, seed=seed, step=0.5)
+    net = make(name, step=0.5)
     swapped = Net(net.network, net.trained, net.initial, net.plain)
-    x = on_sphere(2, 4, seed)
+    x = on_sphere(2, 4)
     for point, same in (("midpoint", True), ("both", True), ("final", False)):
         one, other = net.problem(parameters, point), swapped.problem(parameters, point)
         assert torch.equal(other.target, -one.target)
-        values = fitted(one, x), fitted(other, x)
-        assert (values[1].value == pytest.approx(values[0].value, rel=1e-6)) == same
+        here, there = fitted(one, x), fitted(other, x)
+        assert (there.value == pytest.approx(here.value, rel=1e-6)) == same
         if same:
-            torch.testing.assert_close(
-                gradient(other, values[1]), gradient(one, values[0]), rtol=1e-5, atol=1e-9
-            )
-
-
-# What cannot be posed
+            slopes = gradient(other, there), gradient(one, here)
+            torch.testing.assert_close(*slopes, rtol=1e-5, atol=1e-9)
 
 
 def test_what_did_not_change_is_left_out_and_what_names_nothing_refused() -> None:
@@ -142,31 +113,21 @@ def test_what_did_not_change_is_left_out_and_what_names_nothing_refused() -> Non
             pose()
 
 
-# What else is told
-
-
-def test_domain_display_and_knowledge_are_handed_on() -> None:
+def test_what_is_told_is_handed_on_and_one_hidden_layer_takes_the_fast_path() -> None:
     net = make("mlp")
     arguments = (net.network, net.initial, net.trained)
     plain = network_problem(*arguments)
-    assert isinstance(plain.domain, Sphere)
-    assert plain.drift == DRIFT
-    assert plain.display is None
+    assert (plain.domain, plain.drift, plain.display) == (Sphere(), DRIFT, None)
+    assert "lazy" in plain.threat_model.assumes[0]
     box, pixels = Box(-1, 1), Pixels(0.5, 2.0)
     told = network_problem(*arguments, told=Told(box, pixels, ("the range",)))
-    assert told.domain is box
-    assert told.display == pixels
-    assert set(told.threat_model.knows) > set(plain.threat_model.knows)
-    assert "the range" in told.threat_model.knows
-    assert "the initial weights" in plain.threat_model.knows
-    assert any("lazy" in phrase for phrase in plain.threat_model.assumes)
-
-
-def test_one_hidden_layer_takes_the_fast_path_and_two_points_do_not() -> None:
+    assert told.domain is box and told.display == pixels
+    assert told.threat_model.knows == (*plain.threat_model.knows, "the range")
+    assert plain.threat_model.knows[0] == "the initial weights"
     net = make("two_layer")
     for point in ("initial", "final", "midpoint"):
         features = features_at(net.network, net.initial, net.trained, "last", point)
-        assert isinstance(features, RandomFeatures)
+        assert isinstance(features, RandomFeatures) and features.name.endswith(", tanh")
         (weights,) = net.points(point)
         spread = weights["1.weight"].square().mean().sqrt().item()
         assert features.spread == pytest.approx(spread, rel=1e-12)
@@ -239,13 +200,5 @@ def test_the_change_is_a_sum_of_gradients_to_second_order_in_the_step(
         assert errors[point][0] / errors[point][1] == pytest.approx(4, rel=0.1)
     assert errors["midpoint"][1] < min(errors["initial"][1], errors["final"][1]) / 2
     assert values[1] <= (errors["midpoint"][1] / sizes[1]) ** 2 * (1 + 1e-6)
-
-
-def test_other_samples_do_not_explain_the_change() -> None:
-    """So the test above is not passed by features that explain anything."""
-    x, labels = on_sphere(3, 4), gaussian(3, 2, seed=1)
-    net, _ = trained_by_hand("two_layer", "squared", 1e-3, x, labels)
-    for parameters in ("last", "first", "all"):
-        problem = net.problem(parameters)
-        assert fitted(problem, x).value < 1e-5
-        assert fitted(problem, on_sphere(3, 4, seed=9)).value > 1e-2
+    if name == "two_layer" and parameters != "*.bias":  # other samples do not explain the change
+        assert fitted(net.problem(parameters), on_sphere(3, 4, seed=9)).value > 1e-2 > values[1]

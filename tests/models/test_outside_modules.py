@@ -40,18 +40,10 @@ class Classifier(nn.Module):
         return self.head(self.drop(self.norm(x).mean(dim=1)))
 
 
-def cnn(channels=8):
+def cnn(channels=4):
     return nn.Sequential(
-        nn.Conv2d(1, channels, 3, padding=1),
-        nn.BatchNorm2d(channels),
-        nn.ReLU(inplace=True),
-        nn.MaxPool2d(2),
-        nn.Conv2d(channels, 2 * channels, 3, padding=1),
-        nn.BatchNorm2d(2 * channels),
-        nn.ReLU(inplace=True),
-        nn.Dropout(0.2),
-        nn.Flatten(),
-        nn.Linear(32 * channels, 4),
+        *(nn.Conv2d(1, channels, 3, padding=1), nn.BatchNorm2d(channels), nn.ReLU(inplace=True)),
+        *(nn.MaxPool2d(2), nn.Dropout(0.2), nn.Flatten(), nn.Linear(16 * channels, 4)),
     )
 
 
@@ -61,26 +53,17 @@ def mlp():
     )
 
 
-class Conditional(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(16, 3)
-
+class Conditional(nn.Linear):
     def forward(self, x, condition):
-        return self.layer(x) * condition
+        return super().forward(x) * condition
+
+
+def conditional():
+    return Conditional(16, 3)
 '''
 
-
-def train(model: nn.Module, x: Tensor, loss: Callable[[Tensor], Tensor], rate: float) -> None:
-    optimiser = torch.optim.SGD(model.parameters(), lr=rate)
-    for _ in range(300 if rate < 1e-2 else 8):
-        optimiser.zero_grad()
-        loss(model(x)).backward()
-        optimiser.step()
-
-
-def classes_of(labels: Tensor) -> Callable[[Tensor], Tensor]:
-    return lambda outputs: nn.functional.cross_entropy(outputs, labels)
+MLP = ("--input-shape", 16, "--norm", "sqrt_d", "--samples", 3)
+TANSLEY, SHORT = ("--method", "tansley2026"), ("--samples", 3, "--product-limit", 1)
 
 
 @pytest.fixture(scope="module")
@@ -90,19 +73,29 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "nets.py").write_text(NETS)
     known = data.sphere(16, 3)
     data.save(known, folder / "truth.safetensors")
-    labels, y = torch.arange(3), known.targets.float()
     random = torch.Generator().manual_seed(0)
-    tasks: dict[str, tuple[Tensor, Callable[[Tensor], Tensor], float]] = {
-        "Classifier": (torch.randn(3, 5, 4, generator=random), classes_of(labels), 0.1),
-        "cnn": (torch.rand(3, 1, 8, 8, generator=random), classes_of(labels), 0.1),
-        "mlp": (known.inputs.float(), lambda f: (f - y).square().mean(), 2e-3),
+
+    def entropy(outputs: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(outputs, torch.arange(3))
+
+    def squares(outputs: Tensor) -> Tensor:
+        return (outputs - known.targets.float()).square().mean()
+
+    tasks: dict[str, tuple[Tensor, Callable[[Tensor], Tensor], float, int]] = {
+        "Classifier": (torch.randn(3, 5, 4, generator=random), entropy, 0.1, 8),
+        "cnn": (torch.rand(3, 1, 8, 8, generator=random), entropy, 0.1, 8),
+        "mlp": (known.inputs.float(), squares, 2e-3, 300),
     }
     with torch.random.fork_rng([]):
         torch.manual_seed(0)
-        for name, (x, loss, rate) in tasks.items():
+        for name, (x, loss, rate, steps) in tasks.items():
             model = load_factory(f"{folder / 'nets.py'}:{name}")
             save_file(model.state_dict(), folder / f"{name}.initial.safetensors")
-            train(model, x, loss, rate)
+            optimiser = torch.optim.SGD(model.parameters(), lr=rate)
+            for _ in range(steps):
+                optimiser.zero_grad()
+                loss(model(x)).backward()
+                optimiser.step()
             torch.save({"model_state_dict": model.state_dict()}, folder / f"{name}.trained.pt")
     return folder
 
@@ -115,11 +108,8 @@ class Desk:
 
     def audit(self, name: str, *more: object, **files: object) -> str:
         """What is said; weights are those of the name unless given."""
-        named = {
-            "initial": self.folder / f"{name}.initial.safetensors",
-            "trained": self.folder / f"{name}.trained.pt",
-            **files,
-        }
+        initial, trained = self.folder / f"{name}.initial.safetensors", self.trained(name)
+        named = {"initial": initial, "trained": trained, **files}
         weights = [word for key, file in named.items() if file for word in (f"--{key}", file)]
         factory = f"{self.folder / 'nets.py'}:{name}"
         words = ["audit", "--model", factory, *weights, *more, "--out", self.out, "--device", "cpu"]
@@ -131,26 +121,31 @@ class Desk:
         """The sentence with which an audit ends before it begins."""
         with pytest.raises(SystemExit) as ending:
             self.audit(name, *more, **files)
-        assert ending.value.code == 2
         said = self.capsys.readouterr().err
+        assert ending.value.code == 2 and not self.out.exists()
         assert said.startswith("exhume: ") and "Traceback" not in said
-        assert not self.out.exists()
         return said
+
+    def trained(self, name: str) -> Path:
+        return self.folder / f"{name}.trained.pt"
+
+    def weights(self, name: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        before = load_file(self.folder / f"{name}.initial.safetensors")
+        return before, torch.load(self.trained(name), weights_only=True)["model_state_dict"]
 
     @property
     def result(self) -> dict[str, Any]:
-        record = json.loads((self.out / RESULT).read_text())
-        assert isinstance(record, dict)
+        record: dict[str, Any] = json.loads((self.out / RESULT).read_text())
         return record
 
     @property
     def samples(self) -> Tensor:
         return load_file(self.out / CANDIDATES)["samples"]
 
-    def distances(self) -> Tensor:
-        """From each true sample to the nearest candidate, over its norm."""
+    def distance(self) -> float:
+        """From a true sample to the nearest candidate at most, over its norm."""
         truth = data.read(self.folder / "truth.safetensors").inputs
-        return torch.cdist(truth, self.samples).amin(1) / 4
+        return float(torch.cdist(truth, self.samples).amin(1).max()) / 4
 
 
 @pytest.fixture
@@ -158,21 +153,15 @@ def at(desk: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Desk:
     return Desk(desk, tmp_path / "run", capsys)
 
 
-TANSLEY = ("--method", "tansley2026")
-MLP = ("--input-shape", 16, "--norm", "sqrt_d", "--samples", 3)
-SHORT = ("--time-limit", 0)
-
-
 # Each works, or is refused with what to do
 
 
 def test_a_transformer_is_audited_as_it_is(at: Desk) -> None:
-    said = at.audit("Classifier", "--input-shape", "5,4", "--samples", 3, *SHORT)
+    said = at.audit("Classifier", "--input-shape", "5,4", *SHORT)
     assert "LayerNorm" in said and "Attention" in said and "Dropout" in said
     result = at.result
-    prepared = result["prepared"]
-    assert prepared["derivative_error"] < 1e-6
-    assert ["Dropout" in warning for warning in prepared["warnings"]] == [True]
+    assert result["prepared"]["derivative_error"] < 1e-6
+    assert ["Dropout" in warning for warning in result["prepared"]["warnings"]] == [True]
     assert (result["parameters"], result["point"], result["rank"]) == ("last", "midpoint", None)
     assert result["problem"]["width"] == 16 and result["problem"]["outputs"] == 3
     assert any("norm √d" in phrase for phrase in result["threat_model"]["assumes"])
@@ -180,7 +169,7 @@ def test_a_transformer_is_audited_as_it_is(at: Desk) -> None:
     assert (at.out / "report.html").exists()
     at.out = at.out.with_name("block")
     block = ("--parameters", "encoder.layers.1.*,head.*", "--point", "initial")
-    at.audit("Classifier", "--input-shape", "5,4", "--samples", 2, *SHORT, *block)
+    at.audit("Classifier", "--input-shape", "5,4", *SHORT, *block)
     assert (at.result["parameters"], at.result["point"]) == (block[1], "initial")
     assert at.result["problem"]["outputs"] == 1
 
@@ -188,9 +177,8 @@ def test_a_transformer_is_audited_as_it_is(at: Desk) -> None:
 def test_a_convolutional_network_is_audited_with_a_warning(at: Desk, tmp_path: Path) -> None:
     card = tmp_path / "card.yaml"
     card.write_text("shape: [1, 8, 8]\nrange: [0, 1]\nmean: 0.5\nstd: 0.5\nclasses: 4\n")
-    said = at.audit("cnn", "--card", card, "--samples", 3, *SHORT)
-    assert "in-place" in said and "warning: BatchNorm in 1, 5" in said
-    assert "BatchNorm" in at.result["prepared"]["warnings"][0]
+    said = at.audit("cnn", "--card", card, *SHORT)
+    assert "in-place" in said and "warning: BatchNorm in 1 uses" in said
     assert at.result["problem"]["domain"] == "box [-1, 1]"
     assert at.samples.abs().max() <= 1 + 1e-6
     assert at.result["display"] == {"shift": 0.5, "scale": 0.5}
@@ -200,12 +188,11 @@ def test_a_convolutional_network_is_audited_with_a_warning(at: Desk, tmp_path: P
 
 def test_a_dense_network_gives_its_samples_back(at: Desk) -> None:
     at.audit("mlp", *MLP)
-    assert at.distances().max() < 1e-2
-    truth = str(at.folder / "truth.safetensors")
-    main(["score", str(at.out), "--truth", truth])
+    assert at.distance() < 1e-2
+    score = ["score", str(at.out), "--truth", str(at.folder / "truth.safetensors")]
+    main(score)
     assert "give --model" in at.capsys.readouterr().out
-    factory = yaml.safe_load((at.out / "config.yaml").read_text())["model"]
-    main(["score", str(at.out), "--truth", truth, "--model", factory])
+    main([*score, "--model", yaml.safe_load((at.out / CONFIG).read_text())["model"]])
     assert "floor with features at: initial" in at.capsys.readouterr().out
     record = json.loads((at.out / "score.json").read_text())
     assert record["score"]["recovered"] == 1 and set(record["floors"]) >= {"final", "midpoint"}
@@ -215,30 +202,28 @@ def test_a_dense_network_gives_its_samples_back(at: Desk) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "more", "named"),
+    ("name", "more", "words"),
     [
-        ("Conditional", ["--input-shape", 16], ["condition", "wrap it"]),
-        ("mlp", [], ["shape of one input", "card"]),
-        ("mlp", ["--input-shape", 15], ["15", "mend the shape"]),
-        ("mlp", ["--input-shape", 16, "--classes", 10], ["10 classes", "1 outputs"]),
-        ("mlp", ["--input-shape", 16, "--head", "0"], ["no linear layer", "1, 4"]),
-        ("mlp", ["--input-shape", 16, "--arguments", '{"depth": 2}'], ["depth", "takes"]),
-        ("mlp", ["--input-shape", 16, "--parameters", "heads.*"], ["heads.*", "4.weight"]),
-        ("mlp", ["--input-shape", 16, "--range", "1,0"], ["range"]),
-        ("mlp", ["--input-shape", 16, "--range", "0,1", "--norm", 9], ["norm 9", "Leave out"]),
-        ("mlp", ["--range", "0,1"], ["shape"]),
-        ("resnet", ["--input-shape", 16], ["no 'resnet'", "Classifier"]),
-        ("cnn", ["--input-shape", "1,8,8", *TANSLEY], ["dense first layer", "'exhume'"]),
+        ("conditional", ["--input-shape", 16], "condition / wrap it"),
+        ("mlp", [], "shape of one input / card"),
+        ("mlp", ["--input-shape", 15], "15 / mend the shape"),
+        ("mlp", ["--input-shape", 16, "--classes", 10], "10 classes / 1 outputs"),
+        ("mlp", ["--input-shape", 16, "--head", "0"], "no linear layer / 1, 4"),
+        ("mlp", ["--input-shape", 16, "--arguments", '{"depth": 2}'], "depth / takes"),
+        ("mlp", ["--input-shape", 16, "--parameters", "heads.*"], "heads.* / 4.weight"),
+        ("mlp", ["--input-shape", 16, "--range", "0,1", "--norm", 9], "norm 9 / Leave out"),
+        ("resnet", ["--input-shape", 16], "no 'resnet' / Classifier"),
+        ("cnn", ["--input-shape", "1,8,8", *TANSLEY], "dense first layer / 'exhume'"),
     ],
     ids=str,
 )
 def test_what_cannot_be_audited_is_said(
-    name: str, more: list[object], named: list[str], at: Desk
+    name: str, more: list[object], words: str, at: Desk
 ) -> None:
-    weights = {f"{word}": at.folder / "mlp.trained.pt" for word in ("initial", "trained")}
-    files = {} if name in ("mlp", "cnn") else weights
+    other = at.trained("mlp")
+    files = {} if name in ("mlp", "cnn") else {"initial": other, "trained": other}
     said = at.refused(name, *more, **files)
-    assert all(word in said for word in named)
+    assert all(word in said for word in words.split(" / "))
 
 
 # Files that nobody vouches for
@@ -252,92 +237,88 @@ class Hostile:
         return os.mkdir, (str(self.mark),)
 
 
-@pytest.mark.parametrize("word", ["initial", "trained"])
-def test_files_that_are_refused(word: str, at: Desk, tmp_path: Path) -> None:
+def test_files_that_are_refused(at: Desk, tmp_path: Path) -> None:
     mark, file = tmp_path / "code ran", tmp_path / "hostile.pt"
     torch.save({"weight": torch.zeros(2), "more": Hostile(mark)}, file)
-    said = at.refused("mlp", *MLP, **{word: file})
-    assert str(file) in said and "state dict" in said
-    assert not mark.exists()
+    for word in ("initial", "trained"):
+        said = at.refused("mlp", *MLP, **{word: file})
+        assert str(file) in said and "state dict" in said and not mark.exists()
+        said = at.refused("mlp", *MLP, **{word: at.trained("cnn")})
+        assert "another architecture" in said and "cnn.trained.pt" in said
+    assert "nothing was trained" in at.refused("mlp", *MLP, initial=at.trained("mlp"))
     torch.load(file, weights_only=False)
     assert mark.exists(), "the file is hostile"
-    said = at.refused("mlp", *MLP, **{word: at.folder / "cnn.trained.pt"})
-    assert "another architecture" in said and "cnn.trained.pt" in said
-    said = at.refused("mlp", *MLP, initial=at.folder / "mlp.trained.pt")
-    assert "nothing was trained" in said
 
 
 def test_half_precision_is_enough_where_much_changed_and_refused_where_little(
     at: Desk, tmp_path: Path
 ) -> None:
-    before = load_file(at.folder / "mlp.initial.safetensors")
-    after = torch.load(at.folder / "mlp.trained.pt", weights_only=True)["model_state_dict"]
-    half = {name: w.bfloat16() for name, w in before.items()}
+    before, after = ({n: w.bfloat16() for n, w in part.items()} for part in at.weights("mlp"))
     files = {"initial": tmp_path / "before.safetensors", "trained": tmp_path / "after.pt"}
-    save_file(half, files["initial"])
-    torch.save({name: (1 + 2**-7) * w for name, w in half.items()}, files["trained"])
+    save_file(before, files["initial"])
+    torch.save({name: (1 + 2**-7) * w for name, w in before.items()}, files["trained"])
     said = at.refused("mlp", *MLP, **files)
     assert "bfloat16" in said and "more digits" in said
-    torch.save({name: w.bfloat16() for name, w in after.items()}, files["trained"])
+    torch.save(after, files["trained"])
     assert "stored in bfloat16" in at.audit("mlp", *MLP, **files)
-    assert at.distances().max() < 0.1
+    assert at.distance() < 0.1
 
 
 # Initial weights that are missing
 
 
-def some(at: Desk, tmp_path: Path, *names: str) -> Path:
-    every = load_file(at.folder / "mlp.initial.safetensors")
-    file = tmp_path / "some.safetensors"
-    save_file({f"module.{name}": every[name] for name in names}, file)
-    return file
-
-
 def test_the_head_alone_will_do_and_the_first_layer_opens_the_subspace(
     at: Desk, tmp_path: Path
 ) -> None:
-    said = at.audit("mlp", *MLP, initial=some(at, tmp_path, "4.weight"))
+    before, _ = at.weights("mlp")
+    some = tmp_path / "some.safetensors"
+    save_file({"module.4.weight": before["4.weight"]}, some)
+    said = at.audit("mlp", *MLP, initial=some)
     assert "warning: Initial weights of" in said and "1.weight" in said
-    assert at.result["point"] == "final" and at.distances().max() < 0.05
+    assert at.result["point"] == "final" and at.distance() < 0.05
     assert "some of the initial weights" in at.result["threat_model"]["knows"]
+    save_file({name: before[name] for name in ("1.weight", "4.weight")}, some)
     at.out = tmp_path / "subspace"
-    at.audit("mlp", *MLP, *TANSLEY, initial=some(at, tmp_path, "1.weight", "4.weight"))
-    assert at.result["rank"] == 3 and at.distances().max() < 0.05
+    at.audit("mlp", *MLP, *TANSLEY, initial=some)
+    assert at.result["rank"] == 3 and at.distance() < 0.05
 
 
-UNLOCKS = """4.weight unlocks exhume and iurada2025 / 4.weight and 1.weight unlock tansley2026 /
-midpoint / zero-head / --premise margin / --premise decay"""
+UNLOCKS = (
+    "4.weight unlocks exhume and iurada2025 / 4.weight and 1.weight unlock tansley2026 / "
+    "midpoint / zero-head / --premise margin / --premise decay"
+)
 
 
 @pytest.mark.parametrize(
-    ("names", "more", "words"),
+    ("kept", "more", "words"),
     [
-        ([], [], UNLOCKS),
-        (["4.weight"], ["--point", "midpoint"], "1.weight / 'midpoint'"),
-        (["4.weight"], ["--parameters", "first"], "1.weight / 'first'"),
-        (["4.weight"], [*TANSLEY, "--rank", 3], "first layer"),
-        (["1.weight"], [], "4.weight / unlock"),
+        (None, [], UNLOCKS),
+        ("4.weight", ["--point", "midpoint"], "1.weight / 'midpoint'"),
+        ("4.weight", ["--parameters", "first"], "1.weight / 'first'"),
+        ("4.weight", [*TANSLEY, "--rank", 3], "first layer"),
+        ("1.weight", [], "4.weight / unlock"),
     ],
     ids=str,
 )
 def test_what_missing_initial_weights_would_unlock(
-    names: list[str], more: list[object], words: str, at: Desk, tmp_path: Path
+    kept: str | None, more: list[object], words: str, at: Desk, tmp_path: Path
 ) -> None:
-    initial = some(at, tmp_path, *names) if names else None
-    said = at.refused("mlp", *MLP, *more, initial=initial)
-    assert all(word.strip() in said for word in words.split("/"))
+    some = tmp_path / "some.safetensors"
+    if kept is not None:
+        save_file({kept: at.weights("mlp")[0][kept]}, some)
+    said = at.refused("mlp", *MLP, *more, initial=some if kept else None)
+    assert all(word in said for word in words.split(" / "))
 
 
 def test_a_linear_probe_needs_no_initial_weights(at: Desk, tmp_path: Path) -> None:
-    """A frozen backbone, and a head trained from zero."""
-    trained = torch.load(at.folder / "mlp.trained.pt", weights_only=True)["model_state_dict"]
+    _, trained = at.weights("mlp")
     known = data.read(at.folder / "truth.safetensors")
     hidden = (known.inputs.float() @ trained["1.weight"].T + trained["1.bias"]).relu()
     head = torch.linalg.lstsq(hidden, known.targets.float(), driver="gelsd").solution.T
     probe = {**trained, "4.weight": head.contiguous(), "4.bias": torch.zeros(1)}
     torch.save(probe, tmp_path / "probe.pt")
     at.audit("mlp", *MLP, initial="zero-head", trained=tmp_path / "probe.pt")
-    assert at.result["outcome"] == "converged" and at.distances().max() < 1e-3
+    assert at.result["outcome"] == "converged" and at.distance() < 1e-3
     assert "the initial weights" not in at.result["threat_model"]["knows"]
     assert "zero" in at.result["threat_model"]["assumes"][0]
     assert "initial: zero-head" in (at.out / CONFIG).read_text()

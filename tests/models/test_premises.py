@@ -1,6 +1,7 @@
 """Premises: trained weights alone, what they deny, and audits of networks trained to the margin."""
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -8,14 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 
 import exhume
 from exhume import data
-from exhume.auditing.folder import CHECKPOINT, RunFolder
-from exhume.auditing.run import Event, run
+from exhume.auditing.folder import RunFolder
 from exhume.auditing.settings import Settings
 from exhume.equation.domain import Box, Sphere, SphereInBox
 from exhume.equation.problem import FirstLayer, Premise
@@ -24,7 +22,6 @@ from exhume.evaluate import residual_at_truth, wrong_prior
 from exhume.evaluate.runs import score_run
 from exhume.features.gradient import ParameterGradients
 from exhume.features.network import Network
-from exhume.files import read_tensors
 from exhume.methods.tansley2026 import reduced
 from exhume.models import architectures
 from exhume.models.card import DataCard
@@ -46,7 +43,6 @@ TOLD = DataCard((8, 8))
 
 @pytest.fixture(scope="module")
 def victim() -> Victim:
-    """A network trained to the margin on four digits, in seconds."""
     known = data.load("digits", 4, classes="parity", centre="pixels")
     return kkt_mlp(known, (30,), steps=400)
 
@@ -84,23 +80,14 @@ def degree_of(net: nn.Module) -> tuple[float, float]:
     return degree(features, gaussian(6, 5))
 
 
-@pytest.mark.parametrize("bias", [(False,), (True, False), (False, False, False)], ids=str)
-def test_the_degree_is_the_number_of_layers_and_eulers(bias: tuple[bool, ...]) -> None:
-    net = dense(bias)
-    found, missed = degree_of(net)
-    assert found == pytest.approx(len(bias), abs=1e-9) and missed < 1e-12
-    value = net(gaussian(6, 5))[0, 0]
-    slopes = torch.autograd.grad(value, list(net.parameters()))
-    along = sum((w * g).sum().item() for w, g in zip(net.parameters(), slopes, strict=True))
-    assert along == pytest.approx(len(bias) * value.item(), rel=1e-9)
-
-
-def test_biases_bends_norms_and_zeros_have_no_degree() -> None:
+def test_the_degree_is_the_number_of_layers_unless_biases_bends_norms_or_zeros_spoil_it() -> None:
+    for bias in ((False,), (True, False), (False, False, False)):
+        found, missed = degree_of(dense(bias))
+        assert found == pytest.approx(len(bias), abs=1e-9) and missed < 1e-12
     for net in (dense((True, True)), dense((True, False), nn.Tanh), dense((True, False), norm)):
         assert 1e-3 < degree_of(net)[1] <= 1
     zero = dense((False,))
-    with torch.no_grad():
-        next(zero.parameters()).zero_()
+    next(zero.parameters()).data.zero_()
     found, missed = degree_of(zero)
     assert found != found and missed == 1
 
@@ -108,14 +95,13 @@ def test_biases_bends_norms_and_zeros_have_no_degree() -> None:
 # What the weights deny
 
 
-@given(st.integers(1, 9), st.integers(1, 9), st.integers(0, 12), st.integers(0, 99))
-def test_what_is_beyond_the_largest_directions(
-    height: int, width: int, samples: int, seed: int
-) -> None:
-    weight = gaussian(height, width, seed=seed)
-    expected = torch.linalg.svdvals(weight)[samples:].square().sum()
-    found = beyond(FirstLayer(torch.zeros_like(weight), weight), samples)
-    assert found == pytest.approx(float(expected), abs=1e-9 * float(weight.square().sum()))
+@pytest.mark.parametrize(("height", "width"), [(4, 6), (6, 4), (1, 3)])
+def test_what_is_beyond_the_largest_directions(height: int, width: int) -> None:
+    weight = gaussian(height, width)
+    for samples in (0, 2, 5, 9):
+        expected = torch.linalg.svdvals(weight)[samples:].square().sum()
+        found = beyond(FirstLayer(torch.zeros_like(weight), weight), samples)
+        assert found == pytest.approx(float(expected), abs=1e-9)
 
 
 def test_what_the_initial_weights_left_is_a_lower_bound_of_the_residual(victim: Victim) -> None:
@@ -173,18 +159,14 @@ def test_trained_weights_alone_are_the_target(victim: Victim) -> None:
     assert "float16" in half.warnings[0]
     (sentence,) = opened_(victim, initial="nowhere.pt").warnings
     assert "are not used" in sentence and "margin" in sentence
+    card = replace(TOLD, range=(0, 1), mean=0.5)
+    told = opened_(victim, card).problem
+    assert told.domain.name == "box [-0.5, 0.5]" and told.display == card.display
+    assert told.threat_model.knows[2:] == card.knows and len(told.threat_model.assumes) == 1
+    assert opened_(victim, replace(TOLD, norm=3)).problem.domain == Sphere(3)
     span = replace(problem, domain=Sphere())
     assert span.first_layer is not None
     assert reduced(span, estimate(span.first_layer, 4)).premise is Premise.MARGIN
-
-
-def test_the_card_gives_the_box(victim: Victim) -> None:
-    card = replace(TOLD, range=(0, 1), mean=0.5)
-    problem = opened_(victim, card).problem
-    assert problem.domain.name == "box [-0.5, 0.5]" and problem.display == card.display
-    assert problem.threat_model.knows[2:] == card.knows
-    assert BOUNDED not in problem.threat_model.assumes
-    assert opened_(victim, replace(TOLD, norm=3)).problem.domain == Sphere(3)
 
 
 @pytest.mark.parametrize(
@@ -245,14 +227,12 @@ def test_a_folder_has_the_premise_of_its_training(folder: Path, victim: Victim) 
 
 def test_damaged_and_incomplete_folders(folder: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
-    copy.mkdir()
-    for file in folder.iterdir():
-        (copy / file.name).write_bytes(file.read_bytes())
+    shutil.copytree(folder, copy)
     (copy / INITIAL).unlink()
     assert torch.equal(read_model(copy).target, read_model(folder).target)
     with pytest.raises(InputError, match=INITIAL):
         read_model(copy, premise="change")
-    (copy / INITIAL).write_bytes((folder / INITIAL).read_bytes())
+    shutil.copy(folder / INITIAL, copy)
     card = json.loads((copy / CARD).read_text())
     (copy / CARD).write_text(json.dumps({**card, "training": {"premise": 3}}))
     with pytest.raises(InputError, match=r"card.json: is damaged; premise: expected one of"):
@@ -266,46 +246,18 @@ def test_damaged_and_incomplete_folders(folder: Path, tmp_path: Path) -> None:
         read_model(tmp_path / "model", premise="margin")
 
 
-@pytest.mark.parametrize("method", ["exhume", "haim2022"])
-def test_a_run_at_the_margin_goes_on_where_it_was(
-    method: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("exhume.auditing.run.EVENT_SECONDS", 0.0)
-    monkeypatch.setattr("exhume.auditing.run.CHECKPOINT_SECONDS", 0.0)
-    settings = Settings(str(folder), 4, method=method, premise="margin")
-    opened = settings.open()
-
-    def until(step: int, out: Path, resume: bool = False) -> None:
-        def show(event: Event) -> None:
-            if event.step >= step:
-                raise KeyboardInterrupt
-
-        with pytest.raises(KeyboardInterrupt):
-            run(settings, opened, out, resume, show)
-
-    until(30, tmp_path / "whole")
-    until(15, tmp_path / "run")
-    with pytest.raises(InputError, match="premise"):
-        run(replace(settings, premise=None), opened, tmp_path / "run", resume=True)
-    until(30, tmp_path / "run", resume=True)
-    one, other = (read_tensors(tmp_path / name / CHECKPOINT) for name in ("whole", "run"))
-    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-
-
 # The wrong prior
 
 
-@given(st.floats(-3, 3))
-def test_a_wrong_prior_moves_the_box_and_nothing_else(shift: float) -> None:
+def test_a_wrong_prior_moves_the_box_and_nothing_else() -> None:
     made = exhume.victims.random_features(data.sphere(6, 2), 30).problem
-    low, high = gaussian(6), gaussian(6).abs() + 3
-    plain = replace(made, domain=Box(low, high))
-    moved = wrong_prior(plain, shift)
+    plain = replace(made, domain=Box(gaussian(6), gaussian(6).abs() + 3))
+    moved = wrong_prior(plain, -0.7)
     assert moved.target is plain.target and moved.features is plain.features
     start, other = (p.domain.start(5, 6, torch.Generator().manual_seed(0)) for p in (plain, moved))
-    assert torch.allclose(other, start + shift)
-    both = wrong_prior(replace(made, domain=SphereInBox(Sphere(3.0), Box(-1, 1))), shift).domain
+    assert torch.allclose(other, start - 0.7)
+    both = wrong_prior(replace(made, domain=SphereInBox(Sphere(3.0), Box(-1, 1))), 0.5).domain
     assert isinstance(both, SphereInBox) and both.sphere == Sphere(3.0)
-    assert torch.allclose(both.box.bounds.value, torch.tensor([-1.0, 1.0]).double() + shift)
+    assert torch.allclose(both.box.bounds.value, torch.tensor([-0.5, 1.5]).double())
     with pytest.raises(InputError, match="sphere of radius √d; pose the problem with a box"):
         wrong_prior(made, 0.5)
