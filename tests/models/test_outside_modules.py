@@ -1,7 +1,6 @@
 """Models from outside: written and saved as users do, audited as they are, or refused in words."""
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -51,18 +50,10 @@ def mlp():
     return nn.Sequential(
         nn.Flatten(), nn.Linear(16, 600), nn.ReLU(inplace=True), nn.Dropout(0.0), nn.Linear(600, 1)
     )
-
-
-class Conditional(nn.Linear):
-    def forward(self, x, condition):
-        return super().forward(x) * condition
-
-
-def conditional():
-    return Conditional(16, 3)
 '''
 
 MLP = ("--input-shape", 16, "--norm", "sqrt_d", "--samples", 3)
+ENDS = ("initial.safetensors", "trained.pt")
 TANSLEY, SHORT = ("--method", "tansley2026"), ("--samples", 3, "--product-limit", 1)
 
 
@@ -90,13 +81,13 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
         torch.manual_seed(0)
         for name, (x, loss, rate, steps) in tasks.items():
             model = load_factory(f"{folder / 'nets.py'}:{name}")
-            save_file(model.state_dict(), folder / f"{name}.initial.safetensors")
+            save_file(model.state_dict(), folder / f"{name}.{ENDS[0]}")
             optimiser = torch.optim.SGD(model.parameters(), lr=rate)
             for _ in range(steps):
                 optimiser.zero_grad()
                 loss(model(x)).backward()
                 optimiser.step()
-            torch.save({"model_state_dict": model.state_dict()}, folder / f"{name}.trained.pt")
+            torch.save({"model_state_dict": model.state_dict()}, folder / f"{name}.{ENDS[1]}")
     return folder
 
 
@@ -105,10 +96,12 @@ class Desk:
 
     def __init__(self, folder: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self.folder, self.out, self.capsys = folder, out, capsys
+        self.before = load_file(folder / "mlp.initial.safetensors")
+        self.after = torch.load(folder / "mlp.trained.pt", weights_only=True)["model_state_dict"]
 
     def audit(self, name: str, *more: object, **files: object) -> str:
         """What is said; weights are those of the name unless given."""
-        initial, trained = self.folder / f"{name}.initial.safetensors", self.trained(name)
+        initial, trained = (f"{self.folder / name}.{end}" for end in ENDS)
         named = {"initial": initial, "trained": trained, **files}
         weights = [word for key, file in named.items() if file for word in (f"--{key}", file)]
         factory = f"{self.folder / 'nets.py'}:{name}"
@@ -125,13 +118,6 @@ class Desk:
         assert ending.value.code == 2 and not self.out.exists()
         assert said.startswith("exhume: ") and "Traceback" not in said
         return said
-
-    def trained(self, name: str) -> Path:
-        return self.folder / f"{name}.trained.pt"
-
-    def weights(self, name: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        before = load_file(self.folder / f"{name}.initial.safetensors")
-        return before, torch.load(self.trained(name), weights_only=True)["model_state_dict"]
 
     @property
     def result(self) -> dict[str, Any]:
@@ -204,14 +190,11 @@ def test_a_dense_network_gives_its_samples_back(at: Desk) -> None:
 @pytest.mark.parametrize(
     ("name", "more", "words"),
     [
-        ("conditional", ["--input-shape", 16], "condition / wrap it"),
         ("mlp", [], "shape of one input / card"),
         ("mlp", ["--input-shape", 15], "15 / mend the shape"),
         ("mlp", ["--input-shape", 16, "--classes", 10], "10 classes / 1 outputs"),
-        ("mlp", ["--input-shape", 16, "--head", "0"], "no linear layer / 1, 4"),
         ("mlp", ["--input-shape", 16, "--arguments", '{"depth": 2}'], "depth / takes"),
         ("mlp", ["--input-shape", 16, "--parameters", "heads.*"], "heads.* / 4.weight"),
-        ("mlp", ["--input-shape", 16, "--range", "0,1", "--norm", 9], "norm 9 / Leave out"),
         ("resnet", ["--input-shape", 16], "no 'resnet' / Classifier"),
         ("cnn", ["--input-shape", "1,8,8", *TANSLEY], "dense first layer / 'exhume'"),
     ],
@@ -220,40 +203,15 @@ def test_a_dense_network_gives_its_samples_back(at: Desk) -> None:
 def test_what_cannot_be_audited_is_said(
     name: str, more: list[object], words: str, at: Desk
 ) -> None:
-    other = at.trained("mlp")
-    files = {} if name in ("mlp", "cnn") else {"initial": other, "trained": other}
-    said = at.refused(name, *more, **files)
+    files = dict.fromkeys(("initial", "trained"), at.folder / "mlp.trained.pt")
+    said = at.refused(name, *more, **(files if name == "resnet" else {}))
     assert all(word in said for word in words.split(" / "))
-
-
-# Files that nobody vouches for
-
-
-class Hostile:
-    def __init__(self, mark: Path) -> None:
-        self.mark = mark
-
-    def __reduce__(self) -> Any:
-        return os.mkdir, (str(self.mark),)
-
-
-def test_files_that_are_refused(at: Desk, tmp_path: Path) -> None:
-    mark, file = tmp_path / "code ran", tmp_path / "hostile.pt"
-    torch.save({"weight": torch.zeros(2), "more": Hostile(mark)}, file)
-    for word in ("initial", "trained"):
-        said = at.refused("mlp", *MLP, **{word: file})
-        assert str(file) in said and "state dict" in said and not mark.exists()
-        said = at.refused("mlp", *MLP, **{word: at.trained("cnn")})
-        assert "another architecture" in said and "cnn.trained.pt" in said
-    assert "nothing was trained" in at.refused("mlp", *MLP, initial=at.trained("mlp"))
-    torch.load(file, weights_only=False)
-    assert mark.exists(), "the file is hostile"
 
 
 def test_half_precision_is_enough_where_much_changed_and_refused_where_little(
     at: Desk, tmp_path: Path
 ) -> None:
-    before, after = ({n: w.bfloat16() for n, w in part.items()} for part in at.weights("mlp"))
+    before, after = ({n: w.bfloat16() for n, w in part.items()} for part in (at.before, at.after))
     files = {"initial": tmp_path / "before.safetensors", "trained": tmp_path / "after.pt"}
     save_file(before, files["initial"])
     torch.save({name: (1 + 2**-7) * w for name, w in before.items()}, files["trained"])
@@ -270,14 +228,13 @@ def test_half_precision_is_enough_where_much_changed_and_refused_where_little(
 def test_the_head_alone_will_do_and_the_first_layer_opens_the_subspace(
     at: Desk, tmp_path: Path
 ) -> None:
-    before, _ = at.weights("mlp")
     some = tmp_path / "some.safetensors"
-    save_file({"module.4.weight": before["4.weight"]}, some)
+    save_file({"module.4.weight": at.before["4.weight"]}, some)
     said = at.audit("mlp", *MLP, initial=some)
     assert "warning: Initial weights of" in said and "1.weight" in said
     assert at.result["point"] == "final" and at.distance() < 0.05
     assert "some of the initial weights" in at.result["threat_model"]["knows"]
-    save_file({name: before[name] for name in ("1.weight", "4.weight")}, some)
+    save_file({name: at.before[name] for name in ("1.weight", "4.weight")}, some)
     at.out = tmp_path / "subspace"
     at.audit("mlp", *MLP, *TANSLEY, initial=some)
     assert at.result["rank"] == 3 and at.distance() < 0.05
@@ -305,17 +262,16 @@ def test_what_missing_initial_weights_would_unlock(
 ) -> None:
     some = tmp_path / "some.safetensors"
     if kept is not None:
-        save_file({kept: at.weights("mlp")[0][kept]}, some)
+        save_file({kept: at.before[kept]}, some)
     said = at.refused("mlp", *MLP, *more, initial=some if kept else None)
     assert all(word in said for word in words.split(" / "))
 
 
 def test_a_linear_probe_needs_no_initial_weights(at: Desk, tmp_path: Path) -> None:
-    _, trained = at.weights("mlp")
     known = data.read(at.folder / "truth.safetensors")
-    hidden = (known.inputs.float() @ trained["1.weight"].T + trained["1.bias"]).relu()
+    hidden = (known.inputs.float() @ at.after["1.weight"].T + at.after["1.bias"]).relu()
     head = torch.linalg.lstsq(hidden, known.targets.float(), driver="gelsd").solution.T
-    probe = {**trained, "4.weight": head.contiguous(), "4.bias": torch.zeros(1)}
+    probe = {**at.after, "4.weight": head.contiguous(), "4.bias": torch.zeros(1)}
     torch.save(probe, tmp_path / "probe.pt")
     at.audit("mlp", *MLP, initial="zero-head", trained=tmp_path / "probe.pt")
     assert at.result["outcome"] == "converged" and at.distance() < 1e-3
@@ -325,3 +281,5 @@ def test_a_linear_probe_needs_no_initial_weights(at: Desk, tmp_path: Path) -> No
     at.out = tmp_path / "refused"
     said = at.refused("mlp", *MLP, "--parameters", "all", initial="zero-head")
     assert "zero-head" in said and "leave out" in said
+    at.audit("mlp", *MLP, "--premise", "decay", *SHORT, initial=None)
+    assert (at.result["premise"], at.result["parameters"]) == ("decay", "all")

@@ -13,13 +13,11 @@ from torch import nn
 
 import exhume
 from exhume import data
-from exhume.auditing.folder import RunFolder
 from exhume.auditing.settings import Settings
 from exhume.equation.domain import Box, Sphere, SphereInBox
 from exhume.equation.problem import FirstLayer, Premise
 from exhume.errors import InputError
 from exhume.evaluate import residual_at_truth, wrong_prior
-from exhume.evaluate.runs import score_run
 from exhume.features.gradient import ParameterGradients
 from exhume.features.network import Network
 from exhume.methods.tansley2026 import reduced
@@ -34,10 +32,6 @@ from exhume.victims import Victim, kkt_mlp, two_layer
 from problems import gaussian
 
 SIZES = {"shape": [8, 8], "outputs": 1, "widths": [30], "bias": "first"}
-NET = f"""from exhume.models.architectures import build
-def make():
-    return build('mlp', {SIZES})
-"""
 TOLD = DataCard((8, 8))
 
 
@@ -184,29 +178,6 @@ def test_what_does_not_go_with_a_premise(more: dict[str, Any], words: str, victi
     assert [premise_named(word) for word in ("change", "margin", Premise.DECAY)] == list(Premise)
     with pytest.raises(InputError, match=words):
         opened_(victim, **more)
-
-
-def test_a_named_model_without_initial_weights_is_audited_and_scored(
-    victim: Victim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("net.py").write_text(NET)
-    torch.save(dict(victim.trained), "after.pt")
-    data.save(victim.truth, "truth.safetensors")
-    weights = ("net.py:make", None, "after.pt", (8, 8))
-    options = {"samples": 4, "premise": "margin", "product_limit": 300, "device": "cpu"}
-    found = exhume.audit(*weights, out="run", **options)
-    assert found.samples.shape[1:] == (8, 8) and found.samples.abs().max() <= 1
-    claims, limits = " ".join(found.claims), " ".join(found.limits)
-    assert "weak evidence" in claims and "not met by chance" not in claims
-    assert "on the margin leave a trace" in limits and "kinks" in limits
-    asked = RunFolder(Path("run")).settings
-    assert (asked.premise, asked.initial) == ("margin", None)
-    record = score_run(Path("run"), Path("truth.safetensors"), "net.py:make")
-    floor = victim.training["violation"]
-    assert record["residual_at_truth"] == pytest.approx(floor, rel=1e-3)
-    assert record["floors"] == {} and "samples recovered" in record["verdict"]
-    assert replace(asked, model="net.py:make").open().problem.premise is Premise.MARGIN
 
 
 # Model folders

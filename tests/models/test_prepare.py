@@ -114,26 +114,24 @@ def test_a_prepared_copy_is_the_same_function_with_right_derivatives(
             assert derivative_error(prepared.network.module, shape) < 1e-7
 
 
-@pytest.mark.parametrize(("make", "shape"), [(transformer, (4, 8)), (convolutional, (1, 8, 8))])
-def test_the_users_module_and_the_random_state_are_left_alone(make: Make, shape: Shape) -> None:
-    model = make().train()
+def test_the_users_module_and_the_random_state_are_left_alone() -> None:
+    model = transformer().train()
     model.register_forward_hook(lambda *_: None)
     next(model.parameters()).requires_grad_(False)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     described, hooks = repr(model), dict(model._forward_hooks)
     identities = [id(p) for p in model.parameters()]
     state, attention = torch.get_rng_state(), torch.backends.mha.get_fastpath_enabled()
-    prepared = prepare(model, shape)
+    copied = prepare(model, (4, 8)).network.module
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.backends.mha.get_fastpath_enabled() == attention
     assert repr(model) == described and dict(model._forward_hooks) == hooks
     assert all(module.training for module in model.modules())
     assert [id(p) for p in model.parameters()] == identities
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-    assert all(p.grad is None for p in model.parameters())
-    assert not prepared.network.module._forward_hooks
-    assert [p.requires_grad for p in prepared.network.module.parameters()][:2] == [False, True]
-    assert not {id(p) for p in prepared.network.module.parameters()} & set(identities)
+    assert all(p.grad is None for p in model.parameters()) and not copied._forward_hooks
+    assert [p.requires_grad for p in copied.parameters()][:2] == [False, True]
+    assert not {id(p) for p in copied.parameters()} & set(identities)
 
 
 def watched() -> nn.Module:
@@ -194,7 +192,8 @@ def test_changes_and_warnings_say_what_was_done(make: Make, shape: Shape, said: 
 @pytest.mark.parametrize("check", [True, False])
 def test_half_precision_becomes_float32_and_float64_stays(kind: torch.dtype, check: bool) -> None:
     model = normed().to(kind)
-    prepared = prepare(model, (5,), check=check)
+    with torch.inference_mode():  # where gradients are off
+        prepared = prepare(model, (5,), check=check)
     assert (prepared.derivative_error is not None) == check
     expected = torch.float64 if kind == torch.float64 else torch.float32
     for name, tensor in prepared.network.module.state_dict().items():
@@ -204,19 +203,11 @@ def test_half_precision_becomes_float32_and_float64_stays(kind: torch.dtype, che
     assert named == (kind in (torch.float16, torch.bfloat16))
 
 
-def test_it_works_where_gradients_are_off() -> None:
-    model = normed()
-    for off in (torch.no_grad, torch.inference_mode):
-        with off():
-            assert prepare(model, (5,)).derivative_error is not None
-
-
 def test_large_models_are_checked_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(self_check, "LARGE", 40)
     prepared = prepare(mlp(), (5,))
     assert prepared.derivative_error is not None
-    assert "checked for 1 of 4 parameter tensors, drawn at random" in prepared.changes[-1]
-    assert "with 40 entries" in prepared.changes[-1]
+    assert "for 1 of 4 parameter tensors, drawn at random, with 40" in prepared.changes[-1]
 
 
 # Traps: without the fix the result is wrong or there is none
@@ -263,11 +254,13 @@ def test_third_derivatives_of_fused_layer_norm_are_wrong_and_of_ours_right(affin
         assert third_derivative_error(norm) < 1e-7
 
 
-def test_fused_attention_cannot_be_differentiated_twice() -> None:
+def test_fused_attention_and_batch_norm_in_training_cannot_be_differentiated() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with pytest.raises(RuntimeError, match="flash"):
             derivative_error(dot_products(), (4, 8))
+    with pytest.raises((RuntimeError, ValueError)):
+        derivative_error(normed(nn.BatchNorm1d(8)).train(), (5,))
 
 
 def test_the_inference_path_of_transformers_cannot_be_differentiated() -> None:
@@ -300,22 +293,9 @@ def test_exact_operations_restore_what_was_there_also_after_errors() -> None:
         with exact_operations():
             pass
         assert settings() == (False, False, False, True)
-    assert settings() == before
     with pytest.raises(KeyError), exact_operations():
         raise KeyError
     assert settings() == before
-    try:
-        torch.backends.mha.set_fastpath_enabled(False)
-        with exact_operations():
-            pass
-        assert not torch.backends.mha.get_fastpath_enabled()
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before[0])
-
-
-def test_train_mode_batch_norm_cannot_be_differentiated() -> None:
-    with pytest.raises((RuntimeError, ValueError)):
-        derivative_error(normed(nn.BatchNorm1d(8)).train(), (5,))
 
 
 def test_in_place_layers_would_overwrite_the_candidates() -> None:
