@@ -11,7 +11,7 @@ from exhume.errors import InputError
 
 
 def usable_device(name: str) -> str:
-    """The name of a device that can be used here; `auto` is a GPU if there is one."""
+    """Return the name of a device that can be used here; `auto` is a GPU if there is one."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -22,14 +22,14 @@ def usable_device(name: str) -> str:
 
 
 def device_name(device: str) -> str:
-    """The hardware, in words."""
+    """Return the name of the hardware."""
     if torch.device(device).type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
 
 
 def hardware(device: str) -> str:
-    """The device and the cores beside it, in words."""
+    """Return the name of the hardware and the number of cores beside it."""
     return f"{device_name(device).partition(',')[0]}, {os.cpu_count()} cores"
 
 

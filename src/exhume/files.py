@@ -19,7 +19,7 @@ from exhume.errors import InputError
 
 
 def write_private(path: Path, content: bytes, durable: bool = False) -> Path:
-    """Write a file at once, readable by its owner only.
+    """Write a file at once, readable by its owner only, and return its path.
 
     Args:
         path: the file.
@@ -48,7 +48,7 @@ def write_private(path: Path, content: bytes, durable: bool = False) -> Path:
 def write_tensors(
     path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """A safetensors file, private."""
+    """Write a safetensors file, private."""
     dense = {  # copies: the format refuses tensors that share memory
         name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
         for name, tensor in tensors.items()
@@ -57,12 +57,7 @@ def write_tensors(
 
 
 def read_tensors(path: Path, expected: tuple[str, ...] = ()) -> dict[str, Tensor]:
-    """All tensors of a safetensors file.
-
-    Args:
-        path: the file.
-        expected: names that must be there.
-    """
+    """Return all tensors of a safetensors file, which must hold those of the expected names."""
     if not path.is_file():
         raise InputError(f"{path}: no such file.")
     try:
@@ -81,19 +76,19 @@ def read_tensors(path: Path, expected: tuple[str, ...] = ()) -> dict[str, Tensor
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """The metadata of a safetensors file."""
+    """Return the metadata of a safetensors file."""
     with safe_open(path, framework="pt") as file:
         return dict(file.metadata() or {})
 
 
 def write_json(path: Path, value: Any) -> None:
-    """JSON, private; NaN and infinities become null."""
+    """Write JSON, private; NaN and infinities become null."""
     text = json.dumps(finite(value), indent=2, ensure_ascii=False, allow_nan=False)
     write_private(path, (text + "\n").encode())
 
 
 def read_json(path: Path) -> Any:
-    """JSON, with an error that names the file."""
+    """Return what a JSON file holds; an error names the file."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -103,7 +98,7 @@ def read_json(path: Path) -> Any:
 
 
 def finite(value: Any) -> Any:
-    """The same value with numbers that JSON lacks replaced by None.
+    """Return the same value with numbers that JSON lacks replaced by None.
 
     Example:
         >>> finite({"a": [1.0, float("nan")]})
@@ -118,17 +113,20 @@ def finite(value: Any) -> Any:
     return value
 
 
-def private_folder(path: Path) -> Path:
-    """Make a folder (mode 0700) and be sure that it can be written to."""
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
     try:
+        yield
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error}); choose another --out.") from error
+
+
+def private_folder(path: Path) -> Path:
+    """Make a folder (mode 0700), be sure that it can be written to, and return it."""
+    with _writing(path):
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
         path.chmod(0o700)
-        with tempfile.TemporaryFile(dir=path):
-            pass
-    except OSError as error:
-        raise InputError(
-            f"{path}: cannot be written to ({error}); choose another --out."
-        ) from error
+        tempfile.TemporaryFile(dir=path).close()
     return path
 
 
@@ -140,23 +138,15 @@ def check_new(path: Path) -> None:
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """A private folder that appears under its name only when it is complete.
-
-    Yields:
-        A temporary folder beside it, renamed at the end and removed after an error.
-    """
+    """Yield a private folder that is renamed to `path` once complete, and removed on an error."""
     check_new(path)
-    try:
+    with _writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))  # mode 0700
-    except OSError as error:
-        raise InputError(f"{path}: cannot be made ({error}); choose another --out.") from error
     try:
         yield temporary
-        try:
+        with _writing(path):
             os.replace(temporary, path)
-        except OSError as error:
-            raise InputError(f"{path}: cannot be made ({error}); choose another --out.") from error
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise

@@ -150,7 +150,7 @@ def test_a_run_can_be_interrupted_again_and_again(
 def test_the_seconds_of_earlier_sittings_count(settings: Settings, tmp_path: Path) -> None:
     limited = replace(settings, time_limit=1e6)
     folder = RunFolder(interrupted(limited, tmp_path / "run", 3))
-    begun = folder.load()
+    begun = folder.resume(limited)
     assert begun is not None
     problem = settings.open().problem
     folder.save(progress.unpack(problem, begun), 2e6)

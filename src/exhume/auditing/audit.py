@@ -91,25 +91,17 @@ def audit(
         >>> bool((found.samples - x).norm() < 0.1)
         True
     """
-    named: dict[str, Any] = {}
-    if isinstance(model, str) and isinstance(trained, str | Path) and _is_name(initial):
-        named = {"model": model, "initial": initial and str(initial), "trained": str(trained)}
+    named: dict[str, Any] = {"model": model, "initial": initial, "trained": trained}
+    if all(part is None or isinstance(part, str | Path) for part in named.values()):
+        named = {word: part and str(part) for word, part in named.items()}
+    else:  # what is in memory has no name
+        named = {}
     told = asdict(card) if isinstance(card, DataCard) else None if card is None else Path(card)
     shape = None if input_shape is None else list(input_shape)
     settings = Settings.told(card=told, input_shape=shape, **named, **options)
     source = Source(model, trained, initial, settings.card, settings.arguments, settings.head)
     opened = settings.open(source)
     found, result = run(settings, opened, None if out is None else Path(out), show=show)
-    return Audit(
-        samples=found.samples.reshape(-1, *opened.problem.shape),
-        found=found,
-        problem=opened.problem,
-        claims=result["claims"],
-        limits=result["limits"],
-        changes=opened.changes,
-        warnings=opened.warnings,
-    )
-
-
-def _is_name(state: StateOrFile | None) -> bool:
-    return state is None or isinstance(state, str | Path)
+    samples = found.samples.reshape(-1, *opened.problem.shape)
+    said = result["claims"], result["limits"]
+    return Audit(samples, found, opened.problem, *said, opened.changes, opened.warnings)

@@ -7,7 +7,7 @@ once it was compared with the truth, score.json and, for pictures, matched.safet
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from torch import Tensor
 from exhume.auditing.settings import Settings
 from exhume.errors import InputError
 from exhume.files import (
+    finite,
     private_folder,
     read_metadata,
     read_tensors,
@@ -27,15 +28,9 @@ from exhume.files import (
 )
 from exhume.methods.progress import Checkpoint, Progress, pack
 
-CONFIG, EVENTS, CHECKPOINT, CANDIDATES, RESULT, SCORE, MATCHED = (
-    "config.yaml",
-    "events.jsonl",
-    "checkpoint.safetensors",
-    "candidates.safetensors",
-    "result.json",
-    "score.json",
-    "matched.safetensors",
-)
+CONFIG, EVENTS, CHECKPOINT = "config.yaml", "events.jsonl", "checkpoint.safetensors"
+CANDIDATES, RESULT = "candidates.safetensors", "result.json"
+SCORE, MATCHED = "score.json", "matched.safetensors"
 
 SCHEMA = 1
 """The version of result.json that is written; another one cannot be read."""
@@ -58,11 +53,7 @@ AUDIT, SCORING = "exhume audit", "exhume score"
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The folder of a run; what its files hold is checked when it is first asked for.
-
-    Attributes:
-        path: where it is.
-    """
+    """The folder of a run at `path`; what its files hold is checked when it is first asked for."""
 
     path: Path
 
@@ -73,10 +64,10 @@ class RunFolder:
         """What result.json holds."""
         file = self.path / RESULT
         result = _record(file, IN_RESULT, AUDIT)
-        if result.get("schema") != SCHEMA:
+        if (schema := result.get("schema")) != SCHEMA:
             raise InputError(
-                f"{file} has schema {result.get('schema')}, expected {SCHEMA}: run {AUDIT} again "
-                "with this version"
+                f"{file} has schema {schema}, expected {SCHEMA}: run {AUDIT} again with this "
+                "version"
             )
         _check_keys(result["problem"], IN_PROBLEM, f"the problem in {file}")
         return result
@@ -126,8 +117,8 @@ class RunFolder:
             figures = _check_keys(scored["published"], IN_PUBLISHED, f"published in {file}")
             if figures["chance"] is not None:
                 _check_keys(figures["chance"], "candidates top10_ssim good", f"chance in {file}")
-                _check_keys(figures["control"], "good ssim", f"the control in {file}")
-                _check_keys(figures["control"]["ssim"], "p_value", f"the control in {file}")
+                control = _check_keys(figures["control"], "good ssim", f"the control in {file}")
+                _check_keys(control["ssim"], "p_value", f"the control in {file}")
         return scored
 
     @cached_property
@@ -172,17 +163,15 @@ class RunFolder:
 
     def errors(self) -> list[float | None]:
         """Return the error of each true sample; none where there is no score."""
-        rows = self.scored["score"]["rows"] if self.scored else []
-        return [row["error"] for row in rows]
+        return [row["error"] for row in self.scored["score"]["rows"]] if self.scored else []
 
     def _tensors(self, name: str, names: tuple[str, ...], command: str) -> list[Tensor]:
-        file = self.path / name
-        if not file.exists():
+        if not (file := self.path / name).exists():
             raise InputError(f"{file} does not exist: run {command} first")
         try:
             tensors = read_tensors(file, names)
         except InputError as error:
-            raise InputError(f"{error} Run {command} again: {file} cannot be used") from error
+            raise InputError(f"{error} Run {command} again.") from error
         return [tensors[word].double() for word in names]
 
     # Writing
@@ -199,22 +188,6 @@ class RunFolder:
         write_private(self.path / CONFIG, config.encode())
         write_private(self.path / EVENTS, b"")
 
-    def check_unfinished(self, settings: Settings) -> None:
-        """Refuse a folder that is not of an unfinished run with the same settings."""
-        config = self.path / CONFIG
-        if not config.is_file():
-            raise InputError(f"{self.path}: holds no run to resume; start one without --resume.")
-        if (self.path / RESULT).exists():
-            raise InputError(f"{self.path}: this run is complete; see {self.path / RESULT}.")
-        before = self.settings
-        names = [field.name for field in fields(settings)]
-        changed = [name for name in names if getattr(before, name) != getattr(settings, name)]
-        if changed:
-            raise InputError(
-                f"{config}: the run was started with other settings ({', '.join(changed)}); "
-                "resume it with the same."
-            )
-
     def discard(self, created: bool) -> None:
         """Remove a run that was refused before it began; the folder too, if it was made for it."""
         for name in (CONFIG, EVENTS, CHECKPOINT):
@@ -222,15 +195,33 @@ class RunFolder:
         if created:
             self.path.rmdir()
 
+    def note(self, event: Mapping[str, Any]) -> None:
+        """Add a line to the events."""
+        with (self.path / EVENTS).open("a", encoding="utf-8") as events:
+            events.write(json.dumps(finite(event), allow_nan=False) + "\n")
+
     def save(self, progress: Progress, seconds: float) -> None:
         """Write a checkpoint: tensors, and the rest as JSON in the metadata of their file."""
         packed = pack(progress, seconds)
         record = json.dumps({"progress": packed.record, "seconds": seconds})
         write_tensors(self.path / CHECKPOINT, packed.tensors, {"checkpoint": record})
 
-    def load(self) -> Checkpoint | None:
-        """Return the checkpoint, and forget what came after it; None if there is none yet."""
-        file, begun = self.path / CHECKPOINT, None
+    def resume(self, settings: Settings) -> Checkpoint | None:
+        """Return the checkpoint of an unfinished run with these settings; None if it has none yet.
+
+        Events after it are forgotten, as is a last line that was cut short.
+        """
+        config, file, begun = self.path / CONFIG, self.path / CHECKPOINT, None
+        if not config.is_file():
+            raise InputError(f"{self.path}: holds no run to resume; start one without --resume.")
+        if (self.path / RESULT).exists():
+            raise InputError(f"{self.path}: this run is complete; see {self.path / RESULT}.")
+        before, now = vars(self.settings), vars(settings)
+        if changed := [name for name in now if before[name] != now[name]]:
+            raise InputError(
+                f"{config}: the run was started with other settings ({', '.join(changed)}); "
+                "resume it with the same."
+            )
         if file.exists():
             tensors = read_tensors(file)
             try:
@@ -241,21 +232,13 @@ class RunFolder:
                 raise InputError(
                     f"{file}: cannot be used ({error}); start the audit again in another folder."
                 ) from error
-        self._trim(begun.seconds if begun else 0.0)
-        return begun
-
-    def _trim(self, seconds: float) -> None:
-        """Forget events after a moment, and a last line that was cut short."""
-        file, kept = self.path / EVENTS, []
-        for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else []:
-            try:
-                if json.loads(line)["seconds"] <= round(seconds, 3):
-                    kept.append(line + "\n")
-            except (ValueError, KeyError, TypeError):
-                break
         for leftover in self.path.glob(f".{CHECKPOINT}.*"):  # from a kill while it was written
             leftover.unlink()
-        write_private(file, "".join(kept).encode())
+        last = round(begun.seconds, 3) if begun else 0.0
+        kept = [event for event in self.events if event.get("seconds", last + 1) <= last]
+        lines = "".join(json.dumps(event) + "\n" for event in kept)
+        write_private(self.path / EVENTS, lines.encode())
+        return begun
 
     def finish(self, found: Mapping[str, Tensor], result: dict[str, Any]) -> None:
         """Write what was found: the samples and coefficients, and the result."""
@@ -271,11 +254,7 @@ class RunFolder:
 
 
 def read_run(path: Path) -> RunFolder:
-    """Return the folder of a finished run, after checking its result and settings.
-
-    Raises:
-        InputError: a file is missing or does not hold what it should.
-    """
+    """Return the folder of a finished run, after checking its result, settings and score."""
     run = RunFolder(path)
     _ = run.result, run.config, run.scored
     return run

@@ -1,26 +1,22 @@
 """One run: an attack on a problem, and what may be said of it; the truth is not looked at."""
 
-import json
 import platform
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from exhume.auditing import evidence
-from exhume.auditing.folder import EVENTS, SCHEMA, RunFolder
+from exhume.auditing.folder import SCHEMA, RunFolder
 from exhume.auditing.settings import Settings
 from exhume.device import device_name
-from exhume.equation.problem import ThreatModel
 from exhume.errors import InputError
-from exhume.files import finite
 from exhume.methods import Reconstruction, reconstruct
 from exhume.methods.progress import Progress
 from exhume.models.opening import Opened
@@ -38,23 +34,14 @@ SETTLED = 0.01
 
 @dataclass(frozen=True)
 class Event:
-    """One moment of a run.
+    """One moment of a run, a line of events.jsonl."""
 
-    Attributes:
-        seconds: since its start, with those of earlier sittings.
-        step: solver steps so far.
-        residual: of the candidates as they are.
-        candidates: how many there are.
-        settled: how many of them hardly moved in the last step.
-        phase: what the method is doing, in a word.
-    """
-
-    seconds: float
-    step: int
-    residual: float
-    candidates: int
-    settled: int
-    phase: str
+    seconds: float  # since its start, with those of earlier sittings
+    step: int  # solver steps so far
+    residual: float  # of the candidates as they are
+    candidates: int  # how many there are
+    settled: int  # how many of them hardly moved in the last step
+    phase: str  # what the method is doing, in a word
 
 
 Show = Callable[[Event], None]
@@ -69,6 +56,8 @@ def run(
 ) -> tuple[Reconstruction, dict[str, Any]]:
     """Attack a model, and leave a run folder if there is a place for one.
 
+    A run that is refused leaves nothing half written; one that Ctrl-C ends leaves a checkpoint.
+
     Args:
         settings: what was asked for.
         opened: the model that they name.
@@ -81,67 +70,43 @@ def run(
     """
     method = settings.recipe(opened.problem)
     opened = replace(opened, problem=opened.problem.to(settings.device))
-    with _kept(settings, out, resume) as folder:
-        begun = folder.load() if folder is not None and resume else None
-        with _recording(folder, show) as recorder:
-            found = reconstruct(
-                opened.problem,
-                settings.samples,
-                settings.seed,
-                method,
-                settings.time_limit,
-                recorder.observe,
-                begun,
-                settings.product_limit,
-            )
+    folder, begun = None if out is None else RunFolder(out), None
+    created = out is not None and not out.exists()
+    if folder is not None and resume:
+        begun = folder.resume(settings)
+    elif folder is not None:
+        folder.begin(settings)
+    recorder = Recorder(folder, show)
+    try:
+        found = reconstruct(
+            opened.problem,
+            settings.samples,
+            settings.seed,
+            method,
+            settings.time_limit,
+            recorder.observe,
+            begun,
+            settings.product_limit,
+        )
+    except KeyboardInterrupt:
+        recorder.save()
+        raise
+    except InputError:
+        if folder is not None and not resume:
+            folder.discard(created)
+        raise
     result = _result(settings, opened, found)
     if folder is not None:
         folder.finish({"samples": found.samples, "coefficients": found.coefficients}, result)
     return found, result
 
 
-@contextmanager
-def _kept(settings: Settings, out: Path | None, resume: bool) -> Iterator[RunFolder | None]:
-    """The run folder, ready to be written to; a run that is refused leaves nothing half written."""
-    if out is None:
-        yield None
-        return
-    folder, created = RunFolder(out), not out.exists()
-    if resume:
-        folder.check_unfinished(settings)
-    else:
-        folder.begin(settings)
-    try:
-        yield folder
-    except InputError:
-        if not resume:
-            folder.discard(created)
-        raise
-
-
-@contextmanager
-def _recording(folder: RunFolder | None, show: Show | None) -> Iterator["Recorder"]:
-    """A recorder that writes to the folder, and a last checkpoint on Ctrl-C."""
-    if folder is None:
-        yield Recorder(show)
-        return
-    with (folder.path / EVENTS).open("a") as events:
-        recorder = Recorder(show, folder, events)
-        try:
-            yield recorder
-        except KeyboardInterrupt:
-            recorder.save()
-            raise
-
-
 class Recorder:
     """Shows events as they come; with a run folder, writes them, and a checkpoint every second."""
 
-    def __init__(
-        self, show: Show | None, folder: RunFolder | None = None, events: TextIO | None = None
-    ) -> None:
+    def __init__(self, folder: RunFolder | None, show: Show | None) -> None:
         """Begin with nothing noted."""
-        self.folder, self.events, self.show = folder, events, show
+        self.folder, self.show = folder, show
         self.before: Tensor | None = None
         self.phase = ""
         self.last_event = self.last_checkpoint = -1e9
@@ -150,8 +115,7 @@ class Recorder:
     def observe(self, progress: Progress, seconds: float) -> None:
         """Take note of one move."""
         self.latest = (progress, seconds)
-        now = time.perf_counter()
-        candidates = progress.candidates
+        now, candidates = time.perf_counter(), progress.candidates
         if now - self.last_event >= EVENT_SECONDS or progress.phase != self.phase:
             event = Event(
                 seconds=round(seconds, 3),
@@ -161,9 +125,8 @@ class Recorder:
                 settled=_settled(self.before, candidates),
                 phase=progress.phase,
             )
-            if self.events is not None:
-                self.events.write(json.dumps(finite(asdict(event)), allow_nan=False) + "\n")
-                self.events.flush()
+            if self.folder is not None:
+                self.folder.note(asdict(event))
             if self.show is not None:
                 self.show(event)
             self.last_event, self.phase = now, progress.phase
@@ -184,16 +147,12 @@ def _settled(before: Tensor | None, after: Tensor) -> int:
     return int(((after - before).norm(dim=1) < SETTLED * after.norm(dim=1)).sum())
 
 
-def _told(threat_model: ThreatModel, samples: int | None) -> ThreatModel:
-    """The threat model, with the number of samples if that was told."""
-    if samples is None:
-        return threat_model
-    return replace(threat_model, knows=(*threat_model.knows, "the number of samples"))
-
-
 def _result(settings: Settings, opened: Opened, found: Reconstruction) -> dict[str, Any]:
     problem, count = opened.problem, len(found.samples)
     started = datetime.fromtimestamp(time.time() - found.seconds, UTC)
+    threat_model = asdict(problem.threat_model)
+    if settings.samples is not None:
+        threat_model["knows"] = (*threat_model["knows"], "the number of samples")
     return {
         "schema": SCHEMA,
         "exhume": VERSION,
@@ -220,7 +179,7 @@ def _result(settings: Settings, opened: Opened, found: Reconstruction) -> dict[s
         "steps": found.steps,
         "products": found.products,
         "problem": {**problem.describe(), "ratio": problem.ratio(count)},
-        "threat_model": asdict(_told(problem.threat_model, settings.samples)),
+        "threat_model": threat_model,
         "prepared": {
             "changes": opened.changes,
             "warnings": opened.warnings,

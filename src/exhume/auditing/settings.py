@@ -91,8 +91,7 @@ class Settings:
     ) -> "Settings":
         """Return the settings that options as people give them stand for.
 
-        What is told of the inputs becomes a data card, the device is one that is there, and files
-        are named so that they are found from anywhere.
+        What is told of the inputs becomes a data card, and the device is one that is there.
 
         Args:
             card: YAML file with what is known of the inputs: shape, range, mean, std, norm,
@@ -108,45 +107,42 @@ class Settings:
         """
         entries = {"range": range, "mean": mean, "std": std, "norm": norm, "classes": classes}
         told = {word: value for word, value in entries.items() if value is not None}
-        shape = (input_shape,) if isinstance(input_shape, int) else input_shape
-        sizes = None if shape is None else tuple(shape)
+        sizes = (input_shape,) if isinstance(input_shape, int) else input_shape
+        shape = None if sizes is None else tuple(sizes)
         if told and card is not None:
             raise InputError(f"{next(iter(told))}: write it in the card, or leave the card out.")
-        if told and sizes is None:
+        if told and shape is None:
             raise InputError(f"{next(iter(told))}: say the shape of one input too: --input-shape.")
         made = None
         if isinstance(card, Path):
-            made = read_card(card, sizes)
-        elif card is not None or sizes is not None:
-            made = DataCard.of(told if card is None else card, "card", sizes)
+            made = read_card(card, shape)
+        elif card is not None or shape is not None:
+            made = DataCard.of(told if card is None else card, "card", shape)
         return cls(card=made, device=usable_device(device), **options).located()
 
     @classmethod
     def of(cls, config: Mapping[str, Any], source: str = "config.yaml") -> "Settings":
         """Return the settings that a file holds; older ones lack some, which get their defaults."""
         if unknown := config.keys() - {field.name for field in fields(cls)}:
-            raise InputError(
-                f"{source}: unknown setting {min(unknown)!r}; was the run written by a later "
-                "version?"
-            )
+            raise InputError(f"{source}: {min(unknown)!r} is no setting of this version.")
         card = config.get("card")
-        told = DataCard.of(card, f"card in {source}") if card is not None else None
+        told = None if card is None else DataCard.of(card, f"card in {source}")
         return cls(**{**config, "card": told})
 
     def located(self) -> "Settings":
         """Return the same with files named so that they are found from anywhere."""
-        model, initial, trained = self.model, self.initial, self.trained
-        if model is not None and trained is None:
-            model = str(Path(model).resolve())
+
+        def found(name: str | None) -> str | None:
+            return name if name in (None, ZERO_HEAD) else str(Path(name).resolve())
+
+        model, trained = self.model, self.trained
+        if trained is None:
+            model = found(model)
         elif model is not None:
             where, colon, name = model.rpartition(":")
             if where.endswith(".py") or "/" in where:
-                model = f"{Path(where).resolve()}{colon}{name}"
-        if initial not in (None, ZERO_HEAD):
-            initial = str(Path(initial).resolve())
-        if trained is not None:
-            trained = str(Path(trained).resolve())
-        return replace(self, model=model, initial=initial, trained=trained)
+                model = f"{found(where)}{colon}{name}"
+        return replace(self, model=model, initial=found(self.initial), trained=found(trained))
 
     def source(self) -> Source:
         """Return the model and the weights that the settings name."""
@@ -160,8 +156,8 @@ class Settings:
 
     def recipe(self, problem: Problem) -> Method:
         """Return the method that is asked for, with its rank."""
-        method = method_named(self.method, problem)
-        if self.rank is None:
+        method, rank = method_named(self.method, problem), self.rank
+        if rank is None:
             return method
         if not isinstance(method, Tansley2026):
             raise InputError(
@@ -173,8 +169,8 @@ class Settings:
                 "rank: there is no dense first layer whose change is known, hence no subspace that "
                 "could have one; leave it out."
             )
-        if self.rank != "count":
-            return replace(method, rank=self.rank)
+        if rank != "count":
+            return replace(method, rank=rank)
         if self.samples is None:
             raise InputError("rank: count is the number of samples; give that too.")
         return replace(method, rank=self.samples)

@@ -1,8 +1,6 @@
 """`exhume audit`: recover training samples from a model."""
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,7 @@ from rich.live import Live
 from rich.text import Text
 
 from exhume import report as reports
-from exhume.auditing.run import Event, Show, run
+from exhume.auditing.run import Event, run
 from exhume.auditing.settings import Settings
 from exhume.cli.console import console as _console
 from exhume.errors import InputError
@@ -42,10 +40,27 @@ def audit(
         )
     settings = Settings.told(model=model, **options)
     opened = settings.open()
-    console = _console()
+    console, limit = _console(), settings.time_limit
     _say_opened(console, settings, opened)
-    with _interruptible(out), _progress(console, settings.time_limit) as show:
-        _, result = run(settings, opened, out, resume, show)
+    with Live(Text("starting …"), console=console, refresh_per_second=8, transient=True) as live:
+
+        def show(event: Event) -> None:
+            left = "" if limit is None else f", at most {max(0, limit - event.seconds):.0f} s left"
+            line = (
+                f"{event.phase:8} residual {event.residual:.1e}   "
+                f"{event.settled} of {event.candidates} candidates settled   "
+                f"step {event.step}   {event.seconds:.1f} s{left}"
+            )
+            live.update(Text(line))
+
+        try:
+            _, result = run(settings, opened, out, resume, show)
+        except KeyboardInterrupt:
+            live.stop()
+            print(
+                f"\ninterrupted; go on with the same command and --resume ({out})", file=sys.stderr
+            )
+            raise SystemExit(130) from None
     console.print(
         f"[bold]{result['outcome']}[/]: {result['candidates']} candidates, residual "
         f"{result['residual']:.1e}, {result['seconds']:.1f} s. {result['sentence']}"
@@ -63,33 +78,3 @@ def _say_opened(console: Console, settings: Settings, opened: Opened) -> None:
         console.print(f"prepared a copy of the model: {brief}", markup=False)
     for warning in opened.warnings:
         console.print(f"warning: {warning}", markup=False)
-
-
-@contextmanager
-def _interruptible(out: Path) -> Iterator[None]:
-    """On Ctrl-C, say how to go on."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        print(f"\ninterrupted; go on with the same command and --resume ({out})", file=sys.stderr)
-        raise SystemExit(130) from None
-
-
-@contextmanager
-def _progress(console: Console, limit: float | None) -> Iterator[Show]:
-    """A live line: phase, residual, candidates settled, time."""
-    with Live(Text("starting …"), console=console, refresh_per_second=8, transient=True) as live:
-
-        def show(event: Event) -> None:
-            left = (
-                "" if limit is None else f", at most {max(0.0, limit - event.seconds):.0f} s left"
-            )
-            live.update(
-                Text(
-                    f"{event.phase:8} residual {event.residual:.1e}   "
-                    f"{event.settled} of {event.candidates} candidates settled   "
-                    f"step {event.step}   {event.seconds:.1f} s{left}"
-                )
-            )
-
-        yield show

@@ -5,15 +5,15 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from exhume.cli.console import console as _console
+from exhume.cli.console import table
 from exhume.errors import InputError
 from exhume.features.random import RandomFeatures
 from exhume.files import check_new, write_json
 from exhume.models.card import DataCard
 from exhume.models.opening import Source, open_model, open_network
-from exhume.theory.overview import Privacy, Sizes, overview
+from exhume.theory.overview import Sizes, overview
 
 
 def bound(
@@ -40,9 +40,9 @@ def bound(
 ) -> None:
     """Say what theory knows of a width: thresholds, guarantees, signs, privacy.
 
-    Of sizes, `exhume bound --dim 3072 --samples 100 --width 3072000`, or of a checkpoint, a model
-    folder or your own: how many samples each block of parameters could give up, and what width
-    would be safe.
+    It is told sizes, `exhume bound --dim 3072 --samples 100 --width 3072000`, or a checkpoint, a
+    model folder or your own: how many samples each block of parameters could give up, and what
+    width would be safe.
 
     Args:
         model: folder of a model (here the word --model may be left out); or
@@ -71,8 +71,6 @@ def bound(
     """
     if out is not None:
         check_new(out)
-    privacy = Privacy.of(rho, epsilon, delta)
-    given = {"dim": dim, "width": width, "outputs": outputs}
     if model is None:
         own = {"trained": trained, "arguments": arguments, "input_shape": input_shape, "head": head}
         _refuse(own, "is for a model; name it with --model, or leave this out")
@@ -82,17 +80,18 @@ def bound(
                 "--width 3072000; or name a model folder, exhume bound FOLDER, or a factory, "
                 "--model package.module:factory, with --trained."
             )
-        sizes = Sizes(
-            dim, 1 if outputs is None else outputs, width, activation or "relu", samples, subspace
-        )
+        count = 1 if outputs is None else outputs
+        sizes = Sizes(dim, count, width, activation or "relu", samples, subspace)
     else:
+        given = {"dim": dim, "width": width, "outputs": outputs}
         _refuse(given, "a model has its own; leave it out")
-        card = None if input_shape is None else DataCard.of({}, shape=_shape(input_shape))
+        shape = (input_shape,) if isinstance(input_shape, int) else input_shape
+        card = None if shape is None else DataCard.of({}, shape=tuple(shape))
         source = Source(model, trained, card=card, arguments=arguments, head=head)
         sizes = _model_sizes(source, activation, samples, subspace)
     conditions = {"tolerance": tolerance, "separation": separation, "floor": floor}
     conditions |= {"ceiling": ceiling, "failure": failure}
-    found = overview(sizes, conditions, privacy)
+    found = overview(sizes, conditions, rho, epsilon, delta)
     console = _console()
     _show(console, found)
     if out is not None:
@@ -106,28 +105,16 @@ def _refuse(options: dict[str, Any], why: str) -> None:
             raise InputError(f"{word}: {why}.")
 
 
-def _shape(sizes: int | list[int]) -> tuple[int, ...]:
-    return (sizes,) if isinstance(sizes, int) else tuple(sizes)
-
-
 def _model_sizes(
     source: Source, activation: str | None, samples: int | None, subspace: int | None
 ) -> Sizes:
     """The sizes of a network, or of a folder of random features."""
-    found = open_network(source)
-    if found is not None:
-        network, known = found
-        shapes = {name: tuple(w.shape) for name, w in network.module.named_parameters()}
-        return Sizes(
-            network.dim,
-            network.outputs,
-            shapes[network.head_weight][1],
-            activation or known,
-            samples,
-            subspace,
-            shapes,
-            network.head,
-        )
+    opened = open_network(source)
+    if opened is not None:
+        net, known = opened
+        shapes = {name: tuple(w.shape) for name, w in net.module.named_parameters()}
+        width, name = shapes[net.head_weight][1], activation or known
+        return Sizes(net.dim, net.outputs, width, name, samples, subspace, shapes, net.head)
     problem = open_model(source).problem
     features, m = problem.features, problem.target.shape[1]
     name = features.activation.name if isinstance(features, RandomFeatures) else None
@@ -140,93 +127,84 @@ def _model_sizes(
 
 
 def _show(console: Console, found: dict[str, Any]) -> None:
-    """All that was found, table by table."""
-    if "counting" in found:
-        _show_counting(console, found["counting"])
+    """Print all that was found, table by table."""
+    if (counting := found.get("counting")) is not None:
+        ratios = {name: f"{ratio:.3g}" for name, ratio in counting.get("ratios", {}).items()}
+        rows = [
+            {"counting": name, "least width": f"{x:,}", "this width ÷ it": ratios.get(name, "–")}
+            for name, x in counting["thresholds"].items()
+        ]
+        console.print(table(rows))
+        if "verdict" in counting:
+            console.print(counting["verdict"], markup=False)
     if "blocks" in found:
-        console.print(_block_table(found["blocks"]))
-        safe = Table("samples", "safe width of the last layer", "span known")
-        for row in found["safe_widths"]:
-            safe.add_row(*(f"{row[word]:,}" for word in ("samples", "full_space", "span")))
-        console.print(safe)
+        rows = [
+            {
+                "block": escape(block["name"]),
+                "shape": " × ".join(map(str, block["shape"] or ())),
+                "parameters": f"{block['parameters']:,}",
+                "share": f"{block['share']:.1%}",
+                "samples at most": f"{block['samples']:,}",
+                "span known": f"{block['spanned']:,}",
+            }
+            for block in found["blocks"]
+        ]
+        console.print(table(rows))
+        heads = ("samples", "safe width of the last layer", "span known")
+        counts = [[f"{count:,}" for count in row.values()] for row in found["safe_widths"]]
+        console.print(table([dict(zip(heads, row, strict=True)) for row in counts]))
     if "guarantee" in found:
         _show_guarantee(console, found["guarantee"], found["sizes"])
-    if "hermite" in found:
-        _show_hermite(console, found["hermite"], found["sizes"]["activation"])
-    if "privacy" in found:
-        _show_privacy(console, found["privacy"])
-    console.print("assumptions:")
-    for sentence in found["assumptions"]:
-        console.print(f"- {sentence}", markup=False)
-
-
-def _show_counting(console: Console, record: dict[str, Any]) -> None:
-    table = Table("counting", "least width", "this width ÷ it")
-    for name, least in record["thresholds"].items():
-        ratio = f"{record['ratios'][name]:.3g}" if "ratios" in record else "–"
-        table.add_row(name, f"{least:,}", ratio)
-    console.print(table)
-    if "verdict" in record:
-        console.print(record["verdict"], markup=False)
-
-
-def _block_table(blocks: list[dict[str, Any]]) -> Table:
-    table = Table("block", "shape", "parameters", "share", "samples at most", "span known")
-    for block in blocks:
-        table.add_row(
-            escape(block["name"]),
-            "" if block["shape"] is None else " × ".join(map(str, block["shape"])),
-            f"{block['parameters']:,}",
-            f"{block['share']:.1%}",
-            f"{block['samples']:,}",
-            f"{block['spanned']:,}",
+    if (series := found.get("hermite")) is not None:
+        error, energy, sign = series["error"], series["energy"] or 1.0, series["sign"]
+        heads = ("order", f"Hermite coefficient of {found['sizes']['activation']}", "share")
+        lines = [
+            (str(k), f"{h:.6f}" if abs(h) > error else "0", f"{h * h / energy:.2%}")
+            for k, h in enumerate(series["coefficients"])
+        ]
+        lines.append(("above", "", f"{series['share_above']:.2%}"))
+        console.print(table([dict(zip(heads, line, strict=True)) for line in lines]))
+        console.print(f"the sign of a sample is {sign['verdict']}: {sign['reason']}", markup=False)
+    if (private := found.get("privacy")) is not None:
+        sphere = private["error_sphere"]
+        given = "" if private["told"] else ", if ε and δ come from that ρ,"
+        on_sphere = "" if sphere is None else f" ({sphere:.3g} on a sphere)"
+        console.print(
+            f"privacy: at ρ = {private['rho']:.3g}{given} no attack has a mean relative error "
+            f"E‖x − x̂‖²/E‖x‖² below {private['error_gaussian']:.3g}{on_sphere} in "
+            f"{private['dim']:,} dimensions; an error of 0.5 is out of reach below ρ = "
+            f"{private['rho_at_half']:,.3g}"
         )
-    return table
+    sentences = (f"- {sentence}" for sentence in found["assumptions"])
+    console.print("assumptions:", *sentences, sep="\n", markup=False)
 
 
 def _show_guarantee(console: Console, record: dict[str, Any], sizes: dict[str, Any]) -> None:
     if "none" in record:
         console.print(f"no guarantee: {record['none']}", markup=False)
         return
-    width, unknowns = sizes["width"], sizes["samples"] * (sizes["subspace"] or sizes["dim"])
-    table = Table("guarantee", "width from which it holds", "÷ (samples × dimension)")
-    for name, word in (
-        ("by Hoeffding's inequality, as in the paper", "hoeffding"),
-        ("by one equation that is violated", "certified"),
-        ("the same, its constant found by a search: no certificate", "numerical"),
-    ):
-        table.add_row(name, f"{record[word]:,.3g}", f"{record[word] / unknowns:,.3g}")
-    console.print(table)
+    unknowns = sizes["samples"] * (sizes["subspace"] or sizes["dim"])
+    names = {
+        "hoeffding": "by Hoeffding's inequality, as in the paper",
+        "certified": "by one equation that is violated",
+        "numerical": "the same, its constant found by a search: no certificate",
+    }
+    rows = [
+        {
+            "guarantee": name,
+            "width from which it holds": f"{record[word]:,.3g}",
+            "÷ (samples × dimension)": f"{record[word] / unknowns:,.3g}",
+        }
+        for word, name in names.items()
+    ]
+    console.print(table(rows))
     console.print(
         f"with probability {1 - record['failure']:g}; kernel gap {record['gap']:.2e}, log of the "
         f"covering {record['log_covering']:,.0f}"
     )
-    if width is not None:
+    if sizes["width"] is not None:
         console.print(
-            f"at width {width:,} it may fail with probability {record['failure_at_width']:.2g}, "
-            f"by the numerical constant {record['failure_at_width_numerical']:.2g}"
+            f"at width {sizes['width']:,} it may fail with probability "
+            f"{record['failure_at_width']:.2g}, by the numerical constant "
+            f"{record['failure_at_width_numerical']:.2g}"
         )
-
-
-def _show_hermite(console: Console, record: dict[str, Any], name: str) -> None:
-    table = Table("order", f"Hermite coefficient of {name}", "share of the energy")
-    for k, h in enumerate(record["coefficients"]):
-        shown = f"{h:.6f}" if abs(h) > record["error"] else "0"
-        share = h * h / record["energy"] if record["energy"] else 0.0
-        table.add_row(str(k), shown, f"{share:.2%}")
-    table.add_row("above", "", f"{record['share_above']:.2%}")
-    console.print(table)
-    sign = record["sign"]
-    console.print(f"the sign of a sample is {sign['verdict']}: {sign['reason']}", markup=False)
-
-
-def _show_privacy(console: Console, record: dict[str, Any]) -> None:
-    sphere = record["error_sphere"]
-    given = "" if record["told"] else ", if ε and δ come from that ρ,"
-    on_sphere = "" if sphere is None else f" ({sphere:.3g} on a sphere)"
-    console.print(
-        f"privacy: at ρ = {record['rho']:.3g}{given} no attack has a mean relative error "
-        f"E‖x − x̂‖²/E‖x‖² below {record['error_gaussian']:.3g}{on_sphere} in {record['dim']:,} "
-        f"dimensions; an error of 0.5 is out of reach below ρ = {record['rho_at_half']:,.3g}",
-        markup=False,
-    )

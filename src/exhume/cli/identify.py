@@ -4,9 +4,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
 from exhume.cli.console import console as _console
+from exhume.cli.console import table
 from exhume.errors import InputError
 from exhume.files import check_new, new_folder, write_json, write_tensors
 from exhume.models.opening import Source, open_module
@@ -46,7 +45,18 @@ def identify(
     module, weights = open_module(Source(model, trained, arguments=arguments))
     found = identifiability(module, weights, rank, tolerance, level)
     console = _console()
-    console.print(_table(found))
+    needed, least = f"{found.unknowns}", f"{found.sufficient_unknowns}"
+    rows = {
+        "degree of the activation": (f"{found.degree}", "3 or more"),
+        "neurons": (f"{found.neurons}", ""),
+        "dimensions they span": (f"{found.rank_of_neurons} of {found.dim}", ""),
+        "equations": (f"{found.equations}", needed),
+        "rank of the equations": (f"{found.rank}", needed),
+        "smallest singular value": (f"{found.smallest:.1e}", f"{found.tolerance:.1e}"),
+        "rank of the neurons' Gram matrix (sufficient)": (f"{found.sufficient_rank}", least),
+        "equations left unsolved": (f"{found.misfit:.1e}", ""),
+    }
+    console.print(table([{"": w, "found": x, "needed": y} for w, (x, y) in rows.items()]))
     word = "holds" if found.holds else "fails"
     console.print(f"[bold]the rank condition {word}[/], margin {found.margin:.1e} (1 is the edge)")
     for sentence in (*found.reasons, *found.undetermined):
@@ -64,33 +74,11 @@ def identify(
         raise SystemExit(1)
 
 
-def _table(found: Identifiability) -> Table:
-    table = Table("", "found", "needed")
-    for row in (
-        ("degree of the activation", str(found.degree), "3 or more"),
-        ("neurons", str(found.neurons), ""),
-        ("dimensions they span", f"{found.rank_of_neurons} of {found.dim}", ""),
-        ("equations", str(found.equations), str(found.unknowns)),
-        ("rank of the equations", str(found.rank), str(found.unknowns)),
-        ("smallest singular value", f"{found.smallest:.1e}", f"{found.tolerance:.1e}"),
-        (
-            "rank of the neurons' Gram matrix (sufficient)",
-            str(found.sufficient_rank),
-            str(found.sufficient_unknowns),
-        ),
-        ("equations left unsolved", f"{found.misfit:.1e}", ""),
-    ):
-        table.add_row(*row)
-    return table
-
-
 def _write(out: Path, found: Identifiability) -> None:
     """Keep the recovered samples, and what was found, in a new private folder."""
-    tensors = ("samples", "multipliers")
     with new_folder(out) as temporary:
-        record = {word: x for word, x in asdict(found).items() if word not in tensors}
-        record |= {"holds": found.holds, "margin": found.margin}
+        record = asdict(found) | {"holds": found.holds, "margin": found.margin}
+        tensors = {word: record.pop(word) for word in ("samples", "multipliers")}
         write_json(temporary / "identifiability.json", record)
-        if found.samples is not None and found.multipliers is not None:
-            kept = {"samples": found.samples, "multipliers": found.multipliers}
-            write_tensors(temporary / "recovered.safetensors", kept)
+        if found.samples is not None:
+            write_tensors(temporary / "recovered.safetensors", tensors)

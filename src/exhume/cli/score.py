@@ -2,10 +2,9 @@
 
 from pathlib import Path
 
-from rich.table import Table
-
 from exhume import report as reports
 from exhume.cli.console import console as _console
+from exhume.cli.console import table
 from exhume.evaluate.runs import score_run
 
 FIGURES = ("recovered", "exact", "recall", "precision", "error", "cosine", "psnr", "ssim")
@@ -21,14 +20,21 @@ def score(run: Path, truth: Path | None = None, model: str | None = None) -> Non
     """
     record = score_run(run, truth, model)
     reports.write(run)
-    result, chance = record["score"], record["chance"]["neighbour"] or {}
-    table = Table("", "this run", "nearest other sample")
-    for key in FIGURES:
-        if result.get(key) is not None:
-            other = chance.get(key)
-            table.add_row(key, f"{result[key]:.4g}", "" if other is None else f"{other:.4g}")
+    figures, chance = (
+        {
+            word: f"{x:.4g}"
+            for word, x in (values or {}).items()
+            if word in FIGURES and x is not None
+        }
+        for values in (record["score"], record["chance"]["neighbour"])
+    )
+    rows = [
+        {"": word, "this run": figures[word], "nearest other sample": chance.get(word, "")}
+        for word in FIGURES
+        if word in figures
+    ]
     console = _console()
-    console.print(table)
+    console.print(table(rows))
     if "published" in record:
         console.print(reports.published_figures(record["published"]), markup=False)
     if "verdict" not in record:
@@ -41,13 +47,10 @@ def score(run: Path, truth: Path | None = None, model: str | None = None) -> Non
     if record["floors"]:
         floors = ", ".join(f"{point} {value:.1e}" for point, value in record["floors"].items())
         console.print(f"floor with features at: {floors}", markup=False)
-    span = record.get("subspace")
-    if isinstance(span, dict):
-        console.print(
-            f"first layer: {span['rank']} directions, largest angle to the samples' span "
-            f"{span['largest_angle']:.1e}°"
-        )
-    elif span is not None:
+    if (span := record.get("subspace")) is not None:
+        if isinstance(span, dict):
+            angle = f"{span['largest_angle']:.1e}°"
+            span = f"{span['rank']} directions, largest angle to the samples' span {angle}"
         console.print(f"first layer: {span}", markup=False)
     console.print(record["verdict"], markup=False)
 

@@ -33,13 +33,7 @@ OPTIONS = {
     "vit": ("width", "blocks", "patch", "heads", *TRAINING),
     "kkt_mlp": ("widths", "decay", "steps", "level", "dtype"),
 }
-"""Options of `exhume victim` that an architecture takes, beside those of all."""
-
-EVERY = tuple(dict.fromkeys(word for words in OPTIONS.values() for word in words))
-"""All of them, each once."""
-
-NEEDED = {"mlp": "widths", "resnet": "width"}
-"""The size that an architecture cannot do without."""
+"""What an architecture takes of the options of `exhume victim` that are not for all."""
 
 RATIO = 5.0
 """Random features and two_layer have so many equations for each unknown, where none are asked for:
@@ -132,13 +126,11 @@ def victim(
         device: where to train.
     """
     asked = dict(locals())
-    given = {word: asked[word] for word in EVERY if not _left_out(asked[word])}
-    for word in given:
-        if word not in OPTIONS[architecture]:
-            raise InputError(
-                f"{word}: is not for {architecture}, which takes "
-                f"{', '.join(OPTIONS[architecture])}."
-            )
+    taken = OPTIONS[architecture]
+    specific = {word: asked[word] for words in OPTIONS.values() for word in words}
+    given = {word: x for word, x in specific.items() if x is not None and x is not False}
+    if wrong := [word for word in given if word not in taken]:
+        raise InputError(f"{wrong[0]}: is not for {architecture}, which takes {', '.join(taken)}.")
     check_new(out)
     if data == "sphere":
         chosen = datasets.sphere(dim, samples, data_seed)
@@ -156,26 +148,26 @@ def victim(
     console.print(f"next: {next_step}", markup=False)
 
 
-def _left_out(value: object) -> bool:
-    return value is None or value is False  # a number may be 0
-
-
 def _sized(architecture: str, given: dict[str, Any], data: Data) -> dict[str, Any]:
     """The options as the functions of `victims` know them."""
-    given = dict(given)
     ratio = number("ratio", given.pop("ratio", RATIO), above=0)
     if "ratio" in OPTIONS[architecture]:
         given.setdefault("width", round(ratio * data.dim * data.samples / data.outputs))
-    if (word := NEEDED.get(architecture)) is not None and word not in given:
-        raise InputError(f"{word}: {architecture} needs it.")
+    needed = {"mlp": "widths", "resnet": "width"}.get(architecture)
+    if needed is not None and needed not in given:
+        raise InputError(f"{needed}: {architecture} needs it.")
     if isinstance(given.get("widths"), int):
         given["widths"] = [given["widths"]]
     if "dtype" in given:
         given["dtype"] = getattr(torch, given["dtype"])
-    if architecture == "vit":
-        names = {"width": "dim", "blocks": "depth"}
-        given = {names.get(word, word): value for word, value in given.items()}
-    return given
+    largest = float(data.inputs.abs().max())
+    if architecture == "kkt_mlp" and largest > 1:
+        raise InputError(
+            f"kkt_mlp: inputs go up to {largest:.2g}, but an audit of trained weights alone takes "
+            "them to lie in [−1, 1]; use a set of images, and leave out --normalise and --centre."
+        )
+    names = {"width": "dim", "blocks": "depth"} if architecture == "vit" else {}
+    return {names.get(word, word): value for word, value in given.items()}
 
 
 def _train(
@@ -185,19 +177,18 @@ def _train(
     make = getattr(victims, architecture)
     made: Victim
     if architecture == "random_features":
-        store, width = given.pop("store", False), given["width"]
-        said = f"training {width:,} random features on {data.samples} samples of {data.name}"
-        with console.status(said):
+        store = given.pop("store", False)
+        said = f"training {given['width']:,} random features on {data.samples} samples"
+        with console.status(f"{said} of {data.name}"):
             made = make(data, **given)
             made.save(out, store)
         return made
-    until = given.get("until", victims.Training.until)
     kept = out.parent / f".{out.name}.training"
+    until = given.get("until", victims.Training.until)
     if architecture == "kkt_mlp":
-        _check_boxed(data)
         until = given.get("level", 0.0)
     else:
-        given = {**given, "checkpoint": kept}
+        given["checkpoint"] = kept
         if kept.exists():
             console.print(f"going on from {kept}", markup=False)
     try:
@@ -211,40 +202,24 @@ def _train(
     return made
 
 
-def _check_boxed(data: Data) -> None:
-    """Refuse inputs that lie outside the box where an audit of trained weights looks for them."""
-    largest = float(data.inputs.abs().max())
-    if largest > 1:
-        raise InputError(
-            f"kkt_mlp: inputs go up to {largest:.2g}, but an audit of trained weights alone takes "
-            "them to lie in [−1, 1]; use a set of images, and leave out --normalise and --centre."
-        )
-
-
 def _trained(record: dict[str, Any]) -> str:
-    """How far the training came."""
-    if "stationarity" in record:
-        return _rested(record)
+    """How far the training came, and whether the premise of a network at rest holds."""
     if "fit" in record:
         return f"training error {record['fit']:.1e}"
-    missed = "" if record["reached"] else f" (not the {record['settings']['until']:g} asked for)"
-    return (
-        f"loss {record['loss']:.1e}{missed} after {record['steps']:,} steps, first layer moved by "
-        f"{record['laziness']['first']:.1%}"
-    )
-
-
-def _rested(record: dict[str, Any]) -> str:
-    """Whether the premise of a network at rest holds, and what kinks leave of it."""
-    off, left = record["stationarity"], record["violation"]
+    came = f"loss {record['loss']:.1e}", f"after {record['steps']:,} steps"
+    if "stationarity" not in record:
+        asked = record["settings"]["until"]
+        missed = "" if record["reached"] else f" (not the {asked:g} asked for)"
+        moved = f"first layer moved by {record['laziness']['first']:.1%}"
+        return f"{came[0]}{missed} {came[1]}, {moved}"
+    off, left, premise = record["stationarity"], record["violation"], record["premise"]
     holds, why = "holds in direction", ", as ReLUs come to rest on their kinks"
     if off > AT_REST or left > BROKEN:
         holds, why = "does not hold yet; give more --steps", ""
-    where = "the margin" if record["premise"] == "margin" else "rest under weight decay"
+    where = "the margin" if premise == "margin" else "rest under weight decay"
     return (
-        f"loss {record['loss']:.1e} after {record['steps']:,} steps. Trained to {where}: the "
-        f"premise {record['premise']} {holds} (stationarity {off:.1e}, {AT_REST:g} asked for). The "
-        f"samples leave {left:.1e} of the weights{why}"
+        f"{came[0]} {came[1]}. Trained to {where}: the premise {premise} {holds} (stationarity "
+        f"{off:.1e}, {AT_REST:g} asked for). The samples leave {left:.1e} of the weights{why}"
     )
 
 
@@ -254,15 +229,13 @@ def _training(console: Console, until: float) -> Iterator[Callable[[int, float],
     columns = (TextColumn("training"), BarColumn(), TextColumn("{task.description}"))
     quiet = not console.is_terminal
     with Progress(*columns, console=console, transient=True, disable=quiet) as bar:
-        task = bar.add_task("starting …", total=1.0)
-        first = 0.0
+        task, first = bar.add_task("starting …", total=1.0), 0.0
 
         def show(step: int, loss: float) -> None:
             nonlocal first
             first = first or loss
-            done = 0.0
-            if until < loss < first and until > 0:
-                done = math.log(first / loss) / math.log(first / until)
+            falling = 0 < until < loss < first
+            done = math.log(first / loss) / math.log(first / until) if falling else 0.0
             bar.update(task, completed=done, description=f"step {step:,}, loss {loss:.1e}")
 
         yield show

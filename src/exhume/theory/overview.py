@@ -47,27 +47,16 @@ ACCOUNTED = (
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes that are asked about.
+    """The sizes that are asked about."""
 
-    Attributes:
-        dim: d, of an input.
-        outputs: m.
-        width: p, of what the last layer is given; None where only thresholds are asked for.
-        activation: σ by name; None where it is not known.
-        samples: n; None where it is not known.
-        subspace: dimensions that the attacker knows the samples to lie in; None for all.
-        shapes: of the trained parameters, where there is a checkpoint.
-        head: name of the last layer of a network that was trained as a whole.
-    """
-
-    dim: int
-    outputs: int
-    width: int | None
-    activation: str | None
-    samples: int | None = None
-    subspace: int | None = None
-    shapes: Mapping[str, tuple[int, ...]] | None = None
-    head: str | None = None
+    dim: int  # d, of an input
+    outputs: int  # m
+    width: int | None  # p, of what the last layer is given; None where only thresholds are asked
+    activation: str | None  # σ by name, where it is known
+    samples: int | None = None  # n, where it is known
+    subspace: int | None = None  # dimensions that the attacker knows the samples to lie in
+    shapes: Mapping[str, tuple[int, ...]] | None = None  # of trained parameters, of a checkpoint
+    head: str | None = None  # name of the last layer of a network that was trained as a whole
 
     def __post_init__(self) -> None:
         """Refuse sizes that cannot be, and an activation of no known name."""
@@ -79,39 +68,12 @@ class Sizes:
             activation_named(self.activation)
 
 
-@dataclass(frozen=True)
-class Privacy:
-    """The privacy of a training: ρ of zCDP, as it was told or from ε and δ."""
-
-    rho: float
-    told: bool
-    delta: float | None
-
-    @classmethod
-    def of(cls, rho: float | None, epsilon: float | None, delta: float | None) -> "Privacy | None":
-        """Return what was told of it; None where nothing was."""
-        if rho is not None and epsilon is not None:
-            raise InputError("rho and epsilon: give one of them.")
-        if delta is not None and epsilon is None:
-            raise InputError("delta: goes with --epsilon.")
-        if epsilon is not None:
-            return cls(rho_of(epsilon, delta or 0.0), False, delta)
-        return None if rho is None else cls(number("rho", rho, above=0), True, None)
-
-    def record(self, dim: int) -> dict[str, Any]:
-        """Return the least error of any attack on samples of which nothing is known."""
-        return {
-            "rho": self.rho,
-            "told": self.told,
-            "dim": dim,
-            "error_gaussian": error_bound(self.rho, dim),
-            "error_sphere": sphere_error_bound(self.rho, dim) if dim > 1 else None,
-            "rho_at_half": rho_at_error(0.5, dim),
-        }
-
-
 def overview(
-    sizes: Sizes, conditions: Mapping[str, float], privacy: Privacy | None = None
+    sizes: Sizes,
+    conditions: Mapping[str, float],
+    rho: float | None = None,
+    epsilon: float | None = None,
+    delta: float | None = None,
 ) -> dict[str, Any]:
     """Return all that theory says of some sizes.
 
@@ -119,74 +81,107 @@ def overview(
         sizes: what is asked about.
         conditions: of the guarantee: tolerance, separation, floor, ceiling, failure (see
             `width_bound`).
-        privacy: of the training, where it had some.
+        rho: ρ of a training that is ρ-zCDP.
+        epsilon: ε of one that is (ε, δ)-DP instead.
+        delta: its δ; 0 if None.
     """
-    told = ("dim", "outputs", "width", "samples", "subspace", "activation")
-    found: dict[str, Any] = {"sizes": {word: getattr(sizes, word) for word in told}}
+    privacy = _privacy(rho, epsilon, delta, sizes.subspace or sizes.dim)  # refuses, so it is first
+    asked = ("dim", "outputs", "width", "samples", "subspace", "activation")
+    found: dict[str, Any] = {"sizes": {word: getattr(sizes, word) for word in asked}}
+    dim, outputs, sigma = sizes.dim, sizes.outputs, sizes.activation
     assumptions = [*COUNTS]
     if sizes.samples is not None:
         if sizes.head is not None:
             found["guarantee"] = {"none": TRAINED}
-        elif sizes.activation is not None:
-            found["guarantee"] = _guarantee(sizes, sizes.samples, conditions, assumptions)
+        elif sigma is not None:
+            found["guarantee"] = _guarantee(sizes, sizes.samples, sigma, conditions, assumptions)
         found["counting"] = _counting(sizes, sizes.samples)
     if sizes.shapes is not None:
-        listed = blocks(sizes.shapes, sizes.dim, sizes.outputs, sizes.head)
-        found["blocks"] = [asdict(block) for block in listed]
-        found["safe_widths"] = _safe_widths(sizes)
+        found["blocks"] = [asdict(b) for b in blocks(sizes.shapes, dim, outputs, sizes.head)]
+        found["safe_widths"] = [
+            {
+                "samples": count,
+                "full_space": safe_width(dim, count, outputs),
+                "span": safe_width(dim, count, outputs, "span"),
+            }
+            for count in (SAMPLES if sizes.samples is None else (sizes.samples,))
+        ]
         assumptions.append(LAST)
-    if sizes.activation is not None:
-        found["hermite"] = _hermite(sizes.activation)
+    if sigma is not None:
+        series = coefficients(sigma, ORDERS)
+        found["hermite"] = {
+            "coefficients": series.values.tolist(),
+            "error": series.error,
+            "energy": series.energy,
+            "share_above": series.rest,
+            "sign": asdict(sign_ambiguity(sigma)),
+        }
     if privacy is not None:
-        found["privacy"] = privacy.record(sizes.subspace or sizes.dim)
-        assumptions += [GUESSED, ACCOUNTED] if privacy.delta else [GUESSED]
+        found["privacy"] = privacy
+        assumptions += [GUESSED, ACCOUNTED] if delta else [GUESSED]
     return found | {"assumptions": assumptions}
+
+
+def _privacy(
+    rho: float | None, epsilon: float | None, delta: float | None, dim: int
+) -> dict[str, Any] | None:
+    """The least error of any attack on a sample in so many dimensions; None if nothing is told."""
+    if rho is not None and epsilon is not None:
+        raise InputError("rho and epsilon: give one of them.")
+    if delta is not None and epsilon is None:
+        raise InputError("delta: goes with --epsilon.")
+    if rho is None and epsilon is None:
+        return None
+    least = number("rho", rho, above=0) if epsilon is None else rho_of(epsilon, delta or 0.0)
+    return {
+        "rho": least,
+        "told": epsilon is None,
+        "dim": dim,
+        "error_gaussian": error_bound(least, dim),
+        "error_sphere": sphere_error_bound(least, dim) if dim > 1 else None,
+        "rho_at_half": rho_at_error(0.5, dim),
+    }
 
 
 def _counting(sizes: Sizes, samples: int) -> dict[str, Any]:
     """Thresholds by name, and where the width stands."""
-    dim, outputs, known = sizes.dim, sizes.outputs, sizes.subspace
+    dim, outputs, known, width = sizes.dim, sizes.outputs, sizes.subspace, sizes.width
     thresholds = {"label fitting": label_fitting(samples)}
     if known is not None:
-        least = reconstruction(dim, samples, outputs, known)
-        thresholds[f"reconstruction in {known} known dimensions"] = least
+        name = f"reconstruction in {known} known dimensions"
+        thresholds[name] = reconstruction(dim, samples, outputs, known)
     spanned = reconstruction(dim, samples, outputs, "span")
     thresholds["reconstruction in the samples' span"] = spanned
     thresholds["reconstruction in full space"] = reconstruction(dim, samples, outputs)
-    if sizes.width is None:
+    if width is None:
         return {"thresholds": thresholds}
-    return {
-        "thresholds": thresholds,
-        "ratios": {name: sizes.width / least for name, least in thresholds.items()},
-        "verdict": _verdict(sizes.width, thresholds),
-    }
-
-
-def _verdict(width: int, thresholds: Mapping[str, int]) -> str:
     reached = [name for name, least in thresholds.items() if width >= least]
+    where = next((name for name in reached if name != "label fitting"), None)
     if len(reached) == len(thresholds):
-        return (
-            f"Width {width:,} has as many equations as unknowns even in full space: counting does "
-            "not protect the samples."
+        verdict = (
+            "has as many equations as unknowns even in full space: counting does not protect the "
+            "samples."
         )
-    if any(name != "label fitting" for name in reached):
-        where = next(name for name in reached if name != "label fitting")
-        return (
-            f"Width {width:,} has as many equations as unknowns for {where}, and fewer in full "
-            "space: it depends on whether the attacker knows where the samples lie."
+    elif where is not None:
+        verdict = (
+            f"has as many equations as unknowns for {where}, and fewer in full space: it depends "
+            "on whether the attacker knows where the samples lie."
         )
-    fitted = "fits any labels, but has" if reached else "is too narrow to fit any labels, and has"
-    return (
-        f"Width {width:,} {fitted} fewer equations than unknowns: a continuum of data sets "
-        "explains the weights, and not all samples can be recovered from the last layer alone."
-    )
+    else:
+        fits = "fits any labels, but has" if reached else "is too narrow to fit any labels, and has"
+        verdict = (
+            f"{fits} fewer equations than unknowns: a continuum of data sets explains the weights, "
+            "and not all samples can be recovered from the last layer alone."
+        )
+    ratios = {name: width / least for name, least in thresholds.items()}
+    verdict = f"Width {width:,} {verdict}"
+    return {"thresholds": thresholds, "ratios": ratios, "verdict": verdict}
 
 
 def _guarantee(
-    sizes: Sizes, samples: int, conditions: Mapping[str, float], assumptions: list[str]
+    sizes: Sizes, samples: int, sigma: str, conditions: Mapping[str, float], assumptions: list[str]
 ) -> dict[str, Any]:
     """The width from which exact solutions are the samples; or why there is none."""
-    sigma = sizes.activation or "relu"
     rest = {word: conditions[word] for word in ("tolerance", "separation", "failure")}
     size = conditions["floor"], conditions["ceiling"]
     try:
@@ -201,25 +196,3 @@ def _guarantee(
         record["failure_at_width"] = bounded.failure_at(sizes.width)
         record["failure_at_width_numerical"] = bounded.failure_at(sizes.width, numerical=True)
     return record
-
-
-def _safe_widths(sizes: Sizes) -> list[dict[str, int]]:
-    return [
-        {
-            "samples": count,
-            "full_space": safe_width(sizes.dim, count, sizes.outputs),
-            "span": safe_width(sizes.dim, count, sizes.outputs, "span"),
-        }
-        for count in (SAMPLES if sizes.samples is None else (sizes.samples,))
-    ]
-
-
-def _hermite(name: str) -> dict[str, Any]:
-    found = coefficients(name, ORDERS)
-    return {
-        "coefficients": found.values.tolist(),
-        "error": found.error,
-        "energy": found.energy,
-        "share_above": found.rest,
-        "sign": asdict(sign_ambiguity(name)),
-    }
