@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +13,6 @@ from exhume.errors import InputError
 
 
 def note(log: str | Path, line: str) -> None:
-    """Append a line to a file."""
     with open(log, "a") as file:
         file.write(line + "\n")
 
@@ -37,50 +34,22 @@ def wait_for(log: str | Path, word: str, count: int, seconds: float = 600.0) -> 
 
 @dataclass(frozen=True)
 class Square:
-    """Quick, and repeatable to the last bit on one core only."""
+    """Quick, and repeatable to the last bit on one core only; refuses a negative number."""
 
     x: float
     power: int = 2
     log: str = ""
 
+    def check(self) -> None:
+        if isinstance(self.x, float) and self.x < 0:
+            raise InputError(f"x {self.x}: must not be negative.")
+
     def run(self, device: str) -> dict[str, Any]:
-        generator = torch.Generator().manual_seed(int(self.x))
-        noise = torch.randn(100_000, generator=generator)
+        noise = torch.randn(100_000, generator=torch.Generator().manual_seed(int(self.x)))
         if self.log:
             note(self.log, f"end {self.x}")
-        return {
-            "y": self.x**self.power,
-            "noise": float(noise.sum()),
-            "device": device,
-            "threads": torch.get_num_threads(),
-        }
-
-
-@dataclass(frozen=True)
-class Fails:
-    """Every way not to give results."""
-
-    x: int
-
-    def run(self, device: str) -> dict[str, Any]:
-        if self.x == 1:
-            raise ValueError("one is too many")
-        if self.x == 2:
-            raise SystemExit(3)
-        if self.x == 3:
-            return {"y": torch.zeros(1)}
-        if self.x == 4:
-            return [4]  # type: ignore[return-value]
-        return {"y": self.x, "z": float("nan"), "by": {1: (2,)}}
-
-
-FAILURES = [
-    "ValueError: one is too many",
-    "SystemExit: 3",
-    "TypeError: Object of type Tensor is not JSON serializable",
-    "TypeError: run() must return a dict, and returned list",
-]
-"""What cells Fails(1) to Fails(4) are recorded with."""
+        found = {"y": self.x**self.power, "noise": float(noise.sum())}
+        return found | {"device": device, "threads": torch.get_num_threads()}
 
 
 class Unspeakable(Exception):
@@ -97,26 +66,35 @@ class Unspeakably(Unspeakable):
         raise KeyboardInterrupt
 
 
-RAISED: dict[str, BaseException] = {
+FAILURES: dict[str, Any] = {
+    "ValueError: one is too many": ValueError("one is too many"),
+    "SystemExit: 3": SystemExit(3),
+    "TypeError: Object of type Tensor is not JSON serializable": {"y": torch.zeros(1)},
+    "TypeError: run() must return a dict, and returned list": [4],
     "Unspeakable: Unspeakable(7)": Unspeakable(7),
     "Unspeakably": Unspeakably(7),
     "OSError: caf\\udce9": OSError("caf\udce9"),
     "KeyboardInterrupt: by hand": KeyboardInterrupt("by hand"),
     "GeneratorExit": GeneratorExit(),
 }
-"""What cells raise that is hard to write down, by how it is recorded."""
+"""Every way not to give results, by how it is recorded: what `run` raises, or returns."""
+
+AWKWARD = {"y": 0, "z": float("nan"), "by": {1: (2,)}, "\ud800": ["caf\udce9", {"\udce9": "ü"}]}
+"""Results that JSON and UTF-8 can only nearly hold, and how they are kept."""
+KEPT = {"y": 0, "z": None, "by": {"1": [2]}, "\\ud800": ["caf\\udce9", {"\\udce9": "ü"}]}
 
 
 @dataclass(frozen=True)
-class Raises:
-    """Raises one of these, or returns a text that UTF-8 cannot write."""
+class Fails:
+    """Fails as recorded, or gives awkward results."""
 
     recorded: str
 
     def run(self, device: str) -> dict[str, Any]:
-        if self.recorded in RAISED:
-            raise RAISED[self.recorded]
-        return {"file": ["caf\udce9"], "\ud800": {"\udce9": "ü"}}
+        outcome = FAILURES.get(self.recorded, AWKWARD)
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
@@ -128,22 +106,21 @@ class Neighbour:
     def run(self, device: str) -> dict[str, Any]:
         note(self.log, "start neighbour")
         # Until the killer is run again; Dask may let it queue behind this very cell.
-        wait_for(self.log, "killer", 2, seconds=5.0)
+        wait_for(self.log, "killer", 2, seconds=4.0)
         note(self.log, "end neighbour")
         return {"y": 1}
 
 
 @dataclass(frozen=True)
 class Killer:
-    """Ends its worker with kill -9, the first `times` times, beside the cell that is started."""
+    """Ends its worker with kill -9, the first time, beside the cell that is started."""
 
     log: str
-    times: int
 
     def run(self, device: str) -> dict[str, Any]:
         note(self.log, "killer starts")
         wait_for(self.log, "start", 1)
-        if len(noted(self.log, "killer")) <= self.times:
+        if len(noted(self.log, "killer")) == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         note(self.log, "end killer")
         return {"y": 2}
@@ -151,57 +128,14 @@ class Killer:
 
 @dataclass(frozen=True)
 class Gated:
-    """Ends at once below x = 4, and from there on when the log says `go`."""
+    """Ends at once below x = 3, and from there on when the log says `go`."""
 
     x: int
     log: str
 
     def run(self, device: str) -> dict[str, Any]:
-        note(self.log, f"start {self.x}")
         note(self.log, f"process {os.getpid()}")
-        if self.x >= 4:
+        note(self.log, f"start {self.x}")
+        if self.x >= 3:
             wait_for(self.log, "go", 1)
         return {"y": self.x + 0.5}
-
-
-@dataclass(frozen=True)
-class Checked:
-    """Refuses a negative number before any work."""
-
-    x: int
-    log: str
-
-    def check(self) -> None:
-        if self.x < 0:
-            raise InputError(f"x {self.x}: must not be negative.")
-
-    def run(self, device: str) -> dict[str, Any]:
-        note(self.log, f"end {self.x}")
-        return {}
-
-
-DRIVER = """
-import sys
-from pathlib import Path
-from exhume import sweep
-from sweep_cells import Gated
-folder, log, engine, address = sys.argv[1:]
-grid = sweep.Grid(Gated, {"x": range(8), "log": log})
-try:
-    sweep.run(grid, engine, Path(folder), address or None, workers=2)
-except KeyboardInterrupt:
-    sys.exit(77)
-"""
-
-
-def start_driver(
-    folder: Path, log: Path, engine: str, address: str | None
-) -> "subprocess.Popen[bytes]":
-    """A sweep of eight gated cells in a process of its own; it exits with 77 if interrupted."""
-    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-W", "error", "-c", DRIVER]
-    return subprocess.Popen(
-        [*command, str(folder), str(log), engine, address or ""],
-        env={**os.environ, "PYTHONPATH": path},
-        start_new_session=True,
-    )

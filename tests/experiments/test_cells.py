@@ -27,7 +27,7 @@ from exhume.features.weights import Seeded
 from exhume.methods import reconstruct
 from exhume.methods.tansley2026 import Tansley2026
 from exhume.models import architectures
-from exhume.sweep.sources import closure
+from exhume.sweep.store import closure
 from exhume.victims import random_features
 
 SMALL = Attack(dim=8, samples=3, ratio=4.0, products=2000)

@@ -1,10 +1,12 @@
-"""Sweeps on this machine: grids, addresses, files, failures."""
+"""Sweeps without processes: grids, addresses, files, failures, refusals."""
 
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,54 +24,20 @@ from rich.console import Console
 import exhume
 from exhume import sweep
 from exhume.errors import InputError
-from exhume.sweep import Grid, Record, driver, engines, store, worker
-from exhume.sweep.engines import Executor
+from exhume.sweep import Grid, Record, driver, engines, store
+from exhume.sweep.engines import Executor, Task, attempt, work
 from exhume.sweep.store import address_of
-from exhume.sweep.worker import Task, work
-from sweep_cells import FAILURES, RAISED, Checked, Fails, Raises, Square, noted
-
-# What runs, on real processes.
-
-
-def test_a_grid_runs_in_order_and_again_without_running(tmp_path: Path) -> None:
-    folder, log, before = tmp_path / "sweep", tmp_path / "log", torch.get_num_threads()
-    seen: list[Record] = []
-    grid = Grid(Square, {"x": [2.0, 1.0, 3.0], "power": (1, 3), "log": str(log)})
-    records = sweep.run(grid, folder=folder, workers=2, show=seen.append)
-    assert [record.cell for record in records] == list(grid)
-    assert [row["y"] for row in sweep.table(records)] == [2, 8, 1, 1, 3, 27]
-    assert {row["threads"] for row in sweep.table(records)} == {1}
-    assert torch.get_num_threads() == before
-    assert sorted(map(repr, seen)) == sorted(map(repr, records))
-
-    seen.clear()
-    again = sweep.run(list(grid)[::-1], folder=folder, show=seen.append)
-    assert again == seen == records[::-1]
-    assert len(noted(log, "end")) == 6
-
-    files = list((folder / "cells").iterdir())
-    assert {path.name for path in files} == {f"{address_of(cell)}.json" for cell in grid}
-    assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
-    assert folder.stat().st_mode & 0o777 == (folder / "cells").stat().st_mode & 0o777 == 0o700
-
+from sweep_cells import FAILURES, KEPT, Fails, Square, noted
 
 # What a worker does.
 
 
-def test_whatever_a_cell_raises_is_recorded() -> None:
-    found = [worker.attempt(Fails(x), 0, "cpu") for x in range(5)]
-    assert [record.error for record in found] == [None, *FAILURES]
-    assert found[0].values == {"y": 0, "z": None, "by": {"1": [2]}}
-    assert [record.values for record in found[1:]] == [None] * 4
-
-
-@pytest.mark.parametrize("recorded", [*RAISED, "nothing"])
-def test_an_error_that_is_hard_to_write_down_is_written_down(recorded: str, tmp_path: Path) -> None:
-    cell = Raises(recorded)
-    record = worker.attempt(cell, 0, "cpu")
-    assert record.error == (recorded if recorded in RAISED else None)
-    if recorded == "nothing":
-        assert record.values == {"file": ["caf\\udce9"], "\\ud800": {"\\udce9": "ü"}}
+@pytest.mark.parametrize("recorded", [*FAILURES, "nothing"])
+def test_whatever_a_cell_does_is_recorded(recorded: str, tmp_path: Path) -> None:
+    cell = Fails(recorded)
+    record = attempt(cell, 0, "cpu")
+    expected = (None, recorded) if recorded in FAILURES else (KEPT, None)
+    assert (record.values, record.error) == expected
     with store.held(tmp_path):
         store.write(tmp_path, address_of(cell), record)
     assert store.read(tmp_path, address_of(cell), cell) == record
@@ -87,33 +55,46 @@ class Ended:
 
 def test_that_ray_ends_a_worker_is_no_error_of_the_cell() -> None:
     with pytest.raises(SystemExit):
-        worker.attempt(Ended("ray._private.worker"), 0, "cpu")
-    assert worker.attempt(Ended("cells"), 0, "cpu").error == "SystemExit: 1"
+        attempt(Ended("ray._private.worker"), 0, "cpu")
+    assert attempt(Ended("cells"), 0, "cpu").error == "SystemExit: 1"
 
 
 def test_cells_take_turns_on_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
-    chosen = [worker._chosen("cuda", number) for number in range(4)]
-    assert chosen == ["cuda:0", "cuda:1", "cuda:2", "cuda:0"]
-    assert worker._chosen("cuda:1", 2) == "cuda:1"
-    assert worker._chosen("cpu", 2) == "cpu"
+    monkeypatch.setattr(engines, "hardware", str)
+
+    def chosen(device: str, number: int) -> Any:
+        return (attempt(Square(1.0), number, device).values or {})["device"]
+
+    turns = [chosen("cuda", number) for number in range(4)]
+    assert turns == ["cuda:0", "cuda:1", "cuda:2", "cuda:0"]
+    assert (chosen("cuda:1", 2), chosen("cpu", 2)) == ("cuda:1", "cpu")
     for device, most in (("cuda", 3), ("cuda:1", 1)):
         with engines.loky(None, None, device, 9) as executor:
             assert executor.workers == most
 
 
+def test_a_cell_runs_on_one_core_and_says_where_and_when_it_was_made() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        record = attempt(Square(1.0), 0, "cpu")
+    finally:
+        torch.set_num_threads(before)
+    assert record.values is not None and record.values["threads"] == 1
+    assert record.made["torch"] == torch.__version__
+    assert sweep.made([record, record], "hardware").endswith(" cores")
+    other = replace(record, made={"hardware": "abacus, 1 cores"})
+    assert sweep.made([record, other], "hardware").startswith("abacus, 1 cores, ")
+    assert sweep.made([other], "date") == ""
+
+
 # What the driver does, with executors that only pretend.
 
 
-def tasks_of(cells: list[Any]) -> list[Task]:
+def tasks_of(count: int) -> list[Task]:
+    cells = [Square(float(x)) for x in range(count)]
     return [Task(cell, address_of(cell), number, "cpu") for number, cell in enumerate(cells)]
-
-
-def finish(tasks: list[Task], executor: Executor, folder: Path | None = None) -> dict[str, Record]:
-    found: dict[str, Record] = {}
-    for records in driver._finish(tasks, executor, folder):
-        found |= records
-    return found
 
 
 @contextmanager
@@ -126,7 +107,7 @@ def in_threads(
 
 def test_only_cells_that_die_alone_are_blamed() -> None:
     """As in a loky pool, all that run beside a bad cell die with it."""
-    tasks = tasks_of([Square(float(x)) for x in range(12)])
+    tasks = tasks_of(12)
     bad, broken = {tasks[3].address, tasks[4].address}, [Event()]
 
     def call(task: Task) -> Record | None:
@@ -140,7 +121,7 @@ def test_only_cells_that_die_alone_are_blamed() -> None:
         return work(task)
 
     with in_threads(call, 4, deaths=(TerminatedWorkerError,)) as executor:
-        found = finish(tasks, executor)
+        found = dict(driver._finish(tasks, executor, None))
     assert {place for place, record in found.items() if record.error} == bad
     assert set(found) == {task.address for task in tasks}
 
@@ -154,30 +135,26 @@ def test_a_cluster_gives_a_cell_back_and_it_is_tried_again(tmp_path: Path) -> No
             raise EOFError
         return work(task)
 
-    tasks = tasks_of([Square(float(x)) for x in range(4)])
+    tasks = tasks_of(4)
     with store.held(tmp_path), in_threads(call, deaths=(EOFError,)) as executor:
-        found = finish(tasks, executor, tmp_path)
+        found = dict(driver._finish(tasks, executor, tmp_path))
     assert [record.cell for record in found.values() if record.error] == [Square(1.0)]
     assert calls.count(1.0) == calls.count(2.0) == 3
     for task in tasks:
         assert store.read(tmp_path, task.address, task.cell) == found[task.address]
 
 
-def test_workers_that_cannot_run_cells_are_an_input_error() -> None:
+def test_workers_that_cannot_run_cells_are_an_input_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def call(task: Task) -> Record | None:
         raise ModuleNotFoundError("No module named 'exhume'")
 
-    [task] = tasks_of([Square(1.0)])
+    [task] = tasks_of(1)
     with in_threads(call) as executor, pytest.raises(InputError, match="No module named 'exhume'"):
-        finish([task], executor)
+        list(driver._finish([task], executor, None))
     other = replace(task, address=address_of(Square(2.0)))  # as other code would have it
     with in_threads() as executor, pytest.raises(InputError, match="another version"):
-        finish([other], executor)
+        list(driver._finish([other], executor, None))
 
-
-def test_workers_that_die_before_any_cell_are_not_started_for_ever(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
     started: list[int] = []
 
     class Dead:
@@ -244,22 +221,95 @@ def test_a_failure_is_kept_unless_it_is_to_be_retried(
     assert sweep.run(cells, folder=folder) == again
 
 
+# Addresses.
+
+
+def test_the_address_is_the_content() -> None:
+    cell = Square(1.5)
+    assert address_of(cell) == address_of(Square(x=1.5, power=2, log=""))
+    others = [Square(1.5, 3), Square(1.5000000000000002), Fails("")]
+    assert len({address_of(other) for other in [cell, *others]}) == 4
+    number = store.identity(cell)["version"].partition("+")[0]
+    assert exhume.__version__.startswith(number)
+
+
+@pytest.fixture(scope="module")
+def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of exhume's sources."""
+    folder = tmp_path_factory.mktemp("copy") / "exhume"
+    return Path(shutil.copytree(store.ROOT, folder, ignore=shutil.ignore_patterns("*.pyc")))
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "counts"),
+    [
+        ("methods/iurada2025.py", "", "# A comment.\n", False),
+        ("report/__init__.py", "", '"""Other."""\n', False),
+        ("solvers/levenberg_marquardt.py", '"""', '"""So: ', False),
+        ("sweep/driver.py", "", "X = 1\n", False),  # which a method cannot import
+        ("__init__.py", "", "X = 1\n", False),
+        ("methods/iurada2025.py", "", "X = 1\n", True),
+        ("solvers/levenberg_marquardt.py", "", "X = 1\n", True),
+    ],
+)
+def test_the_code_that_a_cell_can_import_is_in_its_address(
+    name: str, old: str, new: str, counts: bool, copied: Path
+) -> None:
+    module, file = "exhume.methods", copied / name
+    before, text = store.closure(module, copied), file.read_text()
+    file.write_text(text.replace(old, new, 1))
+    try:
+        assert (store.closure(module, copied) != before) == counts
+    finally:
+        file.write_text(text)
+
+
+def test_imports_are_followed_wherever_they_stand(tmp_path: Path) -> None:
+    texts = {
+        "__init__": "from exhume import unused",
+        "start": """
+            import exhume.plain
+            from typing import TYPE_CHECKING
+            if TYPE_CHECKING:
+                from exhume import unused
+            def late():
+                from exhume.inner import module, name
+                import torch
+        """,
+        "plain": "from . import sibling",
+        "sibling": "import exhume.start",
+        "inner/__init__": "from .other import *",
+        "inner/module": "",
+        "inner/other": "",
+        "unused": "",
+    }
+    (tmp_path / "inner").mkdir()
+    for name, text in texts.items():
+        (tmp_path / f"{name}.py").write_text(textwrap.dedent(text))
+    names = ("inner", "inner.module", "inner.other", "plain", "sibling", "start")
+    assert list(store.closure("exhume.start", tmp_path)) == [f"exhume.{name}" for name in names]
+    # Nobody can tell what a notebook imports, and a cell's own module counts, too.
+    assert len(store.closure("of a notebook", tmp_path)) == len(texts)
+    assert "sweep_cells" in store.closure("sweep_cells")
+
+
 # Files.
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        lambda found: b"",
-        lambda found: b'{"kind": "sw',
-        lambda found: b"[1]",
-        lambda found: b"{}",
-        lambda found: {**found, "fields": {"x": 2.0, "power": 2, "log": ""}},
-        lambda found: {**found, "values": None},
-        lambda found: {**found, "seconds": "long"},
-        lambda found: {**found, "fields": {"x": float("nan"), "power": 2, "log": ""}},
-        lambda found: {**found, "fields": {"x": 1.0, "power": 2, "log": "\udce9"}},
-        lambda found: {**found, "version": "0.1.0+000000000000"},
+        b"",
+        b'{"kind": "sw',
+        b"[1]",
+        b"{}",
+        {"fields": {"x": 2.0, "power": 2, "log": ""}},
+        {"values": None},
+        {"error": "also"},
+        {"seconds": "long"},
+        {"fields": {"x": float("nan"), "power": 2, "log": ""}},
+        {"fields": {"x": 1.0, "power": 2, "log": "\udce9"}},
+        {"version": "0.1.0+000000000000"},
     ],
 )
 def test_a_damaged_file_is_named_before_any_work(tmp_path: Path, change: Any) -> None:
@@ -267,8 +317,8 @@ def test_a_damaged_file_is_named_before_any_work(tmp_path: Path, change: Any) ->
     path = tmp_path / "cells" / f"{address_of(cell)}.json"
     with store.held(tmp_path):
         store.write(tmp_path, address_of(cell), Record(cell, {}, None, 0.0))
-    content = change(json.loads(path.read_text()))
-    content = content if isinstance(content, bytes) else json.dumps(content).encode()
+    whole = json.loads(path.read_text())
+    content = change if isinstance(change, bytes) else json.dumps(whole | change).encode()
     path.write_bytes(content)
     with pytest.raises(InputError, match=f"{path}.*damaged.*remove it"):
         sweep.run([Square(0.0), cell], folder=tmp_path, show=shown.append)
@@ -278,18 +328,14 @@ def test_a_damaged_file_is_named_before_any_work(tmp_path: Path, change: Any) ->
 
 def test_a_folder_of_something_else_or_of_another_driver_is_refused(tmp_path: Path) -> None:
     (tmp_path / "sweep.json").write_text("[]")
-    with pytest.raises(InputError, match=r"sweep\.json"):
-        sweep.run([Square(1.0)], folder=tmp_path)
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="file"):
-        sweep.run([Square(1.0)], folder=tmp_path / "file")
-    with (
-        store.held(tmp_path / "own"),
-        pytest.raises(InputError, match="another sweep is running"),
-        store.held(tmp_path / "own"),
-    ):
+    for folder, words in ((tmp_path, r"sweep\.json"), (tmp_path / "file", "file")):
+        with pytest.raises(InputError, match=words):
+            sweep.run([Square(1.0)], folder=folder)
+    own, running = tmp_path / "own", "another sweep is running"
+    with store.held(own), pytest.raises(InputError, match=running), store.held(own):
         pass
-    with store.held(tmp_path / "own"):  # which nobody holds any more
+    with store.held(own):  # which nobody holds any more
         pass
 
 
@@ -331,11 +377,10 @@ GOOD = Grid(Square, {"x": 1.0})
         (Grid(Square, {"x": 1.0, "log": "caf\udce9"}), {}, "plain JSON"),
         ([local_cell()], {}, "Local: .* must be importable.*at the top of a module"),
         (Grid(Square, {"x": [1.0, 2.0, 1.0]}), {}, "twice.*x=1.0"),
-        (Grid(Checked, {"x": [1, 2, -1], "log": ""}), {}, "x -1: must not be negative"),
+        (Grid(Square, {"x": [1.0, 2.0, -1.0]}), {}, "x -1.0: must not be negative"),
         (GOOD, {"engine": "slurm"}, "loky, dask, ray.*'slurm'"),
         (GOOD, {"workers": 0}, "workers: .*got 0"),
         (GOOD, {"workers": 1.5}, "workers: expected a whole number"),
-        (GOOD, {"workers": True}, "workers: .*True"),
         (GOOD, {"device": "abacus"}, "device 'abacus'"),
         (GOOD, {"address": "localhost:1"}, "takes no address"),
     ],
@@ -351,23 +396,21 @@ def test_what_cannot_run_is_refused(
 # The rest.
 
 
-def test_the_length_of_a_grid_is_the_number_of_its_cells() -> None:
+def test_a_grid_counts_its_cells_and_makes_them_with_the_last_axis_fastest() -> None:
     grid = Grid(Square, {"x": (1.0, 2.0), "power": range(3), "log": "value"})
-    cells = list(grid)
-    assert len(grid) == len(cells) == 6
-    assert cells[:3] == [Square(1.0, power, "value") for power in range(3)]
+    assert len(grid) == 6
+    assert list(grid) == [Square(x, power, "value") for x in (1.0, 2.0) for power in range(3)]
 
 
 def test_the_table_as_csv(tmp_path: Path) -> None:
     records = [
-        Record(Fails(0), {"y": 0.1, "pair": [1, 2]}, None, 5.0),
-        Record(Fails(1), None, 'ValueError: "no", never', 5.0),
-        Record(Fails(2), {"y": None, "z": True}, None, 5.0),
+        Record(Fails("a"), {"y": 0.1, "pair": [1, 2]}, None, 5.0),
+        Record(Fails("b"), None, 'ValueError: "no", never', 5.0),
+        Record(Fails("c"), {"y": None, "z": True}, None, 5.0),
     ]
     sweep.write_csv(tmp_path / "table.csv", records)
-    assert (tmp_path / "table.csv").read_text() == (
-        'x,y,pair,failure,z\n0,0.1,"[1, 2]",,\n1,,,"ValueError: ""no"", never",\n2,,,,True\n'
-    )
+    head, body = "recorded,y,pair,failure,z\n", 'a,0.1,"[1, 2]",,\nb,,,"ValueError: ""no"", never",'
+    assert (tmp_path / "table.csv").read_text() == head + body + "\nc,,,,True\n"
 
 
 @pytest.mark.parametrize("terminal", [True, False])
@@ -375,25 +418,10 @@ def test_the_bar_counts_cells_and_failures(terminal: bool) -> None:
     text = io.StringIO()
     console = Console(file=text, force_terminal=terminal, width=100)
     with sweep.progress(console, 3) as show:
-        show(Record(Fails(0), {}, None, 0.1))
-        show(Record(Fails(1), None, "ValueError: no", 0.1))
+        show(Record(Square(0.0), {}, None, 0.1))
+        show(Record(Square(1.0), None, "ValueError: no", 0.1))
     assert ("2/3" in text.getvalue() and "1 failed" in text.getvalue()) == terminal
     assert terminal or not text.getvalue().strip()
-
-
-def test_a_cell_runs_on_one_core_and_says_where_and_when_it_was_made() -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        record = worker.attempt(Square(1.0), 0, "cpu")
-    finally:
-        torch.set_num_threads(before)
-    assert record.values is not None and record.values["threads"] == 1
-    assert record.made["torch"] == torch.__version__
-    assert sweep.made([record, record], "hardware").endswith(" cores")
-    other = replace(record, made={"hardware": "abacus, 1 cores"})
-    assert sweep.made([record, other], "hardware").startswith("abacus, 1 cores, ")
-    assert sweep.made([other], "date") == ""
 
 
 def test_the_package_hands_out_the_sweep_when_it_is_asked_for() -> None:

@@ -1,8 +1,4 @@
-"""One grid on loky, on a real Dask cluster and on a real Ray: the same table, and no cell lost.
-
-The clusters are processes of their own, as a user's are. A worker of each is ended with kill -9 in
-the middle of the sweep, and so is the driver.
-"""
+"""One grid on loky, on a real Dask cluster and on a real Ray: the same table, and no cell lost."""
 
 import json
 import os
@@ -16,13 +12,15 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from exhume import sweep
 from exhume.errors import InputError
 from exhume.sweep import engines
-from sweep_cells import FAILURES, Fails, Gated, Killer, Neighbour, Square, note, noted, start_driver
+from exhume.sweep.store import address_of
+from sweep_cells import FAILURES, Fails, Gated, Killer, Neighbour, Square, note, noted
 
 HERE = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
 TABLES: dict[str, bytes] = {}
@@ -41,6 +39,26 @@ found = ray.init(
 print(found.address_info["gcs_address"], flush=True)
 sys.stdin.read()
 """
+
+DRIVER = """
+import sys
+from pathlib import Path
+from typing import Any
+from exhume import sweep
+from sweep_cells import Gated
+folder, log, engine, address = sys.argv[1:]
+grid = sweep.Grid(Gated, {"x": range(5), "log": log})
+try:
+    sweep.run(grid, engine, Path(folder), address or None, workers=1)
+except KeyboardInterrupt:
+    sys.exit(77)
+"""
+
+
+def start(*command: str, **options: Any) -> "subprocess.Popen[str]":
+    """A process that can import the cells."""
+    environment = {**os.environ, "PYTHONPATH": HERE}
+    return subprocess.Popen([sys.executable, *command], env=environment, text=True, **options)
 
 
 def wait_until(true: Callable[[], bool], what: str) -> None:
@@ -63,7 +81,7 @@ def dask_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A scheduler and two workers, which import the cells of the tests."""
     pytest.importorskip("distributed", reason="the extra dask is not installed")
     folder = tmp_path_factory.mktemp("dask")
-    file, environment = folder / "scheduler.json", {**os.environ, "PYTHONPATH": HERE}
+    file = folder / "scheduler.json"
     options = ["--scheduler-file", str(file), "--no-dashboard", "--host", "127.0.0.1"]
     own = {
         "dask_scheduler": ["--port", "0"],
@@ -71,12 +89,7 @@ def dask_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     }
     with open(folder / "log", "w") as log:
         processes = [
-            subprocess.Popen(
-                [sys.executable, "-m", f"distributed.cli.{name}", *options, *more],
-                env=environment,
-                stdout=log,
-                stderr=log,
-            )
+            start("-m", f"distributed.cli.{name}", *options, *more, stdout=log, stderr=log)
             for name, more in own.items()
         ]
     try:
@@ -94,9 +107,8 @@ def ray_address() -> Iterator[str]:
     """A cluster of two CPUs with little memory."""
     pytest.importorskip("ray", reason="the extra ray is not installed")
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # its sockets allow no long path
-    command, pipe = [sys.executable, "-c", RAY, folder], subprocess.PIPE
-    environment = {**os.environ, "PYTHONPATH": HERE}
-    with subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True) as cluster:
+    pipe = subprocess.PIPE
+    with start("-c", RAY, folder, stdin=pipe, stdout=pipe) as cluster:
         assert cluster.stdout is not None
         yield cluster.stdout.readline().strip()
         cluster.communicate("")
@@ -114,66 +126,60 @@ def test_a_killed_worker_changes_nothing_in_the_table(
     cluster: tuple[str, str | None], tmp_path: Path
 ) -> None:
     (engine, address), folder, log = cluster, tmp_path / "sweep", str(tmp_path / "log")
-    cells = [
-        Neighbour(log),
-        Killer(log, times=1),
-        *(Square(float(x), power, log) for x in range(3) for power in (2, 3)),
-        *(Fails(x) for x in range(5)),
-    ]
+    squares = [Square(float(x), power, log) for x in range(3) for power in (2, 3)]
+    cells = [Neighbour(log), Killer(log), *squares, Fails("nothing"), *map(Fails, FAILURES)]
     seen: list[sweep.Record] = []
     records = sweep.run(cells, engine, folder, address, show=seen.append, workers=2)
-    assert [record.error for record in records] == [None] * 9 + FAILURES
-    assert len(seen) == len(cells) == len(list((folder / "cells").iterdir()))
+    assert [record.cell for record in records] == cells
+    assert [record.error for record in records] == [None] * 9 + list(FAILURES)
+    assert [row["y"] for row in sweep.table(records[2:8])] == [0, 0, 1, 1, 4, 8]
+    assert {row["threads"] for row in sweep.table(records[2:8])} == {1}
+    assert sorted(map(repr, seen)) == sorted(map(repr, records))
     assert noted(log, "killer") == ["starts", "starts"]
-    expected = ["neighbour", "killer", *(str(float(x)) for x in range(3) for _ in "23")]
+    expected = ["neighbour", "killer", *(str(cell.x) for cell in squares)]
     assert sorted(noted(log, "end")) == sorted(expected)
     sweep.write_csv(tmp_path / "table.csv", records)
     TABLES[engine] = (tmp_path / "table.csv").read_bytes().replace(log.encode(), b"")
     assert len(set(TABLES.values())) == 1
-    # Every engine finds what any engine has finished.
-    assert sweep.run(cells, "loky", folder) == records
-    if engine == "ray":
-        import ray
 
-        assert not ray.is_initialized()
+    files = list((folder / "cells").iterdir())
+    assert {path.name for path in files} == {f"{address_of(cell)}.json" for cell in cells}
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
+    assert folder.stat().st_mode & 0o777 == (folder / "cells").stat().st_mode & 0o777 == 0o700
+    # Every engine finds what any engine has finished.
+    assert sweep.run(cells[::-1], "loky", folder) == records[::-1]
+    assert engine != "ray" or not sys.modules["ray"].is_initialized()
 
 
 @pytest.mark.parametrize(
-    ("cluster", "ended"),
-    [
-        ("loky", signal.SIGKILL),
-        ("loky", signal.SIGINT),
-        ("dask", signal.SIGKILL),
-        ("ray", signal.SIGKILL),
-        ("ray", signal.SIGINT),
-    ],
+    ("cluster", "signals"),
+    [("loky", (signal.SIGKILL, signal.SIGINT)), ("ray", (signal.SIGINT,))],
     indirect=["cluster"],
 )
-def test_an_ended_driver_loses_nothing_and_resumes(
-    cluster: tuple[str, str | None], ended: signal.Signals, tmp_path: Path
+def test_ended_drivers_lose_nothing_and_the_next_resumes(
+    cluster: tuple[str, str | None], signals: tuple[signal.Signals, ...], tmp_path: Path
 ) -> None:
     (engine, address), folder, log = cluster, tmp_path / "sweep", tmp_path / "log"
-    finished = [Gated(x, str(log)) for x in range(4)]
-    with start_driver(folder, log, engine, address) as driver:
-        wait_until(lambda: len(noted(log, "start")) == 6, "no six cells were started")
-        with pytest.raises(InputError, match="another sweep is running in this folder"):
-            sweep.run([Square(1.0)], folder=folder)
-        if engine == "loky" and ended == signal.SIGINT:
-            os.killpg(driver.pid, ended)  # as a terminal does: to the workers, too
-        else:
-            driver.send_signal(ended)
-        assert driver.wait(300) == (77 if ended == signal.SIGINT else -signal.SIGKILL)
-    if engine == "loky":
-        workers = set(noted(log, "process"))
-        wait_until(lambda: not any(map(alive, workers)), "a worker outlived its driver")
-    assert len(list((folder / "cells").iterdir())) == 4
-    assert [record.error for record in sweep.run(finished, folder=folder)] == [None] * 4
+    arguments = str(folder), str(log), engine, address or ""
+    for count, ended in enumerate(signals, 4):
+        with start("-W", "error", "-c", DRIVER, *arguments, start_new_session=True) as driver:
+            wait_until(lambda count=count: len(noted(log, "start")) == count, "cells do not start")
+            with pytest.raises(InputError, match="another sweep is running in this folder"):
+                sweep.run([Square(1.0)], folder=folder)
+            if engine == "loky" and ended == signal.SIGINT:
+                os.killpg(driver.pid, ended)  # as a terminal does: to the workers, too
+            else:
+                driver.send_signal(ended)
+            assert driver.wait(300) == (77 if ended == signal.SIGINT else -signal.SIGKILL)
+        if engine == "loky":
+            workers = set(noted(log, "process"))
+            wait_until(lambda workers=workers: not any(map(alive, workers)), "a worker lives on")
+        assert len(list((folder / "cells").iterdir())) == 3
     note(log, "go on")
-    cells = [*finished, *(Gated(x, str(log)) for x in range(4, 8))]
+    cells = [Gated(x, str(log)) for x in range(5)]
     records = sweep.run(cells, engine, folder, address, workers=1)
-    assert sweep.table(records) == [{"x": x, "log": str(log), "y": x + 0.5} for x in range(8)]
-    started = noted(log, "start")
-    assert [started.count(str(x)) for x in range(8)] == [1, 1, 1, 1, 2, 2, 1, 1]
+    assert sweep.table(records) == [{"x": x, "log": str(log), "y": x + 0.5} for x in range(5)]
+    assert noted(log, "start") == ["0", "1", "2", *"3" * len(signals), "3", "4"]
 
 
 # What is refused, before any work.

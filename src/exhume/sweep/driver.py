@@ -4,16 +4,15 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import ExitStack
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 from exhume.checks import one_of, whole_number
 from exhume.device import usable_device
 from exhume.errors import InputError
 from exhume.sweep import store
-from exhume.sweep.cells import Cell, Grid, cells_of
-from exhume.sweep.engines import ENGINES, Executor, last_line
-from exhume.sweep.records import Record
-from exhume.sweep.worker import Task, made_on
+from exhume.sweep.engines import ENGINES, Executor, Task, last_line, made_on
+from exhume.sweep.grid import MOST, Cell, Grid, Record
 
 DIED = "the worker died each time the cell was run (killed, or out of memory)"
 
@@ -28,7 +27,7 @@ def run(
     retry: bool = False,
     show: Callable[[Record], None] | None = None,
 ) -> list[Record]:
-    """Run every cell of a grid that is not finished yet.
+    """Run every cell of a grid that is not finished yet; return a record a cell, in order.
 
     A cell that raises is recorded with its error and stops no other; one whose worker dies is run
     again, and recorded as failed when that happened too often.
@@ -42,48 +41,60 @@ def run(
         device: cpu, cuda (cells take turns on all GPUs), or one device.
         retry: run cells again that failed in an earlier run.
         show: is called for each finished cell, first those that were there already.
-
-    Returns:
-        A record a cell, in the order of the grid.
-
-    Raises:
-        InputError: something cannot be used. Nothing has run, unless it is the workers' fault.
     """
     one_of("engine", engine, ENGINES)
     if workers is not None:
         whole_number("workers", workers)
-    cells = _addressed(cells_of(grid))
-    found: dict[str, Record] = {}
-
-    def take(records: Mapping[str, Record]) -> None:
-        found.update(records)
-        if show is not None:
-            for record in records.values():
-                show(record)
-
-    kept = _kept(folder, cells, retry)
-    if len(kept) == len(cells):
-        take(kept)
-        return [found[place] for place in cells]
-    device = usable_device(device) if engine == "loky" or device == "auto" else device
+    show = show or (lambda record: None)
+    cells = _cells(grid)
+    found = _kept(folder, cells, retry)
+    left = len(cells) - len(found)
     with ExitStack() as stack:
-        left = len(cells) - len(kept)
-        executor = stack.enter_context(ENGINES[engine](address, workers, device, left))
-        if folder is not None:
-            stack.enter_context(store.held(folder))
-            kept = _kept(folder, cells, retry)  # another driver may have finished some since
-        take(kept)
+        if left:
+            device = usable_device(device) if engine == "loky" or device == "auto" else device
+            executor = stack.enter_context(ENGINES[engine](address, workers, device, left))
+            if folder is not None:
+                stack.enter_context(store.held(folder))
+                found = _kept(folder, cells, retry)  # another driver may have finished some since
+        for record in found.values():
+            show(record)
         numbered = enumerate(cells.items())
-        tasks = [Task(cell, at, n, device) for n, (at, cell) in numbered if at not in kept]
-        for records in _finish(tasks, executor, folder):
-            take(records)
+        tasks = [Task(cell, at, n, device) for n, (at, cell) in numbered if at not in found]
+        for place, record in _finish(tasks, executor, folder) if left else ():
+            found[place] = record
+            show(record)
     return [found[place] for place in cells]
 
 
-def _addressed(cells: list[Cell]) -> dict[str, Cell]:
-    """Return the cells by address, in order."""
+def _cells(grid: Grid | Sequence[Cell]) -> dict[str, Cell]:
+    """Return the cells of a grid by address, in order; each has checked itself."""
+    if isinstance(grid, Grid):
+        if not isinstance(grid.cell, type) or not is_dataclass(grid.cell):
+            raise InputError(f"grid: cell must be a dataclass, and is {grid.cell!r}.")
+        known = ", ".join(field.name for field in fields(grid.cell) if field.init)
+        for name, values in grid.values().items():
+            if name not in known.split(", "):
+                raise InputError(f"grid: {grid.cell.__name__} has no field {name!r}, but {known}.")
+            if not values:
+                raise InputError(f"grid: the axis {name!r} is empty; give it one value at least.")
+    try:
+        count = len(grid)
+    except OverflowError:
+        count = 2**63
+    if not 1 <= count <= MOST:
+        size = f"has {count:,} cells" if count else "is empty"
+        raise InputError(f"grid: {size}; a sweep has one at least and {MOST:,} at most.")
     found: dict[str, Cell] = {}
+    try:
+        cells = list(grid)
+    except (TypeError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"grid: a cell cannot be made ({error}).") from error
     for cell in cells:
+        if not callable(getattr(cell, "run", None)):
+            raise InputError(f"{cell!r}: a cell of a sweep needs a method run(device).")
+        getattr(cell, "check", lambda: None)()
         if found.setdefault(store.address_of(cell), cell) is not cell:
             raise InputError(f"grid: holds this cell twice: {cell!r}.")
     return found
@@ -103,7 +114,7 @@ def _kept(folder: Path | None, cells: Mapping[str, Cell], retry: bool) -> dict[s
 
 def _finish(
     tasks: Sequence[Task], executor: Executor, folder: Path | None
-) -> Iterator[dict[str, Record]]:
+) -> Iterator[tuple[str, Record]]:
     """Run tasks to the end, whichever workers die on the way, and write each result at once.
 
     On this machine the death of one worker ends them all. So every cell that was being run is a
@@ -113,11 +124,8 @@ def _finish(
     waiting, suspects, deaths = deque(tasks), deque[Task](), Counter[str]()
     running: dict[Future[Record | None], Task] = {}
     while waiting or suspects or running:
-        while waiting and len(running) < executor.workers:
-            task = waiting.popleft()
-            running[executor.submit(task)] = task
-        if not running:
-            task = suspects.popleft()
+        while (waiting and len(running) < executor.workers) or not running:
+            task = waiting.popleft() if waiting else suspects.popleft()
             running[executor.submit(task)] = task
         finished: dict[str, Record] = {}
         for future in wait(running, return_when=FIRST_COMPLETED).done:
@@ -133,27 +141,23 @@ def _finish(
             if folder is not None:
                 store.write(folder, task.address, record)
             finished[task.address] = record
-        yield finished
+        yield from finished.items()
 
 
 def _result(future: Future[Record | None], executor: Executor) -> Record | None:
-    """Return what a worker returned, or None if it died.
-
-    Raises:
-        InputError: the workers cannot run cells at all.
-    """
+    """Return what a worker returned, or None if it died; refuse workers that can run no cell."""
     try:
         record = future.result()
     except executor.deaths:
         return None
     except Exception as error:
         raise InputError(
-            f"the workers cannot run cells ({last_line(error)}). Is the cluster still there, and "
-            "can its workers import exhume and the class of the cells? Finished cells are kept."
+            f"the workers cannot run cells ({last_line(error)}): is the cluster still there, and "
+            "can it import exhume and the class of the cells? Finished cells are kept."
         ) from error
     if record is None:
         raise InputError(
-            "a worker has another version of exhume or of the cell's class than this process: "
-            "install the same on all machines, and change no source while a sweep runs."
+            "a worker has another version of exhume or of the cells than this process: install "
+            "the same everywhere, and change no source while a sweep runs."
         )
     return record

@@ -1,9 +1,10 @@
 """Executors for the cells of a sweep: processes on this machine, or a Dask or Ray cluster.
 
-Each engine is opened as a context, and gives an `Executor`: tasks go in one by one, and each gives
-a future. Retries and files are the driver's business.
+Each engine is opened as a context, and gives an `Executor`: tasks go in one by one, each gives a
+future. Workers only return records; retries and files are the driver's business.
 """
 
+import json
 import logging
 import os
 import re
@@ -11,11 +12,13 @@ import signal
 import socket
 import threading
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,9 +29,11 @@ import torch
 from joblib.externals.loky import ProcessPoolExecutor
 from joblib.externals.loky.process_executor import BrokenProcessPool, TerminatedWorkerError
 
+from exhume.device import hardware
 from exhume.errors import InputError
-from exhume.sweep.records import Record
-from exhume.sweep.worker import Task, work
+from exhume.files import finite
+from exhume.sweep.grid import Record
+from exhume.sweep.store import address_of
 
 PATIENCE = 3.0
 """Seconds to wait for a cluster to answer, and three times as long for its workers. A cluster that
@@ -41,37 +46,93 @@ and on this machine by another cell's fault twice; three times in a row is its o
 THREADS = ("OMP", "OPENBLAS", "MKL", "BLIS", "NUMEXPR")
 """Libraries that get one thread in each process: sums in another order are rounded otherwise."""
 
+SURROGATE = re.compile("[\ud800-\udfff]")
+"""What UTF-8 cannot write, as in names of files that are no text: its escape is written instead."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task is a cell on its way to a worker."""
+
+    cell: Any
+    address: str
+    number: int  # its place in the grid, which chooses among several GPUs
+    device: str  # cpu, cuda (any), or one device
+
 
 @dataclass(frozen=True)
 class Executor:
-    """An executor runs tasks on workers that are ready.
+    """An executor runs tasks on workers that are ready."""
 
-    Attributes:
-        workers: the most cells at a time.
-        submit: hands out a task; its future gives what `work` returns, or raises.
-        deaths: what a future raises when the worker died.
-        tries: how often a cell is handed out if its worker dies each time.
+    workers: int  # the most cells at a time
+    submit: Callable[[Task], Future[Record | None]]  # gives what `work` returns, or raises
+    deaths: tuple[type[Exception], ...] = ()  # what a future raises when the worker died
+    tries: int = TRIES  # how often a cell is handed out if its worker dies each time
+
+
+def work(task: Task) -> Record | None:
+    """Run the cell of a task; return None if this machine has other code for it than the driver.
+
+    A class of the driver's own script comes with its code, and only the driver knows its address.
     """
-
-    workers: int
-    submit: Callable[[Task], Future[Record | None]]
-    deaths: tuple[type[Exception], ...] = ()
-    tries: int = TRIES
+    if type(task.cell).__module__ != "__main__" and address_of(task.cell) != task.address:
+        return None
+    return attempt(task.cell, task.number, task.device)
 
 
-Opener = Callable[[str | None, int | None, str, int], AbstractContextManager[Executor]]
-"""Opens an engine, given the address of a cluster, the most cells at a time, the device, and the
-number of cells, beyond which no worker is of use."""
+def attempt(cell: Any, number: int, device: str) -> Record:
+    """Run a cell on one core, or on a GPU's share of them; what it raises is recorded too."""
+    gpus = 0 if device == "cpu" else torch.cuda.device_count()
+    torch.set_num_threads(1 if device == "cpu" else max(1, joblib.cpu_count() // max(1, gpus)))
+    start = time.perf_counter()
+    values, error = None, None
+    try:
+        values = cell.run(f"cuda:{number % gpus}" if device == "cuda" and gpus else device)
+        if not isinstance(values, dict):
+            raise TypeError(f"run() must return a dict, and returned {type(values).__name__}")
+        text = json.dumps(finite(values), allow_nan=False, ensure_ascii=False)
+        values = json.loads(SURROGATE.sub(lambda found: rf"\\u{ord(found[0]):x}", text))
+    except BaseException as raised:  # Ctrl-C is for the driver: workers do not hear it
+        if _ended_by_ray(raised):
+            raise
+        values, error = None, _described(raised)
+    finally:
+        if device.startswith("cuda"):
+            torch.cuda.empty_cache()  # the next cell may be another process's
+    return Record(cell, values, error, time.perf_counter() - start, made_on(hardware(device)))
+
+
+def made_on(hardware: str) -> dict[str, str]:
+    """Return what `Record.made` says of a cell that ran now, on the hardware named."""
+    date = datetime.now(UTC).date().isoformat()
+    return {"hardware": hardware, "torch": torch.__version__, "date": date}
+
+
+def _ended_by_ray(raised: BaseException) -> bool:
+    """Tell whether Ray's handler of signals raised it, as it does when the driver was killed."""
+    frames = traceback.walk_tb(raised.__traceback__)
+    modules = (str(frame.f_globals.get("__name__")) for frame, _ in frames)
+    return not isinstance(raised, Exception) and any(m.partition(".")[0] == "ray" for m in modules)
+
+
+def _described(raised: BaseException) -> str:
+    """Return type and message of an error, even if it cannot say its message."""
+    name = type(raised).__name__
+    for words in (str, repr):
+        try:
+            message = words(raised)
+            said = f"{name}: {message}" if message else name
+            return said.encode(errors="backslashreplace").decode()
+        except BaseException:  # the cell's own code again, as the error is
+            continue
+    return name
 
 
 @contextmanager
 def loky(address: str | None, workers: int | None, device: str, cells: int) -> Iterator[Executor]:
     """Open processes on this machine, one core each; with `cuda` one for each GPU."""
     if address is not None:
-        raise InputError(
-            f"address {address!r}: the engine loky runs on this machine and takes no address; "
-            "choose the engine dask or ray."
-        )
+        raise InputError(f"address {address!r}: loky takes no address; choose dask or ray.")
     most = joblib.cpu_count()
     if device.startswith("cuda"):
         most = torch.cuda.device_count() if device == "cuda" else 1
@@ -101,18 +162,13 @@ class _Pool:
                 return future
             except BrokenProcessPool:
                 self.close()
-        raise InputError(
-            "workers die before they run a cell (out of memory?); try fewer workers. Finished "
-            "cells are kept."
-        )
+        raise InputError("workers die before they run a cell (out of memory?); try fewer workers.")
 
     def _start(self) -> None:
         """Start all processes, and see that they live: a death from here on is due to a cell."""
+        one = {f"{library}_NUM_THREADS": "1" for library in THREADS}
         self._processes = ProcessPoolExecutor(
-            self._size,
-            initializer=_follow,
-            initargs=(os.getpid(),),
-            env={f"{library}_NUM_THREADS": "1" for library in THREADS},
+            self._size, initializer=_follow, initargs=(os.getpid(),), env=one
         )
         for future in [self._processes.submit(os.getpid) for _ in range(self._size)]:
             future.result()
@@ -124,10 +180,9 @@ class _Pool:
 
 
 def _follow(driver: int) -> None:
-    """End this process when its driver was killed; not by Ctrl-C, which is for the driver.
+    """End this process when its driver was killed: the pool would keep it idle for minutes.
 
-    The pool itself would keep it, idle and with all its memory, for minutes. Ctrl-C in a terminal
-    reaches this process too, and would look like an error of the cell.
+    Ctrl-C in a terminal reaches this process too, and is for the driver alone.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
@@ -141,18 +196,13 @@ def _follow(driver: int) -> None:
 
 @contextmanager
 def dask(address: str | None, workers: int | None, device: str, cells: int) -> Iterator[Executor]:
-    """Open a Dask cluster that is running, by the address of its scheduler; all its threads.
-
-    With `cuda` one cell a worker at a time, on a GPU that it sees.
-    """
+    """Open a Dask cluster that is running, all its threads; with `cuda` one cell a worker."""
     _need("distributed", "dask")
     if address is None:
-        raise InputError(
-            "address: the engine dask needs the address of a scheduler, such as "
-            "tcp://127.0.0.1:8786; `dask scheduler` prints it."
-        )
+        raise InputError("address: dask needs the address of a scheduler, such as host:8786.")
     _probe(address, 8786)
-    _check_certificates(address)
+    if address.startswith(("tls://", "wss://")):
+        _check_certificates(address)
     from distributed import Client, KilledWorker
 
     try:
@@ -164,8 +214,7 @@ def dask(address: str | None, workers: int | None, device: str, cells: int) -> I
             client.wait_for_workers(1, timeout=3 * PATIENCE)
         except TimeoutError as error:
             raise InputError(
-                f"address {address!r}: the scheduler has no workers; start some, "
-                f"`dask worker {address}`."
+                f"address {address!r}: has no workers; start some, `dask worker {address}`."
             ) from error
         threads = client.ncores()
         most = len(threads) if device.startswith("cuda") else sum(threads.values())
@@ -186,8 +235,6 @@ def dask(address: str | None, workers: int | None, device: str, cells: int) -> I
 
 def _check_certificates(address: str) -> None:
     """Refuse an encrypted address without certificates, which the client fails on half-made."""
-    if not address.startswith(("tls://", "wss://")):
-        return
     from distributed.security import Security
 
     try:
@@ -196,23 +243,20 @@ def _check_certificates(address: str) -> None:
         context, reason = None, f" ({last_line(error)})"
     if context is None:
         raise InputError(
-            f"address {address!r}: is encrypted, and Dask's configuration names no certificates "
-            f"that can be used{reason}; set distributed.comm.tls there, or give a tcp:// address."
+            f"address {address!r}: needs certificates{reason}; name them in Dask's configuration, "
+            "distributed.comm.tls, or give a tcp:// address."
         )
 
 
 @contextmanager
 def ray(address: str | None, workers: int | None, device: str, cells: int) -> Iterator[Executor]:
-    """Open a Ray cluster that is running, by default the one on this machine; all its CPUs.
-
-    With `cuda` each cell gets a GPU of its own, and there are as many cells at a time.
-    """
+    """Open a Ray cluster that is running, all its CPUs; with `cuda` a GPU for each cell."""
     _need("ray", "ray")
     import ray as cluster
 
     started = not cluster.is_initialized()
     if started:
-        _join_ray(_ray_address(address))
+        _join_ray(address)
     kind = "GPU" if device.startswith("cuda") else "CPU"
     remote = cluster.remote(num_cpus=1, num_gpus=int(kind == "GPU"), max_retries=0)(work)
     running: dict[Future[Record | None], Any] = {}
@@ -238,10 +282,14 @@ def ray(address: str | None, workers: int | None, device: str, cells: int) -> It
             cluster.shutdown()
 
 
-def _join_ray(address: str) -> None:
-    """Become a driver of the cluster at an address."""
+def _join_ray(address: str | None) -> None:
+    """Join the cluster at an address, or where the environment or `ray start` say that it is."""
     import ray as cluster
 
+    if address in (None, "auto"):
+        left = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray" / "ray_current_cluster"
+        told = left.read_text().strip() if left.is_file() else ""
+        address = os.environ.get("RAY_ADDRESS") or told or "auto"
     if address != "auto":
         _probe(address, 6379)
     try:
@@ -249,38 +297,17 @@ def _join_ray(address: str) -> None:
     except (OSError, RuntimeError, ValueError) as error:
         raise InputError(
             f"address {address!r}: no Ray cluster can be used there "
-            f"({last_line(error.__cause__ or error)}). Start one with `ray start --head`, or give "
-            "the address of one."
+            f"({last_line(error.__cause__ or error)}); start one, `ray start --head`."
         ) from error
 
 
-def _ray_address(address: str | None) -> str:
-    """Return where the cluster is: as given, as the environment says, as `ray start` left word."""
-    if address not in (None, "auto"):
-        return address
-    told = os.environ.get("RAY_ADDRESS")
-    left = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray" / "ray_current_cluster"
-    if not told and left.is_file():
-        told = left.read_text().strip()
-    return told or "auto"
-
-
 def _need(module: str, extra: str) -> None:
-    """Refuse an engine that is not installed."""
     if find_spec(module) is None:
-        raise InputError(
-            f"engine {extra!r}: is not installed; pip install 'exhume[{extra}]', here and on the "
-            "cluster."
-        )
+        raise InputError(f"engine {extra!r}: pip install 'exhume[{extra}]', also on the cluster.")
 
 
 def _probe(address: str, port: int) -> None:
-    """Refuse an address where no cluster listens: clients would wait there for minutes.
-
-    Args:
-        address: host:port, with or without tcp:// or the like.
-        port: where there is none in the address.
-    """
+    """Refuse an address host[:port] where no cluster listens: clients would wait for minutes."""
     found = re.fullmatch(r"(?:(\w+)://)?(\[[^\]]+\]|[^:/\[\]\s]+)(?::(\d+))?/?", address)
     if found is None or int(found[3] or port) > 65535:
         raise InputError(f"address {address!r}: must be host:port.")
@@ -292,10 +319,7 @@ def _probe(address: str, port: int) -> None:
     except TimeoutError:
         greeting = b""
     except OSError as error:
-        raise InputError(
-            f"address {address!r}: nothing listens there ({error}); start the cluster, or correct "
-            "the address."
-        ) from error
+        raise InputError(f"address {address!r}: nothing listens there ({error}).") from error
     if not greeting:
         raise InputError(f"address {address!r}: no cluster answers there; correct the address.")
 
@@ -305,4 +329,8 @@ def last_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".strip().splitlines()[-1]
 
 
-ENGINES: dict[str, Opener] = {"loky": loky, "dask": dask, "ray": ray}
+ENGINES: dict[
+    str, Callable[[str | None, int | None, str, int], AbstractContextManager[Executor]]
+] = {"loky": loky, "dask": dask, "ray": ray}
+"""Each opens an engine, given the address of a cluster, the most cells at a time, the device, and
+the number of cells, beyond which no worker is of use."""

@@ -1,28 +1,34 @@
-"""Where finished cells are kept: one file a cell, named by its content, written by the driver.
+"""Where finished cells are kept, and the code that their results rest on.
 
     folder/sweep.json            says what the folder is; a running driver holds a lock on it
     folder/cells/ADDRESS.json    a finished cell: what it was, what it gave or why it failed
 
-The address is a hash of the cell's class, its fields and the code it rests on: the same cell is the
-same file, whatever grid, engine or machine it comes from, and code that changed runs it again.
-A damaged file is refused rather than replaced: files appear at once and complete, so something else
-went wrong there.
+The address is a hash of the cell's class, its fields and the code that it can import.
 """
 
+import ast
 import fcntl
 import hashlib
 import json
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
+from functools import cache
+from importlib.util import resolve_name
 from pathlib import Path
 from typing import Any
 
 from exhume.errors import InputError
 from exhume.files import private_folder, read_json, write_private
-from exhume.sweep.records import Record
-from exhume.sweep.sources import version_of
+from exhume.sweep.grid import Record
+from exhume.version import VERSION
+
+PACKAGE = __name__.partition(".")[0]
+ROOT = Path(__file__).parents[1]
+IDENTITY = ("kind", "fields", "version")
+FOUND = ("values", "error", "seconds", "made")
 
 
 def identity(cell: Any) -> dict[str, Any]:
@@ -35,43 +41,25 @@ def identity(cell: Any) -> dict[str, Any]:
     }
 
 
-def canonical(value: Any) -> str:
-    """Return the one JSON text of a value: keys in order, no spaces, floats by their repr.
-
-    Example:
-        >>> canonical({"b": (1, 2.50), "a": None})
-        '{"a":null,"b":[1,2.5]}'
-    """
-    return json.dumps(
-        value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
-    )
-
-
 def address_of(cell: Any) -> str:
-    """Return the address of a cell, the SHA-256 of its identity as canonical JSON.
-
-    Raises:
-        InputError: it is no dataclass, no other process could import its class, or a field is not
-            plain JSON.
-    """
+    """Return the address of a cell, the SHA-256 of its identity as canonical JSON."""
     if not is_dataclass(cell) or isinstance(cell, type):
         raise InputError(f"{cell!r}: a cell of a sweep is an instance of a frozen dataclass.")
-    if "<locals>" in type(cell).__qualname__:
-        raise InputError(
-            f"{type(cell).__qualname__}: the class of a cell must be importable, and this one is "
-            "local to a function: define it at the top of a module."
-        )
+    name = type(cell).__qualname__
+    if "<locals>" in name:
+        raise InputError(f"{name}: a cell must be importable: define it at the top of a module.")
     try:
         return _digest(identity(cell))
     except (TypeError, ValueError, RecursionError) as error:
-        raise InputError(
-            f"{cell!r}: the fields of a cell must be plain JSON values, finite numbers, texts, "
-            f"lists ({error})."
-        ) from error
+        raise InputError(f"{cell!r}: fields of a cell must be plain JSON ({error}).") from error
 
 
 def _digest(identified: dict[str, Any]) -> str:
-    return hashlib.sha256(canonical(identified).encode()).hexdigest()
+    """Return the hash of the one JSON text of a value: keys in order, floats by their repr."""
+    text = json.dumps(
+        identified, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+    )
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 @contextmanager
@@ -86,11 +74,10 @@ def held(folder: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise InputError(
-                f"{folder}: another sweep is running in this folder; wait for it, or choose "
-                "another folder."
+                f"{folder}: another sweep is running in this folder; wait, or choose another."
             ) from error
         except OSError:
-            pass  # A file system without locks: of two equal results the later one stays.
+            pass  # A file system without locks: where two results are equal the later one stays.
         if mark.stat().st_size == 0:
             file.write('{"kind": "exhume sweep"}\n')
             file.flush()
@@ -101,42 +88,114 @@ def held(folder: Path) -> Iterator[None]:
 
 def write(folder: Path, address: str, record: Record) -> None:
     """Keep a finished cell, also over a power cut."""
-    values = {word: getattr(record, word) for word in ("values", "error", "seconds", "made")}
-    text = json.dumps({**identity(record.cell), **values}, indent=1, ensure_ascii=False)
+    content = identity(record.cell) | {word: getattr(record, word) for word in FOUND}
+    text = json.dumps(content, indent=1, ensure_ascii=False)
     write_private(_path(folder, address), text.encode(), durable=True)
 
 
 def read(folder: Path, address: str, cell: Any) -> Record | None:
     """Return the finished cell of an address, if it is there.
 
-    Raises:
-        InputError: the file is damaged.
+    A damaged file is refused rather than replaced: files appear at once and complete, so something
+    else went wrong there.
     """
     path = _path(folder, address)
     if not path.exists():
         return None
     try:
         found = read_json(path)
-        _check(found, address)
+        if not isinstance(found, dict) or set(found) != {*IDENTITY, *FOUND}:
+            raise InputError(f"a finished cell has {', '.join((*IDENTITY, *FOUND))}")
+        if _digest({word: found[word] for word in IDENTITY}) != address:
+            raise InputError("it holds another cell than its name says")
+        values, failure, seconds, made = (found[word] for word in FOUND)
+        failed = values is None and isinstance(failure, str)
+        good = failed or (isinstance(values, dict) and failure is None)
+        if not good or not isinstance(seconds, float | int):
+            raise InputError("it has neither values nor an error")
     except ValueError as error:  # also what no address can be made of, such as NaN in a field
         raise InputError(
-            f"{path}: is damaged ({error}); remove it, and the cell is run again."
+            f"{path}: is damaged ({error}); remove it to run the cell again."
         ) from error
-    return Record(cell, found["values"], found["error"], float(found["seconds"]), found["made"])
+    return Record(cell, values, failure, float(seconds), made)
 
 
 def _path(folder: Path, address: str) -> Path:
     return folder / "cells" / f"{address}.json"
 
 
-def _check(found: Any, address: str) -> None:
-    """Refuse what is not the finished cell of an address."""
-    words = {"kind", "fields", "version", "values", "error", "seconds", "made"}
-    if not isinstance(found, dict) or set(found) != words:
-        raise InputError(f"a finished cell has {', '.join(sorted(words))}")
-    if _digest({word: found[word] for word in ("kind", "fields", "version")}) != address:
-        raise InputError("it holds another cell than its name says")
-    values, error, seconds = found["values"], found["error"], found["seconds"]
-    good = isinstance(values, dict) if error is None else values is None and isinstance(error, str)
-    if not good or not isinstance(seconds, float | int):
-        raise InputError("it has neither values nor an error")
+@cache
+def version_of(module: str) -> str:
+    """Return the version of exhume with a digest of the code that a module's cells rest on.
+
+    It is such as 0.1.0+1f2e3d4c5b6a. The number alone stays the same while the code changes.
+    """
+    digests = "".join(f"{name} {digest}\n" for name, digest in closure(module).items())
+    digest = hashlib.sha256(digests.encode()).hexdigest()
+    return f"{VERSION.partition('+')[0]}+{digest[:12]}"
+
+
+def closure(module: str, root: Path = ROOT) -> dict[str, str]:
+    """Return digests of a module and of all modules of exhume that it can import, by name.
+
+    Imports are read from the sources, those inside functions too. A package that only lies on the
+    way to a module does not count: importing `exhume.a.b` uses no name of `exhume/a/__init__.py`.
+    For a module without a file, as in a notebook, every module of exhume counts.
+    """
+    waiting = [module]
+    if _file(module, root) is None:
+        parts = (path.relative_to(root).with_suffix("").parts for path in root.rglob("*.py"))
+        waiting = [".".join((PACKAGE, *part)).removesuffix(".__init__") for part in parts]
+    found: dict[str, str] = {}
+    while waiting:
+        name = waiting.pop()
+        file = _file(name, root)
+        if name in found or file is None:
+            continue
+        found[name], imports = _parsed(file.read_text(encoding="utf-8"))
+        package = name if file.name == "__init__.py" else name.rpartition(".")[0]
+        for base, member in imports:
+            base = resolve_name(base, package)
+            if base.partition(".")[0] == PACKAGE:
+                inner = f"{base}.{member}"
+                waiting.append(inner if member and _file(inner, root) else base)
+    return dict(sorted(found.items()))
+
+
+def _file(module: str, root: Path) -> Path | None:
+    """Return the file of a module: of exhume by its name, of others if they are imported."""
+    package, *parts = module.split(".")
+    if package != PACKAGE:
+        file = getattr(sys.modules.get(module), "__file__", None)
+        return Path(file) if file is not None and Path(file).is_file() else None
+    place = root.joinpath(*parts)
+    files = (place / "__init__.py", place.with_suffix(".py"))
+    return next((file for file in files if file.is_file()), None)
+
+
+@cache
+def _parsed(text: str) -> tuple[str, tuple[tuple[str, str], ...]]:
+    """Return a digest of a module's code, and its imports as pairs of module and name."""
+    tree, imports = ast.parse(text), list[tuple[str, str]]()
+    waiting: list[Any] = [tree]
+    for node in waiting:
+        match node:
+            case ast.If(test=ast.Name("TYPE_CHECKING")):  # which never runs
+                continue
+            case ast.Import():
+                imports += [(alias.name, "") for alias in node.names]
+            case ast.ImportFrom():
+                base = "." * node.level + (node.module or "")
+                imports += [(base, alias.name) for alias in node.names]
+            case ast.Module() | ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():
+                node.body = [part for part in node.body if not _bare(part)]
+        waiting += ast.iter_child_nodes(node)
+    return hashlib.sha256(ast.dump(tree).encode()).hexdigest(), tuple(imports)
+
+
+def _bare(node: ast.stmt) -> bool:
+    """Tell whether a statement is a string alone: prose changes no digest."""
+    match node:
+        case ast.Expr(value=ast.Constant(value=str())):
+            return True
+    return False
