@@ -83,19 +83,18 @@ def law(
     from exhume import sweep
     from exhume.device import usable_device
     from exhume.experiments import page
-    from exhume.experiments.law import sentences
+    from exhume.experiments.law import HEADINGS
 
     options = {"engine": engine, "address": address, "workers": workers, "retry": retry}
     options["device"] = usable_device(device) if engine == "loky" else device
     console = _console()
     with sweep.progress(console, len(cells)) as show:
         summary = page.perform(cells, out, _command(given), redact, **options, show=show)
-    headings, *lines = page.starts(summary)
-    table = Table(*headings)
-    for line in lines:
-        table.add_row(*line)
+    table = Table(*HEADINGS)
+    for curve in (*summary.fits, *summary.attacks):
+        table.add_row(*curve.row)
+        console.print(curve.sentence, markup=False)
     console.print(table)
-    console.print(" ".join(sentences(summary)), markup=False)
     if summary.failed:
         console.print(
             f"{len(summary.failed)} of {len(cells)} cells failed, the first one with "
@@ -106,11 +105,7 @@ def law(
 
 
 def planned(given: dict[str, Any]) -> "Law":
-    """Return the sweep that the options ask for.
-
-    Raises:
-        InputError: an option that cannot be read.
-    """
+    """Return the sweep that the options ask for."""
     from exhume.experiments.cells.attack import SUBSPACE
     from exhume.experiments.law import MOMENTUM, OURS, Law
 
@@ -140,23 +135,21 @@ def spaced(option: str, text: str) -> tuple[float, ...]:
     """
     from exhume.sweep import MOST
 
-    wanted = f"{option}: expected numbers above 0 such as 0.2:10, 0.2:10:20 or 0.5,1,2"
-    parts = text.split(":")
+    wanted = InputError(
+        f"{option}: expected numbers above 0 such as 0.2:10, 0.2:10:20 or 0.5,1,2, in a range the "
+        f"first below the second and 2 or more of them, got {text!r}."
+    )
+    low, high, many = f"{text}:{STEPS}".split(":")[:3] if 0 < text.count(":") < 3 else ("", "", "0")
     try:
-        if len(parts) == 1:
-            numbers = [float(part) for part in text.split(",")]
-        else:
-            low, high, *rest = parts
-            numbers = [float(low), float(high)]
-            count = int(rest[0]) if rest else STEPS
+        numbers, count = [float(x) for x in ([low, high] if low else text.split(","))], int(many)
     except ValueError:
-        raise InputError(f"{wanted}, got {text!r}.") from None
-    if len(parts) > 3 or not all(math.isfinite(x) and x > 0 for x in numbers):
-        raise InputError(f"{wanted}, got {text!r}.")
-    if len(parts) == 1:
+        raise wanted from None
+    if not all(0 < x < math.inf for x in numbers):
+        raise wanted
+    if not low:
         return tuple(sorted(numbers))
     if not (numbers[0] < numbers[1] and count >= 2):
-        raise InputError(f"{wanted}, the first below the second and 2 or more, got {text!r}.")
+        raise wanted
     if count > MOST:
         raise InputError(f"{option}: {count:,} of them are more than the {MOST:,} of a sweep.")
     step = math.log(numbers[1] / numbers[0]) / (count - 1)

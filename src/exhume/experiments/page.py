@@ -12,9 +12,7 @@ import exhume
 from exhume import sweep
 from exhume.errors import InputError
 from exhume.experiments import phases
-from exhume.experiments.cells.attack import Attack
-from exhume.experiments.law import LawCurve, Summary, sentences, setting_of, summarise
-from exhume.experiments.phases import model
+from exhume.experiments.law import HEADINGS, Summary, curve_of, summarise
 from exhume.experiments.runner import measured
 from exhume.files import write_private
 from exhume.report.page import environment
@@ -22,18 +20,14 @@ from exhume.report.plots import inline
 from exhume.sweep import Cell, Record
 from exhume.wording import number, percent
 
+MEASURED = ("p", "error", "recovered", "exact", "seeds")
+"""The columns of the table of medians that follow the setting and the method."""
+
 
 def perform(
     cells: Sequence[Cell], folder: Path, command: str, redact: bool, **options: Any
 ) -> Summary:
-    """Run the cells of a sweep, and write table, figure and page.
-
-    Args:
-        cells: of the law.
-        folder: where they are written.
-        command: that asked for them.
-        redact: leave pictures out.
-        options: of `exhume.sweep.run`.
+    """Run the cells of a sweep with the options of `sweep.run`, and write table, figure and page.
 
     Raises:
         InputError: every cell failed.
@@ -57,29 +51,31 @@ def perform(
 def render(
     summary: Summary, records: Sequence[Record], figure: Figure, command: str, redact: bool = False
 ) -> str:
-    """Return the page as text.
-
-    Args:
-        summary: of the records.
-        records: of the sweep.
-        figure: the phase diagram.
-        command: that made it.
-        redact: leave pictures out.
-    """
-    data = {getattr(record.cell, "data", "") for record in records}
+    """Return the page as text, with the command that made it, without pictures if redacted."""
+    curves = (*summary.fits, *summary.attacks)
+    medians = [
+        [*curve.row[:5], number(place.width), number(place.error, "–"), percent(place.recovered),
+         percent(place.exact), str(place.seeds)]
+        for curve in summary.attacks
+        for place in curve.places
+    ]  # fmt: skip
+    pictures = [
+        (curve_of(record).model, getattr(record.cell, "ratio", None), record.values["picture"])
+        for record in records
+        if record.values and record.values.get("picture") and not redact
+    ]
     return (
         environment()
         .get_template("law.html.jinja")
         .render(
-            data=", ".join(sorted(data)),
-            tone="exposed" if any(curve.start for curve in summary.attacks) else "calm",
-            sentences=sentences(summary),
+            data=", ".join(sorted({getattr(record.cell, "data", "") for record in records})),
+            tone="calm" if all(curve.start is None for curve in summary.attacks) else "exposed",
+            sentences=[curve.sentence for curve in curves],
             failed=[record.error for record in summary.failed],
             figure=inline(figure),
-            kinds="model" in _columns(summary),
-            starts=starts(summary),
-            medians=_medians(summary),
-            pictures=[] if redact else _pictures(records),
+            starts=[HEADINGS, *(curve.row for curve in curves)],
+            medians=[[*HEADINGS[:5], *MEASURED], *medians],
+            pictures=pictures,
             redact=redact,
             cells=len(records),
             seconds=sum(record.seconds for record in records),
@@ -90,55 +86,3 @@ def render(
             command=command,
         )
     )
-
-
-def _columns(summary: Summary) -> tuple[str, ...]:
-    """What tells curves apart: the model and the rank only where there are several."""
-    kinds = len({setting.kind for setting in summary.settings}) > 1
-    ranks = any(setting.rank is not None for setting in summary.settings)
-    return ("model",) * kinds + ("d", "n") + ("r",) * ranks + ("method",)
-
-
-def _setting(curve: LawCurve, columns: Sequence[str]) -> list[str]:
-    own = curve.setting
-    values = {"model": model(own), "d": number(own.dim), "n": number(own.samples)}
-    values |= {"r": number(own.rank, "–"), "method": curve.name}
-    return [values[column] for column in columns]
-
-
-def starts(summary: Summary) -> list[list[str]]:
-    """Say where recovery starts: headings, then a line for each curve."""
-    columns = _columns(summary)
-    equations = "p" if all(setting.outputs == 1 for setting in summary.settings) else "p·m"
-    units = ["dn", "rn"] if "r" in columns else ["dn"]
-    lines = [[*columns, "counted p", "back from p", *(f"{equations}/({unit})" for unit in units)]]
-    for curve in summary.attacks:
-        width, most = curve.starting_width, "≤ " if curve.at_or_below else ""
-        line = [*_setting(curve, columns), f"{curve.counted:,}"]
-        line += [most + number(width and round(width), "never"), most + number(curve.start, "–")]
-        if "r" in columns:
-            line.append(most + number(curve.inside) if curve.inside else "–")
-        lines.append(line)
-    return lines
-
-
-def _medians(summary: Summary) -> list[list[str]]:
-    """Say what was measured at each place: headings, then a line for each."""
-    columns = _columns(summary)
-    lines = [[*columns, "p", "p/(dn)", "error", "recovered", "exact", "seeds"]]
-    for curve in summary.attacks:
-        for place in curve.places:
-            numbers = (place.width, place.ratio, place.error)
-            shares = (percent(place.recovered), percent(place.exact))
-            line = (number(value, "–") for value in numbers)
-            lines.append([*_setting(curve, columns), *line, *shares, str(place.seeds)])
-    return lines
-
-
-def _pictures(records: Sequence[Record]) -> list[tuple[str, float, str]]:
-    """Model, ratio and PNG, in base64, of the cells that kept one."""
-    return [
-        (model(setting_of(record)), record.cell.ratio, str(record.values["picture"]))
-        for record in records
-        if isinstance(record.cell, Attack) and record.values and record.values.get("picture")
-    ]
