@@ -91,31 +91,17 @@ def test_widths_go_from_a_quarter_to_the_largest(samples: int, ratio: float, dim
     assert found[-1] == max(2 * samples, math.ceil(largest - 1e-9))
 
 
+BAD_RATIOS = (
+    "", "0:10", "0", "-1,2", "nan", "1:inf", "one", "5:1", "1:5:1", "1:5:2:2", ":5", "1:", "1:2:",
+    "::",
+)  # fmt: skip
 IMAGES = {"data": "digits", "dim": None}
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        *[
-            ({"ratios": ratios}, "ratios: expected numbers above 0")
-            for ratios in (
-                "",
-                "0:10",
-                "0",
-                "-1,2",
-                "nan",
-                "1:inf",
-                "one",
-                "5:1",
-                "1:5:1",
-                "1:5:2:2",
-                ":5",
-                "1:",
-                "1:2:",
-                "::",
-            )  # fmt: skip
-        ],
+        *[({"ratios": ratios}, "ratios: expected numbers above 0") for ratios in BAD_RATIOS],
         ({"ratios": "0.2:10:1000000000"}, "1,000,000,000 of them are more than the 100,000"),
         ({"ratios": "1e9"}, "at most 10,000"),
         ({"ratios": "1,1"}, "ratios: expected different values"),

@@ -43,13 +43,11 @@ def tiny(name: str = "sphere-thresholds", seeds: Iterable[int] = (1, 2)) -> Clai
         return Finding(f"{total:g} in all", "holds" if total > 1 else "does not hold", "A | note.")
 
     def draw(found: Any) -> Any:
-        figure, (axes,) = plots.sheet("Halves")
         halves = Table.of(found, Half).curve("half", "seed")
-        plots.lines(axes, {"half": halves}, "seed", "half")
-        return figure
+        return plots.sheet(plots.lines("Halves", {"half": halves}, "seed", "half"))
 
     cells = [Half(seed) for seed in seeds]
-    return Claim(name, "A source", "A claim.", lambda scale: [*cells], judge, draw, (1, 1))
+    return Claim(name, "A source", "A claim.", (1, 1), lambda scale: [*cells], draw, judge)
 
 
 @pytest.fixture

@@ -62,6 +62,9 @@ DASHES = (0, (4, 2.2))
 styled = matplotlib.rc_context(STYLE)
 """Decorates what draws in this style."""
 
+Panel = tuple[str, Callable[[Axes], None]]
+"""A title, and what fills the axes below it."""
+
 ENLARGED = 200
 """Least pixels across a picture: viewers of SVG blur what they enlarge themselves."""
 
@@ -116,27 +119,28 @@ def grid(rows: int, columns: int, size: tuple[float, float], **options: Any) -> 
 
 
 @styled
-def sheet(*panels: str, height: float = 3.6) -> tuple[Figure, list[Axes]]:
-    """Return an empty figure with panels of these titles side by side."""
+def sheet(*panels: Panel) -> Figure:
+    """Return a figure of `lines` and `bars` side by side."""
     width = 6.5 if len(panels) == 1 else 4.6 * len(panels)
-    figure, axes = grid(1, len(panels), (width, height))
-    for panel, title in zip(axes[0], panels, strict=True):
-        panel.set_title(title, color=INK, pad=8)
-    return figure, list(axes[0])
+    figure, axes = grid(1, len(panels), (width, 3.6))
+    for own, (title, fill) in zip(axes[0], panels, strict=True):
+        own.set_title(title, color=INK, pad=8)
+        fill(own)
+    return figure
 
 
 def lines(
-    axes: Axes,
+    title: str,
     curves: Mapping[str, Mapping[float, float]],
     across: str,
     up: str,
     scales: str = "x",
     mark: float | None = None,
-) -> None:
-    """Draw curves with a legend.
+) -> Panel:
+    """Return a panel of curves with a legend.
 
     Args:
-        axes: where to draw.
+        title: stands above it.
         curves: by the name in the legend.
         across: what is on the x axis.
         up: what is on the y axis.
@@ -147,65 +151,61 @@ def lines(
         name: {x: y for x, y in curve.items() if y > 0 or "y" not in scales}
         for name, curve in curves.items()
     }
-    axes.set(xlabel=across, ylabel=up)
-    if not any(drawn.values()):
-        _nothing(axes)
-        return
-    if mark is not None:
-        axes.axvline(mark, color=MUTED, linewidth=1, linestyle=DASHES)
-    for (name, shown), colour in zip(drawn.items(), shades(len(drawn)), strict=True):
-        axes.plot(list(shown), list(shown.values()), "o-", color=colour, label=name, markersize=4)
-    for which in scales:
-        _logarithmic(axes, which)
-    if len(curves) > 1:
-        axes.legend(frameon=False)
+
+    def fill(axes: Axes) -> None:
+        axes.set(xlabel=across, ylabel=up)
+        if not any(drawn.values()):
+            _nothing(axes)
+            return
+        if mark is not None:
+            axes.axvline(mark, color=MUTED, linewidth=1, linestyle=DASHES)
+        for (name, shown), colour in zip(drawn.items(), shades(len(drawn)), strict=True):
+            axes.plot([*shown], [*shown.values()], "o-", color=colour, label=name, markersize=4)
+        for which in scales:
+            _logarithmic(axes, which)
+        if len(curves) > 1:
+            axes.legend(frameon=False)
+
+    return title, fill
 
 
-def bars(axes: Axes, heights: Mapping[str, float], up: str, least: float | None = None) -> None:
-    """Draw one bar for each name, its value above it.
+def bars(title: str, heights: Mapping[str, float], up: str, least: float | None = None) -> Panel:
+    """Return a panel of bars, their values above them; on a logarithmic axis from `least` on."""
 
-    Args:
-        axes: where to draw.
-        heights: by name.
-        up: what is on the y axis.
-        least: where a logarithmic axis begins; a linear one if None.
-    """
-    axes.set(ylabel=up)
-    if not heights:
-        _nothing(axes)
-        return
-    shown = [height if least is None else max(height, least) for height in heights.values()]
-    drawn = axes.bar(list(heights), shown, color=ACCENT, width=0.6)
-    axes.bar_label(drawn, [f"{height:.2g}" for height in heights.values()], fontsize=8)
-    if least is None:
-        axes.set_ylim(0, 1.1 * (max(shown) or 1))
-    else:
-        _logarithmic(axes, "y")
-        axes.set_ylim(bottom=least / 10)
+    def fill(axes: Axes) -> None:
+        axes.set(ylabel=up)
+        if not heights:
+            _nothing(axes)
+            return
+        shown = [height if least is None else max(height, least) for height in heights.values()]
+        drawn = axes.bar(list(heights), shown, color=ACCENT, width=0.6)
+        axes.bar_label(drawn, [f"{height:.2g}" for height in heights.values()], fontsize=8)
+        axes.tick_params(axis="x", labelsize=10 if len(heights) < 5 else 7)
+        if least is None:
+            axes.set_ylim(0, 1.1 * (max(shown) or 1))
+        else:
+            _logarithmic(axes, "y")
+            axes.set_ylim(bottom=least / 10)
+
+    return title, fill
 
 
 @styled
-def pictures(
-    shown: Mapping[str, str], above: Callable[[Axes], None] | None = None
-) -> Figure | None:
-    """Draw pictures (PNG, base64), one below the other, each under its title.
-
-    Args:
-        shown: pictures by title.
-        above: draws a panel above them.
-
-    Returns:
-        The figure; None if there is nothing to draw.
-    """
+def pictures(shown: Mapping[str, str], above: Panel | None = None) -> Figure | None:
+    """Draw pictures (PNG, base64) by title, one below the other; None if there is nothing."""
     if not shown and above is None:
         return None
     heights = [*([3.2] if above else []), *([2.1] * len(shown))]
     figure, axes = grid(len(heights), 1, (7.0, sum(heights)), height_ratios=heights)
     panels = list(axes[:, 0])
     if above:
-        above(panels.pop(0))
+        above[1](panels.pop(0))
     for panel, (title, encoded) in zip(panels, shown.items(), strict=True):
-        panel.imshow(_enlarged(encoded), interpolation="none")
+        with Image.open(io.BytesIO(base64.b64decode(encoded))) as image:
+            factor = -(-ENLARGED // image.width)
+            size = (factor * image.width, factor * image.height)
+            enlarged = image.convert("RGB").resize(size, Image.Resampling.NEAREST)
+        panel.imshow(enlarged, interpolation="none")
         panel.set_title(title, color=INK, pad=4)
         panel.set_axis_off()
     return figure
@@ -233,10 +233,3 @@ def _logarithmic(axes: Axes, which: str) -> None:
 def _nothing(axes: Axes) -> None:
     axes.text(0.5, 0.5, "no result", color=MUTED, ha="center", transform=axes.transAxes)
     axes.set(xticks=[], yticks=[])
-
-
-def _enlarged(encoded: str) -> Any:
-    with Image.open(io.BytesIO(base64.b64decode(encoded))) as image:
-        factor = -(-ENLARGED // image.width)
-        size = (factor * image.width, factor * image.height)
-        return image.convert("RGB").resize(size, Image.Resampling.NEAREST)

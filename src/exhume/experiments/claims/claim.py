@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from matplotlib.figure import Figure
@@ -32,6 +33,11 @@ class Finding:
     note: str = ""  # what a reader should know beside it
 
 
+Cells = Callable[[Scale], list[Cell]]
+Rule = Callable[[Sequence[Record]], Finding]
+Draw = Callable[[Sequence[Record]], Figure | None]
+
+
 @dataclass(frozen=True)
 class Claim:
     """One result of a source, to be reproduced; its rule sees results, and can come out any way."""
@@ -39,10 +45,10 @@ class Claim:
     name: str
     source: str  # the paper, and where in it
     sentence: str  # what the source claims, in our words
-    cells: Callable[[Scale], list[Cell]]
-    rule: Callable[[Sequence[Record]], Finding]
-    draw: Callable[[Sequence[Record]], Figure | None]  # None if there is nothing to draw
     minutes: tuple[float, float]  # about, at small scale on two cores and at full scale on a GPU
+    cells: Cells
+    draw: Draw  # None if there is nothing to draw
+    rule: Rule
 
     def judge(self, records: Sequence[Record]) -> Finding:
         """Return the finding by the rule, unless too many cells failed."""
@@ -56,6 +62,13 @@ class Claim:
         """Return the sets that have to be in the folder EXHUME_DATA."""
         named = dict.fromkeys(getattr(cell, "data", "sphere") for cell in self.cells(scale))
         return [name for name in named if name not in BUNDLED]
+
+
+def claim(
+    name: str, source: str, sentence: str, minutes: tuple[float, float], cells: Cells, draw: Draw
+) -> Callable[[Rule], Claim]:
+    """Make a claim of the rule below."""
+    return partial(Claim, name, source, sentence, minutes, cells, draw)
 
 
 def seeds(count: int) -> range:

@@ -5,13 +5,12 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from exhume.experiments.cells.attack import Attack
 from exhume.experiments.cells.fitting import LabelFit
 from exhume.experiments.cells.flips import Flips
-from exhume.experiments.claims.claim import Claim, Finding, Scale, judged, seeds, undecided
+from exhume.experiments.claims.claim import Finding, Scale, claim, judged, seeds, undecided
 from exhume.experiments.law import FITTED, MOMENTUM, OURS
 from exhume.experiments.phases import phases
 from exhume.experiments.table import (
@@ -64,9 +63,6 @@ def labels(fits: Table) -> tuple[bool, str] | None:
     )
 
 
-# Both thresholds on sphere data of several sizes.
-
-
 def _sphere_cells(scale: Scale) -> list[Cell]:
     sizes = {
         "small": ((20, 6), (30, 10), (60, 8)),
@@ -80,35 +76,37 @@ def _sphere_cells(scale: Scale) -> list[Cell]:
     return cells
 
 
-def _sphere_judge(records: Sequence[Record]) -> Finding:
-    attacks = Table.of(records, Attack)
-    found: dict[tuple[int, int], Threshold] = {}
-    for dim in attacks.values("dim"):
-        for samples in attacks.where(dim=dim).values("samples"):
-            curve = attacks.where(dim=dim, samples=samples).curve("recovered")
-            threshold = Threshold.of(curve)
-            if threshold is None:
-                return undecided(f"d = {dim}, n = {samples}")
-            found[dim, samples] = threshold
-    if len(found) < 2:
-        return undecided("fewer than two sizes")
-    fitted = labels(Table.of(records, LabelFit))
-    if fitted is None:
-        return undecided("label fitting")
+@claim(
+    "sphere-thresholds",
+    f"{LAW}, synthetic data",
+    "Labels fit from p = n on, and the samples come back from about p = dn on, whatever d and n "
+    "are.",
+    (1, 3),
+    _sphere_cells,
+    phases,
+)
+def sphere_thresholds(records: Sequence[Record]) -> Finding:
+    """Both thresholds, on sphere data of several sizes."""
+    attacks, fitted = Table.of(records, Attack), labels(Table.of(records, LabelFit))
+    sizes = dict.fromkeys((row["dim"], row["samples"]) for row in attacks)
+    found = [Threshold.of(attacks.where(dim=d, samples=n).curve("recovered")) for d, n in sizes]
+    thresholds = [threshold for threshold in found if threshold is not None]
+    if len(thresholds) < max(2, len(sizes)) or fitted is None:
+        return undecided("label fitting and both sides of two sizes are needed")
     fit, words = fitted
-    starts = [threshold.start for threshold in found.values() if threshold.start is not None]
-    checks = zip(*(threshold.checks for threshold in found.values()), strict=True)
+    starts = [threshold.start for threshold in thresholds if threshold.start is not None]
+    checks = zip(*(threshold.checks for threshold in thresholds), strict=True)
     reached, *rest = (all(check) for check in checks)
     collapse = bool(starts) and max(starts) <= 2 * min(starts)
-    where = ", ".join(f"{place(t.start, ' dn')} (d = {d}, n = {n})" for (d, n), t in found.items())
+    where = ", ".join(
+        f"{place(threshold.start, ' dn')} (d = {d}, n = {n})"
+        for (d, n), threshold in zip(sizes, thresholds, strict=True)
+    )
     return Finding(
         f"{words}; half of the samples come back from {where}",
         judged(reached, fit, collapse, *rest),
         "Counting puts the second threshold at 1; the search needs a little more than that.",
     )
-
-
-# CIFAR-10.
 
 
 def _cifar_cells(scale: Scale) -> list[Cell]:
@@ -122,31 +120,6 @@ def _cifar_cells(scale: Scale) -> list[Cell]:
         *_fits(**images, seed=drawn),
         *Grid(Attack, {**images, **axes, "products": products}),
     ]
-
-
-def _cifar_judge(records: Sequence[Record]) -> Finding:
-    attacks = Table.of(records, Attack)
-    errors, fitted = attacks.curve("published_error"), labels(Table.of(records, LabelFit))
-    if fitted is None:
-        return undecided("label fitting")
-    if not errors or min(errors) > 0.1 or max(errors) <= NEAR[1]:
-        return undecided("errors far below and far above dn are needed")
-    fit, words = fitted
-    first, last = errors[min(errors)], errors[max(errors)]
-    gone = fallen(errors, first)
-    half = onset(gone)
-    dn = min(errors, key=lambda ratio: abs(ratio - 1))
-    recovered = attacks.curve("recovered").get(max(errors))
-    core, *rest = half is not None, fit, first >= 0.5, near(half), last <= SMALL
-    return Finding(
-        f"{words}; published error {first:.2f} at {min(errors):g} dn, {errors[dn]:.2f} at "
-        f"{dn:g} dn, {last:.1g} at {max(errors):g} dn, half of the first from {place(half, ' dn')}",
-        judged(core, *rest, 0.25 <= gone[dn] <= 0.75),
-        "The published error compares absolute values of pixels, so that random images have about "
-        f"0.75; of its first value {percent(1 - gone[dn])} are left at {dn:g} dn, where the source "
-        "has half."
-        + ("" if recovered is None else f" Recovered at {max(errors):g} dn: {percent(recovered)}."),
-    )
 
 
 def _shown(records: Sequence[Record]) -> dict[str, str]:
@@ -167,18 +140,44 @@ def _shown(records: Sequence[Record]) -> dict[str, str]:
 def _cifar_draw(records: Sequence[Record]) -> Figure | None:
     attacks, fits = Table.of(records, Attack), Table.of(records, LabelFit)
     unknowns = [row["inputs"] * row["samples"] for row in attacks.whole("inputs")]
-
-    def errors(axes: Axes) -> None:
-        curves = {
-            "published error": attacks.curve("published_error", "width"),
-            "label error": fits.curve("label_error", "width"),
-        }
-        lines(axes, curves, "p (dashed: dn)", "error", mark=max(unknowns, default=None))
-
-    return pictures(_shown(records), errors)
+    curves = {
+        "published error": attacks.curve("published_error", "width"),
+        "label error": fits.curve("label_error", "width"),
+    }
+    mark = max(unknowns, default=None)
+    return pictures(_shown(records), lines("", curves, "p (dashed: dn)", "error", mark=mark))
 
 
-# The span of the recovered features.
+@claim(
+    "cifar10-thresholds",
+    f"{LAW}, CIFAR-10, random features, n = 100",
+    "The training loss is about 0 from p = n on; the reconstruction error is about 1.0 at p = n, "
+    "0.5 at p = dn and 0 at p = 10dn.",
+    (1, 5),
+    _cifar_cells,
+    _cifar_draw,
+)
+def cifar10_thresholds(records: Sequence[Record]) -> Finding:
+    """The published curve: its ends, its fall at about dn, and half of it left there."""
+    attacks = Table.of(records, Attack)
+    errors, fitted = attacks.curve("published_error"), labels(Table.of(records, LabelFit))
+    if fitted is None:
+        return undecided("label fitting")
+    if not errors or min(errors) > 0.1 or max(errors) <= NEAR[1]:
+        return undecided("errors far below and far above dn are needed")
+    fit, words = fitted
+    first, last = errors[min(errors)], errors[max(errors)]
+    gone = fallen(errors, first)
+    half = onset(gone)
+    dn = min(errors, key=lambda ratio: abs(ratio - 1))
+    core, *rest = half is not None, fit, first >= 0.5, near(half), last <= SMALL
+    return Finding(
+        f"{words}; published error {first:.2f} at {min(errors):g} dn, {errors[dn]:.2f} at "
+        f"{dn:g} dn, {last:.1g} at {max(errors):g} dn, half of the first from {place(half, ' dn')}",
+        judged(core, *rest, 0.25 <= gone[dn] <= 0.75),
+        "The published error compares absolute values of pixels, so that random images have about "
+        f"0.75; of its first value {percent(1 - gone[dn])} are left at {dn:g} dn.",
+    )
 
 
 def _span_cells(scale: Scale) -> list[Cell]:
@@ -187,7 +186,26 @@ def _span_cells(scale: Scale) -> list[Cell]:
     return [*Grid(Attack, axes)]
 
 
-def _span_judge(records: Sequence[Record]) -> Finding:
+def _span_draw(records: Sequence[Record]) -> Figure:
+    attacks = Table.of(records, Attack)
+    curves = {
+        "features of the samples outside the span": attacks.curve("span_residual"),
+        "weights outside the span": attacks.curve("residual"),
+    }
+    title = "Span residual, and the residual that the attack sees"
+    return sheet(lines(title, curves, "p / (dn)", "relative residual", "xy", mark=1.0))
+
+
+@claim(
+    "span-residual",
+    f"{LAW}, span residual and Theorem 1",
+    "The features of the samples come to lie in the span of the recovered ones as p passes dn.",
+    (1, 2),
+    _span_cells,
+    _span_draw,
+)
+def span_residual(records: Sequence[Record]) -> Finding:
+    """The span residual falls from its level below dn to next to nothing, at about dn."""
     attacks = Table.of(records, Attack)
     spans, residuals = attacks.curve("span_residual"), attacks.curve("residual")
     low = {ratio: span for ratio, span in spans.items() if ratio <= NEAR[0]}
@@ -208,19 +226,6 @@ def _span_judge(records: Sequence[Record]) -> Finding:
     )
 
 
-def _span_draw(records: Sequence[Record]) -> Figure:
-    attacks = Table.of(records, Attack)
-    figure, (axes,) = sheet("Span residual, and the residual that the attack sees")
-    curves = {
-        "features of the samples outside the span": attacks.curve("span_residual"),
-        "weights outside the span": attacks.curve("residual"),
-    }
-    lines(axes, curves, "p / (dn)", "relative residual", "xy", mark=1.0)
-    return figure
-
-
-# Signs.
-
 RELU, TANH = "relu", "relu+tanh"
 
 
@@ -238,7 +243,31 @@ def _sign_cells(scale: Scale) -> list[Cell]:
     ]
 
 
-def _sign_judge(records: Sequence[Record]) -> Finding:
+def _sign_draw(records: Sequence[Record]) -> Figure:
+    flips, attacks = Table.of(records, Flips), Table.of(records, Attack)
+    paired = {str(name): y for name, y in flips.curve("paired", "activation", max).items()}
+    heights = {
+        f"{name}\n{method}": sum(
+            attacks.where(activation=name, method=method).present("recovered_flips")
+        )
+        for name in (RELU, TANH)
+        for method in attacks.values("method")
+    }
+    title, up = "Half of the samples flipped, ±u added", "share of the weights unexplained"
+    flipped = bars("Flips among recovered", heights, "samples")
+    return sheet(bars(title, paired, up, least=1e-16), flipped)
+
+
+@claim(
+    "signs",
+    f"{LAW}, remark on signs",
+    "With ReLU, whose odd Hermite coefficients from order 3 on are zero, recovered samples may "
+    "have the wrong sign; with ReLU+tanh they never do.",
+    (1, 4),
+    _sign_cells,
+    _sign_draw,
+)
+def signs(records: Sequence[Record]) -> Finding:
     """A wrong sign with ReLU is observed or constructed, and none is observed with ReLU+tanh.
 
     That is the core. The rest: with ReLU it is observed, and the identity behind it (what the two
@@ -273,32 +302,22 @@ def _sign_judge(records: Sequence[Record]) -> Finding:
     )
 
 
-def _sign_draw(records: Sequence[Record]) -> Figure:
-    figure, (left, right) = sheet("Half of the samples flipped, ±u added", "Flips among recovered")
-    flips, attacks = Table.of(records, Flips), Table.of(records, Attack)
-    paired = {str(name): y for name, y in flips.curve("paired", "activation", max).items()}
-    bars(left, paired, "share of the weights unexplained", least=1e-16)
-    heights = {
-        f"{name}\n{method}": sum(
-            attacks.where(activation=name, method=method).present("recovered_flips")
-        )
-        for name in (RELU, TANH)
-        for method in attacks.values("method")
-    }
-    bars(right, heights, "samples")
-    return figure
-
-
-# Tiny-ImageNet.
-
-
 def _tiny_cells(scale: Scale) -> list[Cell]:
     size, keep, drawn = (8, 10, seeds(2)) if scale == "small" else (None, 5, range(1))
     axes = {"data": "tiny_imagenet", "size": size, "samples": 20, "ratio": 10.0, "keep": keep}
     return [*Grid(Attack, {**axes, "seed": drawn})]
 
 
-def _tiny_judge(records: Sequence[Record]) -> Finding:
+@claim(
+    "tiny-imagenet",
+    f"{LAW}, Tiny-ImageNet",
+    "From p = 10dn random features 20 images of Tiny-ImageNet come back.",
+    (1, 10),
+    _tiny_cells,
+    lambda records: pictures(_shown(records)),
+)
+def tiny_imagenet(records: Sequence[Record]) -> Finding:
+    """Most images are recovered, and the published error is about 0."""
     attacks = Table.of(records, Attack).whole("inputs")
     share, error = (attacks.curve(name).get(10.0) for name in ("recovered", "published_error"))
     if share is None or error is None:
@@ -308,9 +327,6 @@ def _tiny_judge(records: Sequence[Record]) -> Finding:
         f"recovered at p = 10dn, published error {error:.1g}",
         judged(share >= 0.5, share >= ABOVE, error <= SMALL),
     )
-
-
-# A wrong number of samples.
 
 
 def _count_cells(scale: Scale) -> list[Cell]:
@@ -330,7 +346,36 @@ _residuals = partial(Table.curve, value="residual", by="told", of=statistics.med
 """The middle one over seeds, by the number told; the upper of two in the middle."""
 
 
-def _count_judge(records: Sequence[Record]) -> Finding:
+def _count_draw(records: Sequence[Record]) -> Figure | None:
+    attacks = Table.of(records, Attack)
+    if not attacks:
+        return None
+    ours, n = attacks.where(method=OURS), attacks[0]["samples"]
+    residuals = {
+        "exhume": _residuals(ours),
+        "published momentum": _residuals(attacks.where(method=MOMENTUM)),
+    }
+    shares = {
+        "samples that have a candidate": ours.curve("recall", "told"),
+        "candidates that are a sample": ours.curve("precision", "told"),
+    }
+    return sheet(
+        lines("The elbow", residuals, "candidates told", "relative residual", "y", mark=n),
+        lines("What comes back", shares, "candidates told", "share", "", mark=n),
+    )
+
+
+@claim(
+    "sample-count",
+    f"{LAW}, n unknown",
+    "With fewer candidates than samples, samples are merged and a residual is left; with more, all "
+    "samples come back with duplicates beside them.",
+    (1, 4),
+    _count_cells,
+    _count_draw,
+)
+def sample_count(records: Sequence[Record]) -> Finding:
+    """The residual has an elbow at n; samples are merged below it, and duplicated above."""
     attacks = Table.of(records, Attack)
     ours, published = attacks.where(method=OURS), attacks.where(method=MOMENTUM)
     if not ours or not published:
@@ -357,84 +402,3 @@ def _count_judge(records: Sequence[Record]) -> Finding:
         f"All {most} candidates would be samples if those too many were duplicates; "
         f"{percent(n / most)} if they were none.",
     )
-
-
-def _count_draw(records: Sequence[Record]) -> Figure | None:
-    attacks = Table.of(records, Attack)
-    if not attacks:
-        return None
-    figure, (left, right) = sheet("The elbow", "What comes back")
-    ours, n = attacks.where(method=OURS), attacks[0]["samples"]
-    residuals = {
-        "exhume": _residuals(ours),
-        "published momentum": _residuals(attacks.where(method=MOMENTUM)),
-    }
-    lines(left, residuals, "candidates told", "relative residual", "y", mark=n)
-    shares = {
-        "samples that have a candidate": ours.curve("recall", "told"),
-        "candidates that are a sample": ours.curve("precision", "told"),
-    }
-    lines(right, shares, "candidates told", "share", "", mark=n)
-    return figure
-
-
-LAW_CLAIMS = (
-    Claim(
-        "sphere-thresholds",
-        f"{LAW}, synthetic data",
-        "Labels fit from p = n on, and the samples come back from about p = dn on, whatever d and "
-        "n are.",
-        _sphere_cells,
-        _sphere_judge,
-        phases,
-        (1, 3),
-    ),
-    Claim(
-        "cifar10-thresholds",
-        f"{LAW}, CIFAR-10, random features, n = 100",
-        "The training loss is about 0 from p = n on; the reconstruction error is about 1.0 at "
-        "p = n, 0.5 at p = dn and 0 at p = 10dn.",
-        _cifar_cells,
-        _cifar_judge,
-        _cifar_draw,
-        (1, 5),
-    ),
-    Claim(
-        "span-residual",
-        f"{LAW}, span residual and Theorem 1",
-        "The features of the samples come to lie in the span of the recovered ones as p passes dn.",
-        _span_cells,
-        _span_judge,
-        _span_draw,
-        (1, 2),
-    ),
-    Claim(
-        "signs",
-        f"{LAW}, remark on signs",
-        "With ReLU, whose odd Hermite coefficients from order 3 on are zero, recovered samples may "
-        "have the wrong sign; with ReLU+tanh they never do.",
-        _sign_cells,
-        _sign_judge,
-        _sign_draw,
-        (1, 4),
-    ),
-    Claim(
-        "tiny-imagenet",
-        f"{LAW}, Tiny-ImageNet",
-        "From p = 10dn random features 20 images of Tiny-ImageNet come back.",
-        _tiny_cells,
-        _tiny_judge,
-        lambda records: pictures(_shown(records)),
-        (1, 10),
-    ),
-    Claim(
-        "sample-count",
-        f"{LAW}, n unknown",
-        "With fewer candidates than samples, samples are merged and a residual is left; with more, "
-        "all samples come back with duplicates beside them.",
-        _count_cells,
-        _count_judge,
-        _count_draw,
-        (1, 4),
-    ),
-)

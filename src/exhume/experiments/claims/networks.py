@@ -40,18 +40,12 @@ def threshold(records: Sequence[Record]) -> Finding:
     floor, left = (attacks.curve(name).get(top) for name in ("floor", "residual"))
     reached = left is not None and floor is not None and left <= LOST * floor
     lost = found.start is None and not reached
-    notes = []
+    notes = _counted(Table.of(records, Determined))
     if floor is not None:
-        notes.append(
-            f"The samples themselves leave {floor:.0e} of the weights at the top: features moved."
-        )
-    notes += _counted(Table.of(records, Determined))
+        notes.append(f"The samples themselves leave {floor:.0e} of the weights at the top.")
     if lost:
         ended = "diverged" if left is None else f"ended at {left:.0e}"
-        notes.append(
-            f"The attack {ended} there: it did not find what explains the weights as well as the "
-            "samples do, so that it says nothing on the threshold."
-        )
+        notes.append(f"The attack {ended} there, which says nothing on the threshold.")
     return Finding(
         f"of the samples {found.sentence('dn')} (p_L = {top:g} dn)",
         "not decided" if lost else judged(*found.checks),
@@ -67,8 +61,7 @@ def _counted(found: Table) -> list[str]:
     if first is None:
         return []
     below = ", ".join(f"{percent(shares[r])} at {r:g}" for r in shares if r < first)
-    where = f"p_L = {first:g} dn on" + (f" ({below})" if below else "")
-    return [f"To first order the equations determine all unknowns from {where}."]
+    return [f"The equations determine all unknowns from p_L = {first:g} dn on ({below or 'all'})."]
 
 
 def _claim(
@@ -91,50 +84,48 @@ def _claim(
         name,
         f"{LAW}, {what}",
         f"The samples of {what} come back from their last layer from about p_L = dn on.",
-        cells,
-        threshold,
-        phases,
         minutes,
+        cells,
+        phases,
+        threshold,
     )
 
 
 TWO, RESNET, VIT = ({"architecture": name, "lazy": 30.0} for name in ("two_layer", "resnet", "vit"))
 
-NETWORK_CLAIMS = (
-    _claim(
-        "two-layer",
-        "two-layer networks",
-        (1, 10),
-        {**DIGITS, **TWO, "samples": 6, "products": 5000, "seed": seeds(3)},
-        {**CIFAR10, **TWO, "samples": 20, "until": 1e-7},
-    ),
-    _claim(
-        "residual-net",
-        "residual networks",
-        (1, 15),
-        {**DIGITS, **RESNET, **FEW, "samples": 2, "products": 1500, "seed": seeds(2)},
-        {**CIFAR10, **RESNET, "samples": 4, "until": 1e-7, "products": 5000},
-    ),
-    _claim(
-        "transformer",
-        "vision transformers",
-        (1, 15),
-        {**DIGITS, **VIT, **FEW, "samples": 2, "products": 400, "seed": seeds(1)},
-        {**DIGITS, **VIT, "samples": 4, "until": 1e-7, "products": 20_000, "dtype": "float32"},
-        counted=(0.5, 0.75, 1.0, 1.5, 2.0),
-    ),
-    _claim(
-        "logistic",
-        "two-layer networks trained on the logistic loss",
-        (1, 10),
-        {**DIGITS, **TWO, "loss": "logistic", "samples": 6, "products": 8000, "seed": seeds(3)},
-        {**CIFAR10, **TWO, "loss": "logistic", "size": 16, "samples": 20},
-    ),
-    _claim(
-        "cross-entropy",
-        "two-layer networks trained on the cross-entropy of ten classes",
-        (2, 10),
-        {**DIGITS, **TWO, **CLASSES, "samples": 10, "products": 8000, "seed": seeds(3)},
-        {**CIFAR10, **TWO, **CLASSES, "samples": 100},
-    ),
+two_layer = _claim(
+    "two-layer",
+    "two-layer networks",
+    (1, 10),
+    {**DIGITS, **TWO, "samples": 6, "products": 5000, "seed": seeds(3)},
+    {**CIFAR10, **TWO, "samples": 20, "until": 1e-7},
+)
+residual_net = _claim(
+    "residual-net",
+    "residual networks",
+    (1, 15),
+    {**DIGITS, **RESNET, **FEW, "samples": 2, "products": 1500, "seed": seeds(2)},
+    {**CIFAR10, **RESNET, "samples": 4, "until": 1e-7, "products": 5000},
+)
+transformer = _claim(
+    "transformer",
+    "vision transformers",
+    (1, 15),
+    {**DIGITS, **VIT, **FEW, "samples": 2, "products": 400, "seed": seeds(1)},
+    {**DIGITS, **VIT, "samples": 4, "until": 1e-7, "products": 20_000, "dtype": "float32"},
+    counted=(0.5, 0.75, 1.0, 1.5, 2.0),
+)
+logistic = _claim(
+    "logistic",
+    "two-layer networks trained on the logistic loss",
+    (1, 10),
+    {**DIGITS, **TWO, "loss": "logistic", "samples": 6, "products": 8000, "seed": seeds(3)},
+    {**CIFAR10, **TWO, "loss": "logistic", "size": 16, "samples": 20},
+)
+cross_entropy = _claim(
+    "cross-entropy",
+    "two-layer networks trained on the cross-entropy of ten classes",
+    (2, 10),
+    {**DIGITS, **TWO, **CLASSES, "samples": 10, "products": 8000, "seed": seeds(3)},
+    {**CIFAR10, **TWO, **CLASSES, "samples": 100},
 )
