@@ -133,13 +133,8 @@ def mlp(
 ) -> nn.Sequential:
     """Return the module of f(x) = W_L σ(… σ(W₂ σ(W₁ x))).
 
-    Args:
-        shape: of one sample.
-        widths: of the hidden layers, first to last.
-        outputs: numbers in one output.
-        activation: σ.
-        bias: whether the layers have one, or "first": the first layer alone, so that a network of
-            ReLU is homogeneous in its weights.
+    All layers have a bias, or none, or the "first" one alone, so that a network of ReLU is
+    homogeneous in its weights.
     """
     if not isinstance(bias, bool) and bias != "first":
         raise InputError(f"bias: expected true, false or first, got {bias!r}.")
@@ -159,15 +154,9 @@ def resnet(
 ) -> nn.Sequential:
     """Return the residual network of Iurada 2025: one large convolution, blocks, a linear head.
 
-    It has no norms and no biases. The head sees the whole last map, flattened.
-
-    Args:
-        shape: of one image, (H, W) or (C, H, W).
-        width: channels of the maps.
-        outputs: numbers in one output.
-        blocks: how many residual blocks.
-        kernel: side of the first convolution, with padding 1. Unless given, what makes the maps
-            7×7: four less than the image, so the published 28 for images of 32×32.
+    It has no norms and no biases. The head sees the whole last map, flattened. The first
+    convolution has padding 1 and, unless `kernel` gives its side, what makes the maps 7×7: four
+    less than the image, so the published 28 for images of 32×32.
     """
     image, channel = _image(shape)
     _, height, breadth = image
@@ -199,13 +188,7 @@ def vit(
 ) -> nn.Sequential:
     """Return a small vision transformer: patches, blocks, a norm, the mean, a head; no dropout.
 
-    Args:
-        shape: of one image, (H, W) or (C, H, W).
-        patch: side of a patch; must divide both sides of the image.
-        dim: numbers in a token.
-        depth: how many blocks.
-        heads: of the attention; must divide `dim`.
-        outputs: numbers in one output.
+    The side of a patch must divide both sides of the image, and `heads` the `dim` of a token.
     """
     (channels, height, breadth), channel = _image(shape)
     for word, value in (("patch", patch), ("dim", dim), ("heads", heads)):
@@ -261,10 +244,6 @@ ARCHITECTURES: dict[str, Callable[..., nn.Module]] = {
 
 def build(name: str, arguments: Mapping[str, Any]) -> nn.Module:
     """Return the network that a card describes, its weights not yet those of any seed.
-
-    Args:
-        name: one of `ARCHITECTURES`.
-        arguments: of that function, as JSON holds them.
 
     Example:
         >>> build("mlp", {"shape": [4], "widths": [3, 2]})[-1]

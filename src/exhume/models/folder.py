@@ -244,13 +244,13 @@ def read_model(
         return model.problem(parameters or "last", point or POINT, chosen)
     if parameters not in (None, "last") or point is not None:
         raise InputError(
-            f"{folder}: is a random-features model: only its last layer was trained, and its "
-            "features did not move; leave out the parameters and the point."
+            f"{folder}: is a random-features model, of which only the last layer was trained; "
+            "leave out the parameters and the point."
         )
     if chosen is not Premise.CHANGE:
         raise InputError(
-            f"premise {chosen.value}: is for networks trained as a whole, but {folder} is a "
-            "random-features model, whose last layer is a combination by itself; leave it out."
+            f"premise {chosen.value}: is for networks trained as a whole, and {folder} is a "
+            "random-features model; leave it out."
         )
     return _read_random_features(folder, card)
 

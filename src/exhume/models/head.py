@@ -39,8 +39,8 @@ def find_head(module: nn.Module, x: Tensor, size: int, head: str | None) -> str:
         )
     if not calls:
         raise InputError(
-            f"head: forward calls none of the linear layers ({listed(linear.values())}), so the "
-            "last one cannot be found; call it as a module and return its output."
+            f"head: forward calls none of the linear layers ({listed(linear.values())}); call the "
+            "last one as a module and return its output."
         )
     if head is None:
         head = _last(calls, outputs)
@@ -49,8 +49,8 @@ def find_head(module: nn.Module, x: Tensor, size: int, head: str | None) -> str:
         shapes = [shape for name, shape, _ in again if name == head]
         if len(shapes) > 1:
             raise InputError(
-                f"head: {head} runs {len(shapes)} times in one forward; its weights then hold the "
-                "samples through several features. Use a layer of its own for the last one."
+                f"head: {head} runs {len(shapes)} times in one forward; the last layer must be one "
+                "of its own."
             )
         _refuse_tokens(head, shapes[0], len(inputs))
     prefix = f"{head}." if head else ""
@@ -58,8 +58,8 @@ def find_head(module: nn.Module, x: Tensor, size: int, head: str | None) -> str:
     for name, parameter in module.named_parameters(remove_duplicate=False):
         if (of_head := own.get(id(parameter), name)) != name:
             raise InputError(
-                f"head: the {of_head.removeprefix(prefix)} of {head} is shared with {name}, so "
-                "that it holds the samples through several features. Give the head its own weights."
+                f"head: the {of_head.removeprefix(prefix)} of {head} is shared with {name}; the "
+                "last layer must have weights of its own."
             )
     return head
 
@@ -96,21 +96,20 @@ def _last(calls: list[Call], outputs: Tensor) -> str:
         for link, function in LINKS.items():
             if distance(function(found), outputs) < 1e-5:
                 raise InputError(
-                    f"model: ends in {link}; return the logits, the output of {name} (drop the "
-                    f"final {link}), or name the layer with head={name!r}."
+                    f"model: ends in {link}; return the logits, the output of {name}, or name the "
+                    f"layer with head={name!r}."
                 )
     name, shape, _ = calls[-1]
     _refuse_tokens(name, shape, len(outputs))
     raise InputError(
-        f"model: its output is not that of a linear layer: something follows {name}, the last "
-        f"one; return the output of that layer, or name one with head={name!r}."
+        f"model: something follows {name}, its last linear layer; return the output of that "
+        f"layer, or name one with head={name!r}."
     )
 
 
 def _refuse_tokens(head: str, shape: tuple[int, ...], n: int) -> None:
     if len(shape) != 2 or shape[0] != n:
         raise InputError(
-            f"head: in a batch of {n}, {head or 'the model'} is applied to a tensor of shape "
-            f"{shape}; expected ({n}, h), one row for each input. A head on several positions or "
-            "tokens cannot be attacked: pool before it, or name another with head=."
+            f"head: {head or 'the model'} is applied to a tensor of shape {shape}; expected "
+            f"({n}, h), one row for each input: pool before it, or name another with head=."
         )

@@ -177,8 +177,7 @@ def _prepared(source: Source, check: bool) -> tuple[Prepared, Saved]:
     outputs = prepared.network.outputs
     if card.classes not in (None, outputs) and (card.classes, outputs) != (2, 1):
         raise InputError(
-            f"card: says {card.classes} classes, but the model has {outputs} outputs; mend the "
-            "card, or name the factory, and its arguments, of the model that was trained."
+            f"card: says {card.classes} classes, but the model has {outputs} outputs; mend either."
         )
     return prepared, trained.fitted(prepared.network.module)
 
@@ -241,8 +240,7 @@ def _change(
     point = point or ("final" if lacking or frozen else POINT)
     if source.zero_head and (parameters, point) != ("last", "final"):
         raise InputError(
-            f"{ZERO_HEAD}: says that only the last layer was trained, and features did not move; "
-            "leave out the parameters and the point."
+            f"{ZERO_HEAD}: only the last layer was trained; leave out the parameters and the point."
         )
     if absent := [n for n in needed(network, after.tensors, parameters, point) if n in missing]:
         raise InputError(

@@ -89,13 +89,11 @@ def prepare(
     """
     if not shape or not all(isinstance(size, int) and size > 0 for size in shape):
         raise InputError(
-            f"shape: expected the positive sizes of one input, without the batch, such as "
-            f"(3, 32, 32), got {shape}."
+            f"shape: expected the positive sizes of one input, such as (3, 32, 32), got {shape}."
         )
     if math.prod(shape) > LARGEST:
         raise InputError(
-            f"shape: one input of {shape} has {math.prod(shape):,} entries; at most {LARGEST:,} "
-            "can be looked for."
+            f"shape: one input of {shape} has too many entries; at most {LARGEST:,} can be found."
         )
     model, changes = _unwrapped(model)
     _refuse(model)
@@ -146,8 +144,7 @@ def _without_statistics(*kinds: type) -> Callable[[nn.Module], bool]:
 REFUSED_PARAMETERS: tuple[tuple[Callable[[nn.Parameter], bool], str], ...] = (
     (
         is_lazy,
-        "is not initialised yet (a lazy module); run the model once on a batch of inputs, or load "
-        "its weights, and hand it in then.",
+        "is not initialised yet (a lazy module); run the model once, or load its weights, first.",
     ),
     (lambda p: p.is_meta, "is on the meta device; load the weights first."),
     (
@@ -160,8 +157,7 @@ REFUSED_PARAMETERS: tuple[tuple[Callable[[nn.Parameter], bool], str], ...] = (
 REFUSED_PARTS: Table = (
     (
         _of(torch.jit.ScriptModule),
-        "is TorchScript, which torch.func cannot differentiate; hand in the Python module and load "
-        "the weights into it.",
+        "is TorchScript, which torch.func cannot differentiate; hand in the Python module.",
     ),
     (is_parametrized, COMPUTED + "parametrize.remove_parametrizations."),
     (_hooked(WeightNorm), COMPUTED + "remove_weight_norm."),
@@ -195,8 +191,8 @@ def _refuse(model: nn.Module) -> None:
                 raise InputError(f"model: {name} {sentence}")
     if not any(isinstance(part, nn.Linear) for part in model.modules()):
         raise InputError(
-            "model: has no nn.Linear, so there is no last linear layer to attack; write its last "
-            "layer as an nn.Linear (a 1×1 convolution of pooled features is one)."
+            "model: has no nn.Linear; write its last layer as one (a 1×1 convolution of pooled "
+            "features is one)."
         )
 
 
@@ -213,8 +209,7 @@ def _inner(module: nn.Module) -> nn.Module | None:
 def _unwrapped(model: nn.Module) -> tuple[nn.Module, list[str]]:
     if not isinstance(model, nn.Module):
         raise InputError(
-            f"model: expected a torch.nn.Module, got {type(model).__name__}; build the module "
-            "first and load its weights into it."
+            f"model: expected a torch.nn.Module, got {type(model).__name__}; build it first."
         )
     changes = []
     while (inner := _inner(model)) is not None:
@@ -232,8 +227,7 @@ def _copied(model: nn.Module) -> tuple[nn.Module, torch.dtype, list[str]]:
         copy = deepcopy(model)
     except Exception as error:
         raise InputError(
-            f"model: cannot be copied ({quoted(error)}); keep computed tensors out of its "
-            "attributes."
+            f"model: cannot be copied ({quoted(error)}); keep computed tensors out of attributes."
         ) from error
     changes, inside = [], []
     for parent in list(copy.modules()):

@@ -58,21 +58,19 @@ def outputs_of(module: nn.Module, x: Tensor) -> Tensor:
     n = len(x)
     if not isinstance(outputs, Tensor):
         raise InputError(
-            f"model: returns a {type(outputs).__name__} and not a tensor; wrap it in a module "
-            "whose forward returns the logits alone."
+            f"model: returns a {type(outputs).__name__} and not a tensor; return the logits alone."
         )
     given = tuple(outputs.shape)
     squeezed = n == 1 and given == ()
     if not squeezed and (outputs.ndim not in (1, 2) or given[0] != n or outputs.numel() == 0):
         raise InputError(
             f"model: a batch of {n} with inputs of shape {tuple(x.shape[1:])} gives outputs of "
-            f"shape {given}; expected ({n}, c), or ({n},) for a single output. Wrap it in a module "
-            "whose forward returns one row for each input, also in a batch of one."
+            f"shape {given}; expected one row for each input, ({n}, c) or ({n},)."
         )
     if not outputs.isfinite().all():
         raise InputError(
-            "model: outputs of random inputs of norm √d hold NaN or infinite entries, though its "
-            "parameters are finite; look for an overflow or a division by zero in forward."
+            "model: outputs of random inputs of norm √d hold NaN or infinite entries; look for an "
+            "overflow or a division by zero in forward."
         )
     return outputs.clone()
 
@@ -86,16 +84,13 @@ def _why_forward_fails(module: nn.Module, x: Tensor, error: Exception) -> str:
         return True
 
     if runs(torch.zeros_like(x, dtype=torch.int64)):
-        return (
-            "takes integer tokens, but the attack moves its candidates continuously; wrap it in a "
-            "module whose forward takes what the embedding returns."
-        )
+        return "takes integer tokens, but candidates move continuously; let it take embeddings."
     if x.dtype == torch.float64:
         module.float()
         if runs(x.float()):
             return (
-                f"runs in float32 but not in float64 ({quoted(error)}), in which derivatives are "
-                "checked; make fixed tensors buffers, and let forward follow its input's dtype."
+                f"runs in float32 but not in float64 ({quoted(error)}), in which it is checked; "
+                "make fixed tensors buffers, and let forward follow its input's dtype."
             )
     return (
         f"forward fails for a batch of {len(x)} with inputs of shape {tuple(x.shape[1:])} "
@@ -111,27 +106,25 @@ def check_forward(
     again = module(given)
     if not torch.equal(given, x):
         raise InputError(
-            "model: forward overwrites its input, which would move the candidates; write "
-            "x = x - mean and not x -= mean."
+            "model: forward overwrites its input; write x = x - mean and not x -= mean."
         )
     if distance(again, after) > tolerance:
         raise InputError(
-            "model: two calls with the same inputs differ, so forward is random also in eval "
-            "mode, such as by F.dropout without training=self.training; make it deterministic."
+            "model: two calls with the same inputs differ; make forward deterministic in eval mode "
+            "(F.dropout has training=self.training)."
         )
     for i in range(2):
         alone = outputs_of(module, x[i : i + 1])
         if distance(alone.reshape(-1), after[i].reshape(-1), after) > tolerance:
             raise InputError(
-                "model: the outputs of an input depend on the other inputs of its batch, but each "
-                "sample needs features of its own. Look for statistics over the batch, or for the "
-                "batch in another dimension than the first (batch_first=False)."
+                "model: the outputs of an input depend on the other inputs of its batch; look for "
+                "statistics over the batch, and for batch_first=False."
             )
     off = distance(before, after)
     if off > tolerance:
         raise InputError(
-            f"model: what was changed in the copy changed its outputs by {off:.1e} of their size; "
-            "if hooks take part in computing them, write what they do in forward."
+            f"model: its mended copy has other outputs, by {off:.1e} of their size; if hooks take "
+            "part in computing them, write what they do in forward."
         )
 
 
@@ -223,15 +216,14 @@ def _errors(
         (pulled,) = vjp(by_func, x)[1](pushed)
     except Exception as error:
         raise InputError(
-            f"model: torch.func cannot differentiate it ({quoted(error)}); rewrite that operation "
-            "with elementary ones. Recurrent layers, in-place operations on slices and custom "
-            "autograd functions without a jvp are usual causes."
+            f"model: torch.func cannot differentiate it ({quoted(error)}). Recurrent layers, "
+            "in-place operations on slices and custom autograd functions are usual causes."
         ) from error
     rows, activations = ((a - b) / (2 * step) for a, b in zip(ahead, behind, strict=True))
     if not pushed[1].any() and not activations.any():
         raise InputError(
-            "model: the activations before its head do not change with the input, for random "
-            "inputs of norm √d: its units are all dead, or forward rounds its input."
+            "model: the activations before its head do not change with random inputs of norm √d: "
+            "its units are all dead, or forward rounds its input."
         )
     forward = sum(part.square().sum() for part in pushed)  # ‖J·D‖² = ⟨D, JᵀJ·D⟩ of one Jacobian
     off = (((pulled * direction).sum() - forward).abs() / forward).item()
@@ -259,7 +251,6 @@ def _refuse_wrong(module: nn.Module, names: list[str], errors: Tensor) -> None:
     if suspects := [words[i] for i in order if errors[i] > TOLERANCE]:
         raise InputError(
             f"model: derivatives are off by {errors.max().item():.1e} of their size from finite "
-            f"differences, for {listed(suspects)}. Suspects are these layers and those that "
-            "follow: F.instance_norm (use nn.GroupNorm), custom autograd functions, detach, "
-            "no_grad, rounding and casts to float32 in forward."
+            f"differences, for {listed(suspects)}. Suspects are these layers and those after: "
+            "F.instance_norm, custom autograd functions, detach, no_grad and casts in forward."
         )

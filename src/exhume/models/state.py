@@ -91,10 +91,7 @@ def read_state(path: Path) -> StateDict:
     for name, tensor in state.items():
         dense = tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested
         if not dense or tensor.device.type != "cpu":
-            raise InputError(
-                f"{path}: tensor {name!r} is quantised, sparse, nested or without values; save "
-                "it as an ordinary dense tensor."
-            )
+            raise InputError(f"{path}: tensor {name!r} is quantised, sparse or without values.")
     return {name: tensor.detach() for name, tensor in state.items()}
 
 
@@ -134,14 +131,12 @@ def _load(path: Path) -> Any:
         foreign = re.search(r"GLOBAL (\S+)", str(error))
         if isinstance(error, pickle.UnpicklingError) and foreign:
             raise InputError(
-                f"{path}: holds more than tensors ({foreign[1]}), and reading that could run "
-                f"code; {INSTEAD}."
+                f"{path}: holds more than tensors ({foreign[1]}), which could run code; {INSTEAD}."
             ) from error
         known = isinstance(error, OSError | RuntimeError | zipfile.BadZipFile)
         reason = f" ({str(error).splitlines()[0][:120]})" if known and str(error) else ""
         raise InputError(
-            f"{path}: cannot be read as what torch.save writes{reason}; it may be truncated, copy "
-            f"it again, or {INSTEAD}."
+            f"{path}: cannot be read as what torch.save writes{reason}; copy it, or {INSTEAD}."
         ) from error
 
 
@@ -155,10 +150,7 @@ def _is_archive(path: Path) -> bool:
     if any(entry.filename.endswith("/constants.pkl") for entry in entries):
         raise InputError(f"{path}: is a TorchScript archive, which holds code; {INSTEAD}.")
     if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
-        raise InputError(
-            f"{path}: holds compressed entries, which torch.save does not write, and which can "
-            f"fill the memory; {INSTEAD}."
-        )
+        raise InputError(f"{path}: holds compressed entries, which can fill the memory; {INSTEAD}.")
     return True
 
 
@@ -174,8 +166,7 @@ def _unwrapped(content: Any, path: Path) -> StateDict:
     for name, value in content.items():
         if not isinstance(name, str) or not isinstance(value, Tensor):
             raise InputError(
-                f"{path}: entry {name!r} is a {type(value).__name__}, expected a tensor, or the "
-                f"state dict under one of {', '.join(WRAPPERS)}; {INSTEAD}."
+                f"{path}: entry {name!r} is a {type(value).__name__}, expected a tensor; {INSTEAD}."
             )
     return dict(content)
 
@@ -258,15 +249,13 @@ def _usable(tensor: Tensor, own: Tensor, name: str, source: str) -> Tensor:
     floats = tensor.is_floating_point()
     if floats != own.is_floating_point() or tensor.is_complex() != own.is_complex():
         raise InputError(
-            f"{source}: tensor {name!r} is {tensor.dtype}, but the factory's model holds "
-            f"{own.dtype}; save the weights as floats, not quantised."
+            f"{source}: tensor {name!r} is {tensor.dtype}, but the factory's model has {own.dtype}."
         )
     if floats and tensor.dtype != torch.float64:
         tensor = tensor.float()
     if not tensor.isfinite().all():
         raise InputError(
-            f"{source}: tensor {name!r} holds NaN or infinite entries; the weights are damaged, "
-            "or the training diverged: use an earlier checkpoint."
+            f"{source}: tensor {name!r} holds NaN or infinite entries; use an earlier checkpoint."
         )
     return tensor
 
@@ -286,12 +275,8 @@ def check_pair(
         first, second = (tuple(state[other[0]].shape) for state in (initial, trained))
         different = f"tensor {other[0]!r} has shape {first} in the first and {second} in the second"
     if different is not None:
-        raise InputError(
-            f"{before} and {after}: are not of one model; {different}. Expected two checkpoints of "
-            "one training."
-        )
+        raise InputError(f"{before} and {after}: are not of one model; {different}.")
     if all(bool((w == trained[name]).all()) for name, w in initial.items()):
         raise InputError(
-            f"{before} and {after}: nothing was trained: the two files hold the same weights. "
-            "Expected the weights before training and after."
+            f"{before} and {after}: nothing was trained: the two files hold the same weights."
         )
