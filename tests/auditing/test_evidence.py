@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from exhume.auditing import evidence
 from exhume.auditing.evidence import verdict
@@ -17,140 +16,128 @@ from problems import case, gaussian
 from runs import result_of
 
 PROBLEM = case(10, 2, 3.0).problem  # 60 equations, 10 unknowns a candidate
+CHANGE, MARGIN, DECAY = Premise
+FEW, CHANCE, AGAIN = "Nothing can be claimed", "not met by chance", "found them again at the same"
+MAYBE, WEAK, MORE = "Some candidates may be", "weak evidence", "4 candidates explained"
+KINDS = {FEW, CHANCE, AGAIN, MAYBE, WEAK, MORE}
 
 
-def found(
-    count: int,
-    outcome: Outcome = Outcome.CONVERGED,
-    residual: float = 2.5e-3,
-    rank: int | None = None,
-    coefficients: Tensor | None = None,
-) -> Reconstruction:
+def found(count: int, **changes: Any) -> Reconstruction:
     """What an attack might have found."""
-    rows = torch.ones(count, 1, dtype=torch.float64) if coefficients is None else coefficients
-    return Reconstruction(
-        gaussian(count, 10), rows, residual, outcome, "exhume", 0, 1, 1, 1.0, rank=rank
+    rows = torch.ones(count, 1, dtype=torch.float64)
+    stalled = Reconstruction(
+        gaussian(count, 10), rows, 2.5e-3, Outcome.STALLED, "exhume", 0, 1, 1, 1.0
     )
+    return replace(stalled, **changes)
 
 
-def claimed(premise: Premise = Premise.CHANGE, *given: Any, **options: Any) -> str:
-    """The claims in one string."""
-    return " ".join(evidence.claims(replace(PROBLEM, premise=premise), found(*given, **options)))
+@pytest.mark.parametrize(
+    ("premise", "count", "changes", "kinds", "words"),
+    [
+        (CHANGE, 2, {"outcome": Outcome.CONVERGED, "residual": 2.5e-13}, {CHANCE}, "2.5e-13"),
+        # half-precision weights are met to rounding long before they are met by the samples alone
+        (CHANGE, 2, {"outcome": Outcome.CONVERGED, "residual": 1e-4}, {MAYBE}, "1.0e-04"),
+        (CHANGE, 2, {"outcome": Outcome.SETTLED, "explained": 4}, {AGAIN}, "no proof"),
+        (CHANGE, 2, {"explained": 4}, {MAYBE, MORE}, "3.00 equations"),
+        *((CHANGE, 2, {"outcome": x}, {MAYBE}, "2.5e-03") for x in list(Outcome)[2:]),
+        *((MARGIN, 2, {"outcome": x}, {WEAK}, "no candidate can be called") for x in Outcome),
+        (DECAY, 2, {"residual": 2.5e-13}, {WEAK}, "3.00 equations"),
+        *((x, 6, {"outcome": Outcome.CONVERGED}, {FEW}, "1.00 equations") for x in Premise),
+        (CHANGE, 6, {"rank": 9}, {FEW}, "1.11 equations"),
+        (CHANGE, 6, {"rank": 4}, {MAYBE}, "of dimension 10 in a subspace of dimension 4"),
+    ],
+)
+def test_claims(premise: Premise, count: int, changes: Any, kinds: set[str], words: str) -> None:
+    problem = replace(PROBLEM, premise=premise)
+    claims = " ".join(evidence.claims(problem, found(count, **changes)))
+    assert {kind for kind in KINDS if kind in claims} == kinds and words in claims
+    assert "recovered" not in claims and ("residual" in claims) == (FEW not in kinds)
+    assert evidence.ratio(PROBLEM, 6, rank=4) == 2.5
 
 
-def limited(premise: Premise = Premise.CHANGE, drift: float = 0.0, **options: Any) -> str:
-    """The limits in one string."""
+MOVED, KINKS, UNKNOWN = "Features moved in training", "kinks of ReLU", "not known without the truth"
+
+
+@pytest.mark.parametrize(
+    ("premise", "drift", "rank", "said", "unsaid"),
+    [
+        (CHANGE, 0.0, None, [], [MOVED, KINKS, UNKNOWN, "directions"]),
+        (CHANGE, 0.0, 4, ["in the 4 directions"], [MOVED, KINKS]),
+        (CHANGE, 1e-2, None, [MOVED, UNKNOWN], [KINKS, "leave a trace"]),
+        (MARGIN, 1e-2, None, ["on the margin leave a trace", "label", KINKS, UNKNOWN], [MOVED]),
+        (DECAY, 1e-2, None, ["has a slope leave a trace", "either sign", KINKS], [MOVED, "margin"]),
+    ],
+)
+def test_limits(
+    premise: Premise, drift: float, rank: int | None, said: list[str], unsaid: list[str]
+) -> None:
     problem = replace(PROBLEM, premise=premise, drift=drift)
-    return " ".join(evidence.limits(problem, found(2, **options)))
-
-
-@pytest.mark.parametrize("outcome", list(Outcome))
-def test_each_outcome_is_given_its_own_words(outcome: Outcome) -> None:
-    residual = 2.5e-13 if outcome is Outcome.CONVERGED else 2.5e-3
-    claims = claimed(Premise.CHANGE, 2, outcome, residual)
-    assert "3.00 equations" in claims and f"{residual:.1e}" in claims and "recovered" not in claims
-    assert ("explain the weights" in claims) == (outcome is Outcome.CONVERGED)
-    assert ("found them again at the same residual" in claims) == (outcome is Outcome.SETTLED)
-    assert ("no proof" in claims) == (outcome is Outcome.SETTLED)
-    plain = outcome not in (Outcome.CONVERGED, Outcome.SETTLED)
-    assert ("Some candidates may be" in claims) == plain
-    for premise in Premise:  # too few equations prove nothing whatever the outcome
-        few = claimed(premise, 6, outcome)
-        assert few.endswith("Nothing can be claimed of any candidate.") and "residual" not in few
-    for premise in (Premise.MARGIN, Premise.DECAY):  # nor do trained weights alone
-        alone = claimed(premise, 2, outcome, 2.5e-13)
-        assert "3.00 equations" in alone and "2.5e-13" in alone
-        assert "weak evidence" in alone and "no candidate can be called" in alone
-        assert "by chance" not in alone and "found them again" not in alone
-
-
-def test_a_coarse_tolerance_is_no_claim() -> None:
-    """Half-precision weights are met to rounding long before they are met by the samples alone."""
-    claims = claimed(Premise.CHANGE, 2, Outcome.CONVERGED, 1e-4)
-    assert "not met by chance" not in claims and "Some candidates may be" in claims
-
-
-def test_more_that_explained_than_were_asked_for_are_told_of() -> None:
-    for outcome, said in ((Outcome.STALLED, True), (Outcome.SETTLED, False)):
-        more = replace(found(2, outcome), explained=4)
-        claims = " ".join(evidence.claims(PROBLEM, more))
-        assert ("4 candidates explained" in claims) == said
-
-
-def test_in_a_subspace_its_dimension_counts_the_unknowns() -> None:
-    assert (evidence.ratio(PROBLEM, 6), evidence.ratio(PROBLEM, 6, rank=4)) == (1.0, 2.5)
-    full, within, few = (claimed(Premise.CHANGE, 6, rank=rank) for rank in (None, 4, 9))
-    assert "Nothing can be claimed" in full and "subspace" not in full
-    assert "dimension 10 in a subspace of dimension 4" in within and "2.50 equations" in within
-    assert "Nothing can be claimed" not in within
-    assert "Nothing can be claimed" in few and "1.11 equations" in few
-    assert "4 directions" in limited(rank=4) and "directions" not in limited()
+    limits = " ".join(evidence.limits(problem, found(2, rank=rank)))
+    assert all(words in limits for words in said)
+    assert not any(words in limits for words in unsaid)
+    assert limits.endswith("does not show that the model is safe: a better one may succeed.")
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3])
 def test_the_smallest_coefficient_is_that_of_a_candidate(rows: int) -> None:
     """With k rows each, a candidate with one tiny row and one large one is not a small one."""
-    sizes = torch.tensor([3.0, 0.03, 0.3], dtype=torch.float64)
     blocks = torch.zeros(3, rows, 2, dtype=torch.float64)
-    blocks[:, -1, 1] = sizes
+    blocks[:, -1, 1] = torch.tensor([3.0, 0.03, 0.3])
     blocks[:, 0, 0] += 1e-9
     limits = evidence.limits(PROBLEM, found(3, coefficients=blocks.flatten(0, 1)))
     assert any("is 0.01 of the largest" in limit for limit in limits)
 
 
-def test_each_premise_has_limits_of_its_own() -> None:
-    change, margin, decay = (limited(premise, drift=1e-2) for premise in Premise)
-    assert "on the margin leave a trace" in margin and "label" in margin
-    assert "still has a slope leave a trace" in decay and "either sign" in decay
-    for limits in (margin, decay):
-        assert "kinks of ReLU" in limits and "Features moved in training" not in limits
-    assert "Features moved in training" in change and "kinks" not in change
-    assert "not known without the truth" in change
-    assert "not known without the truth" not in limited()  # nothing moved, there is no floor
-    for limits in (change, margin, decay, limited()):
-        assert limits.endswith("does not show that the model is safe: a better one may succeed.")
-
-
-# With the truth
-
 FLOORS = {"initial": 0.3, "final": 0.4, "midpoint": 5e-3, "both": 1e-5}
 
 
+NONE, TRACE = "None of 8 samples recovered. ", "The attack failed although the trace is there"
+TOO_FEW = "0.80 equations for each unknown are too few"
+
+
 @pytest.mark.parametrize(
-    ("residual", "floor", "recovered", "ratio", "words", "alone"),
+    ("residual", "floor", "recovered", "ratio", "words"),
     [
-        (1e-12, 1e-13, 8, 4.0, "All 8 samples recovered", False),
-        (None, 0.3, 8, 4.0, "All 8 samples recovered", False),
-        (1e-3, 1e-8, 0, 4.0, "None of 8 samples recovered. The attack failed although", False),
-        (1e-3, 1e-8, 5, 4.0, "5 of 8 samples recovered. The attack failed although", False),
-        (None, 1e-8, 0, 4.0, "ended at a residual of inf", False),
-        (1e-7, 1e-30, 0, 4.0, "The attack failed although", False),
-        (1e-3, 1e-2, 0, 4.0, "no such trace at this width or laziness", False),
-        (1e-3, math.nan, 0, 4.0, "no such trace at this width or laziness", False),
-        (1e-3, 9e-3, 0, 4.0, "fits below the floor with wrong candidates", False),
-        (1e-3, 1e-8, 0, 0.8, "0.80 equations for each unknown are too few", False),
-        (1e-2, 2e-2, 7, 4.0, "7 of 8 samples recovered. The attack fits below the floor", False),
-        (1e-3, 9e-3, 0, 0.8, "0.80 equations for each unknown are too few", False),
-        (1e-12, 1e-30, 2, 4.0, "fits as well as the samples do with wrong candidates", False),
-        (5e-4, 1e-4, 7, 4.0, "7 of 8 samples recovered. The attack fits nearly as well", False),
-        (5e-4, 1e-4, 7, 4.0, "the trace of what was missed is too small", False),
-        (1e-3, 0.07, 8, 4.0, "All 8 samples recovered", True),
-        (1e-7, 0.07, 0, 4.0, "explain the weights better than the samples do", True),
-        (0.1, 0.07, 3, 4.0, "3 of 8 samples recovered. Candidates that are not samples", True),
-        (0.1, 0.07, 3, 4.0, "about as well as the samples do", True),
-        (0.5, 0.01, 0, 4.0, "The attack failed although the trace is there", True),
-        (1e-3, 0.6, 0, 4.0, "The premise margin does not hold for this model", True),
-        (1e-3, math.nan, 0, 4.0, "The premise margin does not hold for this model", True),
-        (1e-3, 0.07, 0, 0.8, "0.80 equations for each unknown are too few", True),
+        (1e-12, 1e-13, 8, 4.0, "All 8 samples recovered"),
+        (None, 0.3, 8, 4.0, "All 8 samples recovered"),
+        (1e-3, 1e-8, 0, 4.0, NONE + TRACE),
+        (1e-3, 1e-8, 5, 4.0, f"5 of 8 samples recovered. {TRACE}"),
+        (None, 1e-8, 0, 4.0, "ended at a residual of inf"),
+        (1e-7, 1e-30, 0, 4.0, TRACE),
+        (1e-3, 1e-2, 0, 4.0, "no such trace at this width or laziness"),
+        (1e-3, math.nan, 0, 4.0, "no such trace at this width or laziness"),
+        (1e-3, 9e-3, 0, 4.0, "fits below the floor with wrong candidates"),
+        (1e-3, 1e-8, 0, 0.8, TOO_FEW),
+        (1e-3, 9e-3, 0, 0.8, TOO_FEW),
+        (1e-2, 2e-2, 7, 4.0, "7 of 8 samples recovered. The attack fits below the floor"),
+        (1e-12, 1e-30, 2, 4.0, "fits as well as the samples do with wrong candidates"),
+        (5e-4, 1e-4, 7, 4.0, "7 of 8 samples recovered. The attack fits nearly as well"),
+        (5e-4, 1e-4, 7, 4.0, "the trace of what was missed is too small"),
     ],
 )
 def test_a_verdict_tells_the_attack_from_the_model(
-    residual: float | None, floor: float, recovered: int, ratio: float, words: str, alone: bool
+    residual: float | None, floor: float, recovered: int, ratio: float, words: str
 ) -> None:
-    if not alone:
-        assert words in verdict(residual, floor, recovered, 8, ratio)
-        return
-    said = verdict(residual, floor, recovered, 8, ratio, {"final": 1e-9}, Premise.MARGIN)
+    assert words in verdict(residual, floor, recovered, 8, ratio)
+
+
+@pytest.mark.parametrize(
+    ("residual", "floor", "recovered", "ratio", "words"),
+    [
+        (1e-3, 0.07, 8, 4.0, "All 8 samples recovered"),
+        (1e-7, 0.07, 0, 4.0, "explain the weights better than the samples do"),
+        (0.1, 0.07, 3, 4.0, "3 of 8 samples recovered. Candidates that are not samples"),
+        (0.1, 0.07, 3, 4.0, "about as well as the samples do"),
+        (0.5, 0.01, 0, 4.0, TRACE),
+        (1e-3, 0.6, 0, 4.0, "The premise margin does not hold for this model"),
+        (1e-3, math.nan, 0, 4.0, "The premise margin does not hold for this model"),
+        (1e-3, 0.07, 0, 0.8, TOO_FEW),
+    ],
+)
+def test_a_verdict_on_trained_weights_alone(
+    residual: float, floor: float, recovered: int, ratio: float, words: str
+) -> None:
+    said = verdict(residual, floor, recovered, 8, ratio, {"final": 1e-9}, MARGIN)
     assert words in said and "laziness" not in said and "at the point" not in said
 
 
@@ -163,9 +150,6 @@ def test_where_a_verdict_turns_and_the_point_that_it_names() -> None:
     assert "'both' they leave 1.0e-05" in verdict(1e-3, 0.3, 0, 8, 4.0, FLOORS)
     assert "at the point" not in verdict(1e-3, 0.3, 0, 8, 4.0, {"initial": 0.3})
     assert "at the point" not in verdict(1e-3, 5e-3, 0, 8, 0.5, FLOORS)
-
-
-# For a reader
 
 
 def scored(recovered: float, exact: float, look_alikes: float = 0.0) -> dict[str, Any]:

@@ -75,47 +75,47 @@ def test_unknowns_are_counted_in_the_subspace_of_the_run(
     assert words in score_run(run)["verdict"]
 
 
-def test_where_the_optimiser_hides_the_span_the_score_says_so(tmp_path: Path) -> None:
+def test_a_hidden_span_and_features_that_did_not_move(tmp_path: Path) -> None:
     made = two_layer(datasets.sphere(16, 4), width=128, until=1e-4, optimizer="adam")
-    made.save(tmp_path / "model")
-    record = score_run(make_run(tmp_path / "run", tmp_path / "model", made.truth.inputs))
+    made.save(tmp_path / "adam")
+    record = score_run(make_run(tmp_path / "one", tmp_path / "adam", made.truth.inputs))
     assert "Adam" in record["subspace"] and set(record["floors"]) == set(POINTS)
-
-
-def test_a_score_of_random_features_has_one_floor(tmp_path: Path) -> None:
-    random_features(datasets.sphere(16, 4), 128).save(tmp_path / "model")
-    run = make_run(tmp_path / "run", tmp_path / "model", on_sphere(4, 16), residual=1e-3)
+    random_features(datasets.sphere(16, 4), 128).save(tmp_path / "random")
+    run = make_run(tmp_path / "two", tmp_path / "random", on_sphere(4, 16), residual=1e-3)
     record = score_run(run)
     assert record["residual_at_truth"] < 1e-12 and record["floors"] == {}
     assert "subspace" not in record and "although the trace is there" in record["verdict"]
 
 
-REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
-    "no finished audit": ({}, {"lacks": "result.json"}, "no finished audit"),
-    "a module in memory": ({"model": None}, {}, "--truth"),
-    "a factory": ({"model": "package.module:factory", "trained": "a.pt"}, {}, "--truth"),
-    "a factory for a folder": ({}, {"model": "a:b"}, "no factory"),
-    "another truth": ({}, {"truth": 9}, "dimension 9, but the candidates .* have 16"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_refusals(tmp_path: Path, model: tuple[Victim, Path], name: str) -> None:
-    config, options, words = REFUSED[name]
-    run = make_run(tmp_path / "run", model[1], on_sphere(4, 16))
-    (run / "config.yaml").write_text(yaml.safe_dump({"model": str(model[1])} | config))
-    if "lacks" in options:
-        (run / options["lacks"]).unlink()
-    truth = None
-    if "truth" in options:
+@pytest.mark.parametrize(
+    ("config", "factory", "dim", "words"),
+    [
+        (None, None, None, "no finished audit"),
+        ({"model": None}, None, None, "--truth"),
+        ({"model": "package.module:factory", "trained": "a.pt"}, None, None, "--truth"),
+        ({}, "a:b", None, "no factory"),
+        ({}, None, 9, "dimension 9, but the candidates .* have 16"),
+    ],
+)
+def test_refusals(
+    tmp_path: Path,
+    model: tuple[Victim, Path],
+    config: dict[str, Any] | None,
+    factory: str | None,
+    dim: int | None,
+    words: str,
+) -> None:
+    run, truth = make_run(tmp_path / "run", model[1], on_sphere(4, 16)), None
+    if config is None:
+        (run / "result.json").unlink()
+    else:
+        (run / "config.yaml").write_text(yaml.safe_dump({"model": str(model[1])} | config))
+    if dim is not None:
         truth = tmp_path / "truth.safetensors"
-        datasets.save(datasets.sphere(options["truth"], 2), truth)
+        datasets.save(datasets.sphere(dim, 2), truth)
     with pytest.raises(InputError, match=words):
-        score_run(run, truth, options.get("model"))
+        score_run(run, truth, factory)
     assert not (run / SCORE).exists()
-
-
-# Images
 
 
 def scored(tmp_path: Path, known: Data, samples: Tensor) -> dict[str, Any]:
@@ -148,9 +148,7 @@ def test_pairs_have_their_sign_set_right_and_none_is_nan(tmp_path: Path) -> None
     torch.testing.assert_close(pairs["originals"], known.images().float())
     torch.testing.assert_close(pairs["reconstructions"][:3], pairs["originals"][:3])
     assert pairs["reconstructions"][3].isnan().all()
-
-
-def test_vectors_have_no_published_figures(tmp_path: Path) -> None:
-    known = datasets.sphere(16, 4)
-    assert "published" not in scored(tmp_path, known, known.inputs)
-    assert not (tmp_path / "run" / MATCHED).exists()
+    (tmp_path / "vectors").mkdir()
+    vectors = datasets.sphere(16, 4)
+    assert "published" not in scored(tmp_path / "vectors", vectors, vectors.inputs)
+    assert not (tmp_path / "vectors/run" / MATCHED).exists()

@@ -20,16 +20,13 @@ from PIL import Image
 from safetensors.numpy import load_file, save_file
 
 from exhume import data, report
-from exhume.auditing.folder import read_run
 from exhume.errors import InputError
 from exhume.evaluate.runs import score_run
 from exhume.report import figures
-from exhume.report.page import model
+from problems import on_sphere
 from runs import result_of
 
 Array = NDArray[np.float64]
-
-SECTIONS = ("verdict", "gallery", "evidence", "progress", "law", "method", "reproduce")
 HOSTILE = "<script>alert('$x_1$')</script>\"'&{{ 7 * 7 }}"
 
 
@@ -41,16 +38,13 @@ def faces(count: int = 10) -> Array:
 
 def colours(count: int = 6) -> Array:
     """Crops of a photograph, three channels of 32 by 32 pixels."""
-    photo = skimage.data.astronaut()  # type: ignore[no-untyped-call]
-    photo = np.moveaxis(np.asarray(photo, dtype=np.float64), 2, 0) / 255
-    crops = [photo[:, 130:194:2, x : x + 64 : 2] for x in range(16, 16 + 70 * count, 70)]
-    return np.ascontiguousarray(np.stack(crops))
+    photo = np.asarray(skimage.data.astronaut(), dtype=np.float64) / 255  # type: ignore[no-untyped-call]
+    crops = [photo[130:194:2, x : x + 64 : 2] for x in range(16, 16 + 70 * count, 70)]
+    return np.ascontiguousarray(np.moveaxis(np.stack(crops), 3, 1))
 
 
-def vectors(count: int = 8, dim: int = 100) -> Array:
-    """Points on a sphere."""
-    points = np.random.default_rng(0).standard_normal((count, dim))
-    return points * (math.sqrt(dim) / np.linalg.norm(points, axis=1, keepdims=True))
+def vectors(count: int = 8) -> Array:
+    return on_sphere(count, 100).numpy()
 
 
 def make_run(
@@ -67,17 +61,15 @@ def make_run(
     transform = data.Transform(*((0.5, 0.25) if len(shape) > 1 else ()))
     inputs = transform.apply(torch.from_numpy(truth.reshape(n, -1)))
     kept = n if found is None else found
-    scales = torch.from_numpy(noise * np.geomspace(0.3, 3, n)[:, None])
-    samples = inputs + scales * torch.from_numpy(rng.standard_normal(inputs.shape))
-    samples = samples[torch.from_numpy(rng.permutation(kept))]
-    candidates = {"samples": samples.numpy(), "coefficients": rng.standard_normal((kept, 1))}
+    noises = noise * np.geomspace(0.3, 3, n)[:, None] * rng.standard_normal(inputs.shape)
+    samples = (inputs.numpy() + noises)[rng.permutation(kept)]
+    candidates = {"samples": samples, "coefficients": rng.standard_normal((kept, 1))}
     save_file(candidates, path / "candidates.safetensors")
     (path / "result.json").write_text(json.dumps(result_of(n, shape, candidates=kept) | changes))
     (path / "config.yaml").write_text(f"model: null\nmethod: exhume\nsamples: {n}\n")
     (path / "events.jsonl").write_text("".join(json.dumps(e) + "\n" for e in events(n)))
     if scored:
-        file = path.with_suffix(".truth")
-        targets = torch.ones(n, 1, dtype=torch.float64)
+        file, targets = path.with_suffix(".truth"), torch.ones(n, 1, dtype=torch.float64)
         data.save(data.Data(inputs, targets, shape, "made up", transform), file)
         score_run(path, file)
         edit(path, "score.json", span_residual=1.3e-3, residual_at_truth=1e-13)
@@ -86,22 +78,22 @@ def make_run(
 
 def events(n: int) -> list[dict[str, Any]]:
     """A search that explores, prunes and polishes."""
-    fall = np.concatenate([np.geomspace(0.9, 2e-3, 23), np.geomspace(4e-4, 1.2e-11, 12)])
     phases = ["explore"] * 18 + ["prune"] * 5 + ["polish"] * 12
     counts = [n + 3] * 18 + [n + 2, n + 2, n + 1, n, n] + [n] * 12
-    names = ("seconds", "step", "residual", "candidates", "settled", "phase")
-    columns = (0.95 * np.arange(35) + 0.2, range(35), fall, counts, [n] * 35, phases)
+    columns = (0.95 * np.arange(35) + 0.2, np.geomspace(0.9, 1.2e-11, 35), counts, phases)
+    names = ("seconds", "residual", "candidates", "phase")
     return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
 def edit(run: Path, name: str, **changes: Any) -> None:
-    """Change entries of a JSON file."""
-    file = run / name
-    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    """Change entries of a JSON file; those of the problem are added to it."""
+    record = json.loads((run / name).read_text())
+    if "problem" in changes:
+        changes["problem"] = record["problem"] | changes["problem"]
+    (run / name).write_text(json.dumps(record | changes))
 
 
 def page(run: Path, redact: bool = False) -> str:
-    """The text of a report."""
     return report.write(run, redact=redact).read_text(encoding="utf-8")
 
 
@@ -112,24 +104,20 @@ class Reader(HTMLParser):
 
     def __init__(self, text: str) -> None:
         super().__init__()
-        self.open: list[str] = []
-        self.ids: list[str] = []
-        self.tags: list[str] = []
+        self.open, self.ids, self.tags = [""], [""], [""]
         self.feed(text)
-        assert self.open == []
+        assert self.open == [""]
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.ids += [value or "" for key, value in attrs if key == "id"]
+        self.tags.append(tag)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.handle_startendtag(tag, attrs)
-        self.tags.append(tag)
-        if tag not in self.VOID:
-            self.open.append(tag)
+        self.open += [tag] if tag not in self.VOID else []
 
     def handle_endtag(self, tag: str) -> None:
-        if tag not in self.VOID:
-            assert self.open.pop() == tag
+        assert tag in self.VOID or self.open.pop() == tag
 
 
 CASES: dict[str, tuple[Callable[[], Array], dict[str, Any]]] = {
@@ -153,10 +141,11 @@ def test_every_page_is_whole_private_and_offline(tmp_path: Path, case: str, reda
     file = report.write(run, redact=redact)
     assert file == run / ("report-redacted.html" if redact else "report.html")
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert {p.name for p in run.iterdir() if p.name.startswith(".")} == set()
+    assert not any(path.name.startswith(".") for path in run.iterdir())
     text = file.read_text(encoding="utf-8")
     reader = Reader(text)
-    assert set(SECTIONS) <= set(reader.ids)
+    always = {"verdict", "gallery", "evidence", "progress", "law", "method", "reproduce"}
+    assert always <= set(reader.ids)
     assert ("samples" in reader.ids) == options.get("scored", True)
     assert ("claims" in reader.ids) != options.get("scored", True)
     named = [i for i in reader.ids if not re.fullmatch(r"[mp][0-9a-f]{10}", i)]
@@ -176,7 +165,7 @@ def test_every_page_is_whole_private_and_offline(tmp_path: Path, case: str, reda
 def test_the_page_with_the_truth(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", faces())
     text = page(run)
-    assert report.write(run).read_text(encoding="utf-8") == text  # the same run, the same bytes
+    assert page(run) == text  # the same run, the same bytes
     assert "<h1>10 of 10 training samples recovered, 10 exactly.</h1>" in text
     level = json.loads((run / "score.json").read_text())["chance"]["neighbour"]["error"]
     assert f"chance level {level:.3g}" in text
@@ -186,8 +175,7 @@ def test_the_page_with_the_truth(tmp_path: Path) -> None:
 
 def test_what_is_missing_is_said_to_be_missing(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", faces(), found=7, residual=None, seconds=None, products=None)
-    problem = json.loads((run / "result.json").read_text())["problem"]
-    edit(run, "result.json", problem=problem | {"ratio": None})
+    edit(run, "result.json", problem={"ratio": None})
     text = page(run)
     assert text.count("<td>–</td>") >= 3 * 3 and "<dd>n/a</dd>" in text
     assert '<span class="none">none</span>' in text
@@ -203,11 +191,9 @@ def test_what_is_missing_is_said_to_be_missing(tmp_path: Path) -> None:
 
 def test_hostile_strings_are_shown_not_run(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", faces(2), scored=False)
-    keys = ("sentence", "method", "device", "device_name", "started", "exhume", "outcome")
-    keys += ("parameters", "point", "rank")
-    words: dict[str, Any] = dict.fromkeys(keys, HOSTILE)
-    problem = json.loads((run / "result.json").read_text())["problem"]
-    words["problem"] = problem | dict.fromkeys(("name", "domain"), HOSTILE)
+    keys = "sentence method device device_name started exhume outcome parameters point rank"
+    words: dict[str, Any] = dict.fromkeys(keys.split(), HOSTILE)
+    words["problem"] = dict.fromkeys(("name", "domain"), HOSTILE)
     words |= {"claims": [HOSTILE], "limits": [HOSTILE], "versions": {HOSTILE: HOSTILE}}
     words["threat_model"] = {"knows": [HOSTILE], "assumes": [HOSTILE]}
     words["prepared"] = {"changes": [HOSTILE], "warnings": HOSTILE, "derivative_error": HOSTILE}
@@ -220,13 +206,10 @@ def test_hostile_strings_are_shown_not_run(tmp_path: Path) -> None:
     assert "&lt;script&gt;" in text and "{{ 7 * 7 }}" in text
 
 
-@pytest.mark.parametrize("ratio", [1e-4, 0.99, 1.0, 37.0, 2e6])
-def test_any_ratio_can_be_drawn(ratio: float) -> None:
-    svg = figures.law(ratio)
-    assert "this run" in svg and ">1</text>" in svg
-
-
-def test_events_are_drawn_where_they_can_be() -> None:
+def test_plots_of_any_ratio_and_of_events_that_can_be_drawn() -> None:
+    for ratio in (1e-4, 0.99, 1.0, 37.0, 2e6):
+        svg = figures.law(ratio)
+        assert "this run" in svg and ">1</text>" in svg
     for event in ({}, {"seconds": 1}, {"seconds": 1, "residual": math.nan}):
         assert figures.progress([event, {"seconds": "x", "residual": 0.1}]) is None
     for moments, floor, phases, words in (
@@ -239,28 +222,22 @@ def test_events_are_drawn_where_they_can_be() -> None:
             assert (word in drawn[0]) == (word in words)
 
 
-# Pictures
-
-
 def test_a_long_gallery_shows_the_best_and_the_worst(tmp_path: Path) -> None:
     text = page(make_run(tmp_path / "run", faces(70)[:, ::5, ::5]))
     assert "The 30 best" in text and "The 30 worst" in text and "10 more pairs" in text
     assert text.count("<figure>") == 60 and text.count("data:image/png") == 120
-    assert len(set(re.findall(r"<b>(\d+)</b>", text))) == 60  # no pair is shown twice
+    numbers = [float(x) for x in re.findall(r"</b>([0-9.]+)</figcaption>", text)]
+    assert len(set(re.findall(r"<b>(\d+)</b>", text))) == 60 and numbers == sorted(numbers)
     text = page(make_run(tmp_path / "other", faces(70)[:, ::5, ::5], scored=False))
     assert text.count("data:image/png") == 60 and "10 more candidates" in text
 
 
-def test_a_thumbnail_holds_the_pixels(tmp_path: Path) -> None:
+def test_thumbnails_and_candidates_by_channel(tmp_path: Path) -> None:
     truth = colours(1)
-    text = page(make_run(tmp_path / "run", truth))
-    first, second = re.findall(r"data:image/png;base64,([^\"]+)", text)
-    for encoded in (first, second):
+    text = page(make_run(tmp_path / "scored", truth))
+    for encoded in re.findall(r"data:image/png;base64,([^\"]+)", text):
         pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(encoded))), dtype=np.float64)
         assert np.abs(pixels / 255 - np.moveaxis(truth[0], 0, 2)).max() < 0.01
-
-
-def test_candidates_without_the_truth_and_their_display_by_channel(tmp_path: Path) -> None:
     display = {"shift": [0.5, 0.4, 0.3], "scale": [0.2, 0.3, 0.4]}
     options: dict[str, Any] = {"scored": False, "display": display, "samples_given": None}
     run = make_run(tmp_path / "run", colours(2), **options)
@@ -279,8 +256,6 @@ def test_gallery_png(tmp_path: Path, truth: Any) -> None:
     assert stat.S_IMODE(out.stat().st_mode) == 0o600
     with Image.open(out) as picture:
         assert picture.format == "PNG" and picture.width > 1.5 * picture.height
-    first = out.read_bytes()
-    assert report.gallery_png(run, out, limit=4).read_bytes() == first
     (run / "matched.safetensors").unlink()
     with pytest.raises(InputError, match=r"matched\.safetensors"):
         report.gallery_png(run, out)
@@ -325,7 +300,7 @@ def test_a_run_on_other_models_has_no_part_on_a_network(tmp_path: Path) -> None:
     plain = {"parameters": "last", "point": None, "rank": None, "prepared": nothing}
     for name, changes in (("earlier version", {}), ("random features", plain)):
         text = page(make_run(tmp_path / name, vectors(), **changes))
-        assert {"model", "floor"} & set(Reader(text).ids) == set()
+        assert not {"model", "floor"} & set(Reader(text).ids)
         assert "Attacked:" not in text and "by point" not in text and "Reading:" not in text
         assert "p·m / (d·n), the limit is 1" in text and "p·m/(d·n) = 4." in text
 
@@ -334,92 +309,95 @@ def test_a_run_on_other_models_has_no_part_on_a_network(tmp_path: Path) -> None:
 def test_a_run_on_a_network_says_what_was_attacked(tmp_path: Path, redact: bool) -> None:
     text = page(network_run(tmp_path, premise="change"), redact)
     assert {"model", "floor"} <= set(Reader(text).ids)
-    for fact in (
-        "two_layer, width 640", "random features", "the last layer", "the midpoint of training",
-        "the change of the weights in training",
-    ):  # fmt: skip
-        assert f"<dd>{fact}</dd>" in text
-    assert "moved by 0.0041 of its norm" in text and "3.0\u00a0×\u00a010⁻⁹ from finite" in text
-    assert "<li>0.relu: the in-place" in text and "<li>1.norm: a normalisation" in text
-    assert "<td>midpoint (this run)</td><td>1.7\u00a0×\u00a010⁻⁵</td>" in text
-    assert "<td>initial</td><td>2.6\u00a0×\u00a010⁻⁵</td>" in text
-    assert "<p>All 8 samples recovered.</p>" in text and "spans 8 directions" in text
     card = text[text.index('<pre class="paste">') :]
-    assert "- Attacked: architecture: two_layer, width 640; premise: the change" in card
-    assert "laziness: the first layer moved by 0.0041" in card
-    assert "- Changed before the audit: 0.relu" in card and "- Warning: 1.norm" in card
-    assert "by point: initial 2.6 × 10⁻⁵, final 1.8 × 10⁻⁴, midpoint 1.7 × 10⁻⁵" in card
-    assert "- Reading: All 8 samples recovered." in card and "- Subspace: The change" in card
+    for words in (
+        "<dd>two_layer, width 640</dd>",
+        "<dd>random features</dd>",
+        "<dd>the last layer</dd>",
+        "<dd>the midpoint of training</dd>",
+        "<dd>the change of the weights in training</dd>",
+        "moved by 0.0041 of its norm",
+        "3.0\u00a0×\u00a010⁻⁹ from finite",
+        "<li>0.relu: the in-place",
+        "<li>1.norm: a normalisation",
+        "<td>midpoint (this run)</td><td>1.7\u00a0×\u00a010⁻⁵</td>",
+        "<td>initial</td><td>2.6\u00a0×\u00a010⁻⁵</td>",
+        "<p>All 8 samples recovered.</p>",
+        "spans 8 directions",
+    ):
+        assert words in text
+    for words in (
+        "- Attacked: architecture: two_layer, width 640; premise: the change",
+        "laziness: the first layer moved by 0.0041",
+        "- Changed before the audit: 0.relu",
+        "- Warning: 1.norm",
+        "by point: initial 2.6 × 10⁻⁵, final 1.8 × 10⁻⁴, midpoint 1.7 × 10⁻⁵",
+        "- Reading: All 8 samples recovered.",
+        "- Subspace: The change",
+    ):
+        assert words in card
 
 
-def test_trained_weights_alone_are_called_weak_evidence(tmp_path: Path) -> None:
+def test_trained_weights_alone_and_a_ratio_in_a_subspace(tmp_path: Path) -> None:
     card = CARD | {"training": {"premise": "margin", "stationarity": 2e-4, "violation": 0.07}}
-    text = page(network_run(tmp_path, False, card, premise="margin", parameters="all"))
+    options: dict[str, Any] = {"premise": "margin", "parameters": "all"}
+    text = page(network_run(tmp_path / "alone", False, card, **options))
     assert "<dd>trained to the margin: the trained weights alone</dd>" in text
     assert "up to 2.0\u00a0×\u00a010⁻⁴ of the weights" in text
     assert "so a small residual is weak evidence" in text
-
-
-def test_a_network_with_parts_missing_or_damaged(tmp_path: Path) -> None:
-    run = network_run(tmp_path, prepared=None, parameters="1.*")
-    card, config = tmp_path / "model/card.json", (run / "config.yaml").read_text()
-    odd = '{"kind": "network", "architecture": [], "training": {"laziness": 1}}'
-    for content in ("{", "[]", odd):
-        card.write_text(content)
-        attacked = model(read_run(run))
-        assert attacked is not None and not attacked.changes and not attacked.warnings
-        assert [name for name, _ in attacked.facts] == ["Features", "Parameters", "Features at"]
-    card.unlink()
-    for other in (config, "model: 3\n", "model: [", "- a\n", "", "model: 'package.module:make'\n"):
-        (run / "config.yaml").write_text(other)
-        attacked = model(read_run(run))
-        assert attacked is not None and ("Parameters", "1.*") in attacked.facts
-    edit(run, "score.json", subspace="no span", floors={"final": 1e-4, "both": None}, verdict=None)
-    text = page(run)
-    assert "<p>no span</p>" in text and "<td>final</td>" in text and "<td>both</td>" not in text
-
-
-def test_in_a_subspace_the_ratio_is_that_of_the_subspace(tmp_path: Path) -> None:
-    run = network_run(tmp_path, rank=8)
-    problem = json.loads((run / "result.json").read_text())["problem"]
-    edit(run, "result.json", problem=problem | {"ratio": 0.5, "width": 400})
+    run = network_run(tmp_path / "within", rank=8)
+    edit(run, "result.json", problem={"ratio": 0.5, "width": 400})
     text = page(run)
     assert "<dd>6.25</dd><small>p·m / (r·n) with r = 8, the limit is 1</small>" in text
     assert "p·m/(r·n) = 6.25." in text and "The ratio of this run is 6.25" in text
     assert "8 of 100 dimensions" in text and "below the counting limit" not in text
 
 
-# Refusals
+def test_a_network_with_parts_missing_or_damaged(tmp_path: Path) -> None:
+    run = network_run(tmp_path, prepared=None, parameters="1.*")
+    odd = '{"kind": "network", "architecture": [], "training": {"laziness": 1}}'
+    edit(run, "score.json", subspace="no span", floors={"final": 1e-4, "both": None}, verdict=None)
+    there = f"model: {tmp_path / 'model'}\n"
+    cases = [(there, card) for card in ("{", "[]", odd)]
+    cases += [(x, odd) for x in ("model: 3\n", "model: [", "- a\n", "", "model: 'package:make'\n")]
+    for config, card in cases:
+        (tmp_path / "model/card.json").write_text(card)
+        (run / "config.yaml").write_text(config)
+        text = page(run)
+        facts = text[text.index('id="model"') : text.index('id="method"')]
+        names = ["Features", "Parameters", "Features at"]
+        assert re.findall("<dt>(.*?)</dt>", facts) == names and "<dd>1.*</dd>" in facts
+    assert "<p>no span</p>" in text and "<td>final</td>" in text and "<td>both</td>" not in text
 
-DAMAGED: list[tuple[str, str | None, str]] = [
-    ("result.json", None, "does not exist: run exhume audit first"),
-    ("config.yaml", None, "does not exist: run exhume audit first"),
-    ("candidates.safetensors", None, "does not exist: run exhume audit first"),
-    ("result.json", "{", "not JSON"),
-    ("result.json", "[]", "JSON object"),
-    ("result.json", "{}", "has no exhume"),
-    ("result.json", json.dumps(result_of(2, (3,), schema=2)), "schema 2"),
-    ("score.json", "{}", "has no score, chance"),
-    ("candidates.safetensors", "x", "(?i)run exhume audit again"),
-    ("matched.safetensors", "x", "(?i)run exhume score again"),
-]
+
+FIRST, AGAIN = "does not exist: run exhume audit first", "(?i)run exhume {} again"
 
 
-@pytest.mark.parametrize(("name", "content", "words"), DAMAGED)
-def test_a_damaged_file_is_named(
-    tmp_path: Path, name: str, content: str | None, words: str
-) -> None:
-    run = make_run(tmp_path / "run", faces(2), scored=name[0] in "ms")
-    (run / name).unlink() if content is None else (run / name).write_text(content)
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("result.json", None, FIRST),
+        ("config.yaml", None, FIRST),
+        ("candidates.safetensors", None, FIRST),
+        ("result.json", "{", "not JSON"),
+        ("result.json", "[]", "JSON object"),
+        ("result.json", "{}", "has no exhume"),
+        ("result.json", json.dumps(result_of(2, (3,), schema=2)), "schema 2"),
+        ("score.json", "{}", "has no score, chance"),
+        ("candidates.safetensors", "x", AGAIN.format("audit")),
+        ("matched.safetensors", "x", AGAIN.format("score")),
+        ("matched.safetensors", 2, "does not belong"),
+    ],
+)
+def test_a_damaged_file_is_named(tmp_path: Path, name: str, content: Any, words: str) -> None:
+    run = make_run(tmp_path / "run", faces(3), scored=name[0] in "ms")
+    if content is None:
+        (run / name).unlink()
+    elif isinstance(content, str):
+        (run / name).write_text(content)
+    else:  # pictures of fewer samples
+        save_file({k: v[:content].copy() for k, v in load_file(run / name).items()}, run / name)
     with pytest.raises(InputError, match=words) as caught:
         report.write(run)
     assert name in str(caught.value)
     assert not (run / "report.html").exists()
-
-
-def test_foreign_pictures_are_refused(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", faces(3))
-    pictures = load_file(run / "matched.safetensors")
-    save_file({k: v[:2].copy() for k, v in pictures.items()}, run / "matched.safetensors")
-    with pytest.raises(InputError, match="does not belong"):
-        report.write(run)
