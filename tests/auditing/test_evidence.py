@@ -206,19 +206,7 @@ def test_cautions(changes: dict[str, Any], truth: dict[str, Any] | None, words: 
     assert words is None or words in said[0]
 
 
-def test_unknowns_rates_and_first_layers_in_words() -> None:
-    plain, within = result_of(8, (100,)), result_of(8, (100,), rank=8)
-    assert evidence.counting(plain).endswith("8 samples of 100 entries hide d·n = 800.")
-    assert "sought in a subspace of dimension 8, hide r·n = 64" in evidence.counting(within)
-    assert "is not known" in evidence.counting({"problem": LOW | {"ratio": None}})
-    assert (evidence.ratio_of(plain), evidence.ratio_of(within)) == (4.0, 50.0)
-    rate = evidence.recovery_rate(scored(1, 1)["score"]).replace("\u00a0", " ")
-    assert rate == "100 % (95 % interval 68 % to 100 %); recovered is a relative error under 0.1."
-    span = {"rank": 8, "largest_angle": 2.1e-7, "outside": 0.5, "kept": 0.97}
-    said = evidence.first_layer(plain, span)
-    assert said is not None and said.startswith("The change of the first layer spans 8 directions")
-    assert "10⁻⁷°, and at most 0.5" in said and said.endswith("left 0.97 of the initial layer.")
-    bare = evidence.first_layer({"premise": "margin"}, {"rank": 8, "kept": 1.0})
-    assert bare is not None and bare.startswith("The first layer spans")
-    assert "n/a°" in bare and "Weight decay" not in bare
-    assert [evidence.first_layer(plain, other) for other in (None, "why")] == [None, "why"]
+def test_the_ratio_is_that_of_the_subspace() -> None:
+    assert evidence.ratio_of(result_of(8, (100,))) == 4.0
+    assert evidence.ratio_of(result_of(8, (100,), rank=8)) == 50.0
+    assert evidence.ratio_of({"problem": LOW | {"ratio": None}}) is None

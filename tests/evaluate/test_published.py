@@ -1,14 +1,11 @@
 """The papers' evaluation: against slow loops, and what must not change it."""
 
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
@@ -67,43 +64,15 @@ def test_score_is_that_of_a_loop(shape: tuple[int, ...]) -> None:
     assert (result.samples, result.candidates, result.to_dict()["window"]) == (6, 9, "uniform")
 
 
-def test_halving_is_for_colour_only_and_a_constant_channel_is_like_nothing() -> None:
-    checkered = torch.ones(6, 6, dtype=torch.float64)
-    checkered[::2, ::2] = checkered[1::2, 1::2] = -1
-    pair = torch.stack([checkered.flatten(), rows(1, (6, 6))[0]])
-    grey, colour = ncc_distances(pair, pair, (6, 6)), ncc_distances(pair, pair, (1, 6, 6))
-    assert grey.diagonal().tolist() == pytest.approx([0.0, 0.0], abs=1e-12)
-    assert colour[0, 1] != pytest.approx(grey[0, 1].item(), abs=1e-3)
-    flat = torch.full((1, 108), 0.3, dtype=torch.float64)
-    assert ncc_distances(rows(2, (3, 6, 6)), flat, (3, 6, 6)).tolist() == [[1.0], [1.0]]
-    assert stretch(flat).eq(0).all()
-
-
-@settings(max_examples=30, deadline=None)
-@given(
-    seed=st.integers(0, 500),
-    shape=st.sampled_from(SHAPES),
-    gain=st.floats(0.01, 100),
-    shift=st.floats(-10, 10),
-)
-def test_brightness_contrast_and_order_do_not_count(
-    seed: int, shape: tuple[int, ...], gain: float, shift: float
-) -> None:
-    known, candidates = images(5, *shape, centre=True), rows(8, shape, seed)
-    changed = candidates.clone()
-    changed[2] = gain * changed[2] + shift
-    before, after = (ncc_distances(known.inputs, c, shape) for c in (candidates, changed))
-    torch.testing.assert_close(before, after, atol=1e-9, rtol=0)
-    stretched = stretch(candidates)
-    torch.testing.assert_close(stretched, stretch(gain * candidates + shift), atol=1e-9, rtol=0)
-    assert stretched.amin(1).tolist() == [0.0] * 8 and stretched.amax(1).tolist() == [1.0] * 8
-    generator = torch.Generator().manual_seed(seed)
-    order, places = torch.randperm(8, generator=generator), torch.randperm(5, generator=generator)
-    first = published_score(candidates, known)
-    second = published_score(candidates[order], replace(known, inputs=known.inputs[places]))
-    for name in ("ssim", "psnr", "l2"):
-        torch.testing.assert_close(getattr(first, name)[places], getattr(second, name))
-    assert order[second.neighbours].equal(first.neighbours[places])
+def test_a_constant_channel_is_like_nothing_and_contrast_does_not_count() -> None:
+    flat, candidates = torch.full((1, 108), 0.3, dtype=torch.float64), rows(4, (3, 6, 6), seed=1)
+    truth = rows(2, (3, 6, 6))
+    assert ncc_distances(truth, flat, (3, 6, 6)).tolist() == [[1.0], [1.0]]
+    before, after = (ncc_distances(truth, c, (3, 6, 6)) for c in (candidates, 7 * candidates - 3))
+    torch.testing.assert_close(before, after)
+    stretched = stretch(torch.cat([flat, candidates]))
+    torch.testing.assert_close(stretched[1:], stretch(7 * candidates - 3))
+    assert stretched.amin(1).eq(0).all() and stretched.amax(1).tolist() == [0, 1, 1, 1, 1]
 
 
 def test_the_training_images_themselves_pooled_runs_and_none() -> None:
@@ -115,9 +84,7 @@ def test_the_training_images_themselves_pooled_runs_and_none() -> None:
     runs = [rows(5, (7, 6), seed) for seed in (1, 2)]
     one, two, pooled = (published_score(run, known) for run in (*runs, torch.cat(runs)))
     assert pooled.l2.equal(torch.minimum(one.l2, two.l2))
-    assert chance_level(known, images(3, 7, 6)).l2.equal(
-        published_score(images(3, 7, 6).inputs, known).l2
-    )
+    assert chance_level(known, images(3, 7, 6)).candidates == 3
     known = images(4, 3, 8, 8, centre=True)
     none = published_score(torch.zeros(0, known.dim), known)
     assert none.neighbours.tolist() == none.l2_neighbours.tolist() == [-1] * 4

@@ -169,7 +169,9 @@ def test_the_page_with_the_truth(tmp_path: Path) -> None:
     assert "<h1>10 of 10 training samples recovered, 10 exactly.</h1>" in text
     level = json.loads((run / "score.json").read_text())["chance"]["neighbour"]["error"]
     assert f"chance level {level:.3g}" in text
-    assert "95 % interval 72 % to 100 %" in text and "dashed line" in text
+    rate = "100 % (95 % interval 72 % to 100 %); recovered is a relative error under 0.1."
+    assert rate in text and "dashed line" in text
+    assert "10 samples of 625 entries hide d·n = 6,250." in text
     assert "1.2\u00a0×\u00a010⁻¹¹" in text and "residual 1.2 × 10⁻¹¹" in text
 
 
@@ -309,33 +311,23 @@ def test_a_run_on_other_models_has_no_part_on_a_network(tmp_path: Path) -> None:
 def test_a_run_on_a_network_says_what_was_attacked(tmp_path: Path, redact: bool) -> None:
     text = page(network_run(tmp_path, premise="change"), redact)
     assert {"model", "floor"} <= set(Reader(text).ids)
+    for fact in ("two_layer, width 640", "random features", "the last layer"):
+        assert f"<dd>{fact}</dd>" in text
+    assert "<dd>the midpoint of training</dd>" in text and "moved by 0.0041 of its norm" in text
+    assert "<dd>the change of the weights in training</dd>" in text
+    assert "3.0\u00a0×\u00a010⁻⁹ from finite" in text
+    assert "<li>0.relu: the in-place" in text and "<li>1.norm: a normalisation" in text
+    assert "<td>midpoint (this run)</td><td>1.7\u00a0×\u00a010⁻⁵</td>" in text
+    assert "<td>initial</td><td>2.6\u00a0×\u00a010⁻⁵</td>" in text
+    assert "<p>All 8 samples recovered.</p>" in text
+    span = "The change of the first layer spans 8 directions; the largest angle to the span of the"
+    assert f"<p>{span}" in text and "left 0.97 of the initial layer.</p>" in text
     card = text[text.index('<pre class="paste">') :]
-    for words in (
-        "<dd>two_layer, width 640</dd>",
-        "<dd>random features</dd>",
-        "<dd>the last layer</dd>",
-        "<dd>the midpoint of training</dd>",
-        "<dd>the change of the weights in training</dd>",
-        "moved by 0.0041 of its norm",
-        "3.0\u00a0×\u00a010⁻⁹ from finite",
-        "<li>0.relu: the in-place",
-        "<li>1.norm: a normalisation",
-        "<td>midpoint (this run)</td><td>1.7\u00a0×\u00a010⁻⁵</td>",
-        "<td>initial</td><td>2.6\u00a0×\u00a010⁻⁵</td>",
-        "<p>All 8 samples recovered.</p>",
-        "spans 8 directions",
-    ):
-        assert words in text
-    for words in (
-        "- Attacked: architecture: two_layer, width 640; premise: the change",
-        "laziness: the first layer moved by 0.0041",
-        "- Changed before the audit: 0.relu",
-        "- Warning: 1.norm",
-        "by point: initial 2.6 × 10⁻⁵, final 1.8 × 10⁻⁴, midpoint 1.7 × 10⁻⁵",
-        "- Reading: All 8 samples recovered.",
-        "- Subspace: The change",
-    ):
-        assert words in card
+    assert "- Attacked: architecture: two_layer, width 640; premise: the change" in card
+    assert "laziness: the first layer moved by 0.0041" in card
+    assert "- Changed before the audit: 0.relu" in card and "- Warning: 1.norm" in card
+    assert "by point: initial 2.6 × 10⁻⁵, final 1.8 × 10⁻⁴, midpoint 1.7 × 10⁻⁵" in card
+    assert f"- Reading: All 8 samples recovered.\n- Subspace: {span}" in card
 
 
 def test_trained_weights_alone_and_a_ratio_in_a_subspace(tmp_path: Path) -> None:
@@ -351,6 +343,7 @@ def test_trained_weights_alone_and_a_ratio_in_a_subspace(tmp_path: Path) -> None
     assert "<dd>6.25</dd><small>p·m / (r·n) with r = 8, the limit is 1</small>" in text
     assert "p·m/(r·n) = 6.25." in text and "The ratio of this run is 6.25" in text
     assert "8 of 100 dimensions" in text and "below the counting limit" not in text
+    assert "8 samples of 100 entries, sought in a subspace of dimension 8, hide r·n = 64." in text
 
 
 def test_a_network_with_parts_missing_or_damaged(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from exhume.equation.problem import Premise, Problem
 from exhume.methods import Reconstruction
 from exhume.solvers import Outcome
-from exhume.wording import finite, number, percent, plural, wilson
+from exhume.wording import finite, number, percent, plural
 
 Record = Mapping[str, Any]
 
@@ -157,14 +157,9 @@ def verdict(
 ) -> str:
     """Say what was recovered and, where that is not all, whose fault it is.
 
-    Args:
-        residual: at the end of the run; None where it diverged.
-        floor: the residual that the true samples leave in the same problem.
-        recovered: how many true samples were.
-        samples: how many there are.
-        ratio: equations for each unknown of the run.
-        floors: the floor at each point at which features may be taken, where they moved.
-        premise: why the weights should hold the samples.
+    The residual is None where the run diverged. The floor is the residual that the true samples
+    leave in the same problem; `floors` has it for each point at which features may be taken, where
+    they moved. The ratio is that of equations to unknowns in the run.
 
     Example:
         >>> print(verdict(1e-3, 1e-8, recovered=0, samples=10, ratio=4))
@@ -239,12 +234,7 @@ def rank_of(result: Record) -> float | None:
 
 
 def ratio_of(result: Record) -> float | None:
-    """Return the equations for each unknown of a recorded run, as `ratio` counts them.
-
-    Example:
-        >>> ratio_of({"problem": {"ratio": 0.5, "dim": 64}, "rank": 16})
-        2.0
-    """
+    """Return the equations for each unknown of a recorded run, as `ratio` counts them."""
     full, rank = finite(result["problem"]["ratio"]), rank_of(result)
     return full if rank is None or full is None else full * result["problem"]["dim"] / rank
 
@@ -321,23 +311,6 @@ def cautions(result: Record, scored: Record | None) -> list[str]:
     return found
 
 
-def counting(result: Record) -> str:
-    """Compare equations and unknowns in a sentence, with the n that the ratio stands for."""
-    problem, rank = result["problem"], rank_of(result)
-    numbers, dim, full = problem["width"] * problem["outputs"], problem["dim"], problem["ratio"]
-    if not finite(full):
-        return "How many numbers the weights show for each unknown is not known."
-    samples = max(1, round(numbers / (dim * full)))
-    hide = f" hide d·n = {number(dim * samples)}."
-    if rank is not None:
-        within = f", sought in a subspace of dimension {number(rank)},"
-        hide = f"{within} hide r·n = {number(rank * samples)}."
-    return (
-        f"The weights show p·m = {number(numbers)} numbers. {plural(samples, 'sample')} of "
-        f"{number(dim)} entries{hide}"
-    )
-
-
 def baseline(chance: Record) -> str:
     """Name the mean errors that chance would give."""
     levels = [f"{number(chance['sphere'].get('error'))} (random guesses)"]
@@ -345,16 +318,6 @@ def baseline(chance: Record) -> str:
         nearest = number(chance["neighbour"].get("error"))
         levels.insert(0, f"{nearest} (the nearest other training sample)")
     return f"By chance the mean error would be {' or '.join(levels)}."
-
-
-def recovery_rate(score: Record) -> str:
-    """Give the share of samples that was recovered, with its interval."""
-    recovered, _, total = counts(score)
-    low, high = map(percent, wilson(recovered, total))
-    return (
-        f"{percent(recovered / total)} (95 % interval {low} to {high}); "
-        f"recovered is a relative error under {number(score['thresholds']['recovered'])}."
-    )
 
 
 def published_figures(figures: Record) -> str:
@@ -372,22 +335,4 @@ def published_figures(figures: Record) -> str:
         f"would have {number(chance['top10_ssim'])} and {chance['good']}. Of the images that the "
         f"model never saw, {percent(control['good'][1])} are over 0.4; that training images are "
         f"nearer to the candidates than those has p = {number(control['ssim']['p_value'])}."
-    )
-
-
-def first_layer(result: Record, found: Any) -> str | None:
-    """Say how well the first layer shows the samples' span; None where that was not scored.
-
-    `found` is `subspace` in score.json: numbers, or why there are none.
-    """
-    if not isinstance(found, dict):
-        return None if found is None else str(found)
-    kept = finite(found.get("kept"))
-    decay = kept not in (None, 1.0)
-    return (
-        f"The {'' if weights_alone(result) else 'change of the '}first layer spans "
-        f"{plural(found.get('rank'), 'direction')}; the largest angle to the span of the samples "
-        f"is {number(found.get('largest_angle'))}°, and at most {number(found.get('outside'))} of "
-        f"a sample's norm lies outside."
-        f"{f' Weight decay left {number(kept)} of the initial layer.' if decay else ''}"
     )

@@ -21,15 +21,21 @@ EXACT = 0.01
 """Below this relative error it counts as exact: a picture shows no difference any more."""
 
 
+IN_ROW = ("error", "signed_error", "published_error", "cosine", "psnr", "ssim")
+AGGREGATES = ("recovered", "exact", "error", "recall", "precision", *IN_ROW[1:])
+
+
 @dataclass(frozen=True, eq=False)
 class Score:
-    """A score says what was recovered: plural names by true sample, singular names as their mean.
+    """A score says what was recovered: plural names by true sample, singular names over all.
 
     Pairs are one to one, with the least sum of sign-invariant errors. A true sample left without a
     candidate (there were fewer candidates than samples) scores as the zero vector would: error 1,
-    cosine 0, no image metrics.
+    cosine 0, no image metrics. `error`, `signed_error`, `published_error`, `cosine` and `ssim` are
+    means; `psnr` is the lower median, as one equal pair would make a mean infinite.
 
     Attributes:
+        samples: How many true samples there were.
         candidates: How many candidates there were.
         matched: The candidate of each true sample, −1 for none.
         errors: min(‖x − y‖, ‖x + y‖) / ‖x‖ of each pair.
@@ -38,15 +44,19 @@ class Score:
             published code. It merges images that differ: compare with it, do not rely on it.
         cosines: |cosine| of each pair. Does not see the scale, which many models do not determine.
         flipped: Whether the negative of the candidate is the closer one.
+        flips: How many pairs are of opposite sign.
         psnrs: Peak signal-to-noise ratio of the pairs as images, NaN without a candidate; None
             where the truth is no images. The candidate has its sign set right and is turned into
             an image with the norm of its true sample: a score may know that, an attack may not.
         ssims: Structural similarity of the same images.
         ssim_window: Side of its window in pixels.
+        recovered: Share of true samples whose own candidate has an error under 0.1.
+        exact: The same under 0.01.
         recall: Share of true samples with any candidate within 0.1.
         precision: Share of candidates within 0.1 of any true sample; 0 without candidates.
     """
 
+    samples: int
     candidates: int
     matched: Tensor
     errors: Tensor
@@ -54,61 +64,20 @@ class Score:
     published_errors: Tensor
     cosines: Tensor
     flipped: Tensor
+    flips: int
     psnrs: Tensor | None
     ssims: Tensor | None
     ssim_window: int | None
+    recovered: float
+    exact: float
     recall: float
     precision: float
-
-    @property
-    def samples(self) -> int:
-        """Count the true samples."""
-        return len(self.errors)
-
-    @property
-    def recovered(self) -> float:
-        """Return the share of true samples whose own candidate has an error under 0.1."""
-        return _share(self.errors < RECOVERED)
-
-    @property
-    def exact(self) -> float:
-        """Return the share of true samples whose own candidate has an error under 0.01."""
-        return _share(self.errors < EXACT)
-
-    @property
-    def error(self) -> float:
-        """Average the sign-invariant errors; a sample without a candidate counts 1."""
-        return float(self.errors.mean())
-
-    @property
-    def signed_error(self) -> float:
-        """Average the signed errors."""
-        return float(self.signed_errors.mean())
-
-    @property
-    def published_error(self) -> float:
-        """Average the published errors."""
-        return float(self.published_errors.mean())
-
-    @property
-    def cosine(self) -> float:
-        """Average the absolute cosines."""
-        return float(self.cosines.mean())
-
-    @property
-    def flips(self) -> int:
-        """Count the pairs of opposite sign."""
-        return int(self.flipped.sum())
-
-    @property
-    def psnr(self) -> float | None:
-        """Take the lower median over the pairs: one equal pair would make a mean infinite."""
-        return None if self.psnrs is None else float(self.psnrs.nanmedian())
-
-    @property
-    def ssim(self) -> float | None:
-        """Average over the pairs."""
-        return None if self.ssims is None else float(self.ssims.nanmean())
+    error: float
+    signed_error: float
+    published_error: float
+    cosine: float
+    psnr: float | None
+    ssim: float | None
 
     def summary(self) -> dict[str, float | None]:
         """Return the aggregates by name, for JSON: what is not finite is None."""
@@ -135,10 +104,6 @@ class Score:
             "ssim_window": self.ssim_window,
             "rows": rows,
         }
-
-
-IN_ROW = ("error", "signed_error", "published_error", "cosine", "psnr", "ssim")
-AGGREGATES = ("recovered", "exact", "error", "recall", "precision", *IN_ROW[1:])
 
 
 def score(samples: Tensor, truth: Data | Tensor) -> Score:
@@ -171,11 +136,8 @@ def measure(
 ) -> Score:
     """Return the score in a pairing of the caller's choice.
 
-    Args:
-        samples: (k, d).
-        truth: the training data, or its (n, d) inputs.
-        pair: from (n, k) costs to the column of each row, −1 for none.
-        others_only: forbid the pairs (i, i): the samples are the true samples themselves.
+    `pair` takes costs (n, k) to the column of each row, −1 for none. With `others_only` the pairs
+    (i, i) are forbidden: the samples are the true samples themselves.
     """
     x, norms = true_inputs(truth)
     y = check_vectors(samples, "candidate", dim=x.shape[1])
@@ -196,24 +158,35 @@ def measure(
 
     # Rounding in the costs must not put the nearest candidate behind the matched one.
     closest = torch.minimum(either_sign(x, take(y, nearest(costs))), errors)
+    columns: dict[str, Any] = {
+        "errors": errors,
+        "signed_errors": metrics.errors(x, paired),
+        "published_errors": metrics.published_errors(x, take(y, pair(published_costs))),
+        "cosines": metrics.cosines(x, aligned),
+    }
+    means: dict[str, Any] = {name[:-1]: float(values.mean()) for name, values in columns.items()}
     psnrs = ssims = window = None
     if not isinstance(truth, Tensor) and len(truth.shape) in (2, 3):
         originals, images = pictures(truth, y, matched, flipped)
         psnrs, window = metrics.psnr(originals, images), metrics.ssim_window(truth.shape)
         ssims = None if window is None else metrics.ssim(originals, images, window)
     return Score(
+        samples=len(x),
         candidates=len(y),
         matched=matched,
-        errors=errors,
-        signed_errors=metrics.errors(x, paired),
-        published_errors=metrics.published_errors(x, take(y, pair(published_costs))),
-        cosines=metrics.cosines(x, aligned),
         flipped=flipped,
+        flips=int(flipped.sum()),
         psnrs=psnrs,
         ssims=ssims,
         ssim_window=window,
+        recovered=_share(errors < RECOVERED),
+        exact=_share(errors < EXACT),
         recall=_share(closest < RECOVERED),
         precision=_share(either_sign(x[costs.argmin(0)], y) < RECOVERED),
+        psnr=None if psnrs is None else float(psnrs.nanmedian()),
+        ssim=None if ssims is None else float(ssims.nanmean()),
+        **columns,
+        **means,
     )
 
 

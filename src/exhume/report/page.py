@@ -72,22 +72,22 @@ def write(run: Path, redact: bool = False) -> Path:
             config=folder.config,
             redact=redact,
             scored=scored,
-            evidence=evidence,
+            baseline=evidence.baseline(scored["chance"]) if scored else None,
             headline=evidence.headline(result, scored),
             cautions=evidence.cautions(result, scored),
             cards=cards(folder),
-            shares=shares(scored["score"]) if scored else [],
+            counts=counts(scored["score"]) if scored else None,
             gallery=None if redact else gallery(folder),
             progress=figures.progress(folder.events, finite(extras.get("residual_at_truth"))),
             rank=rank_of(result),
             ratio=ratio,
             law=figures.law(ratio) if ratio and ratio > 0 else None,
-            counting=evidence.counting(result),
+            alone=evidence.weights_alone(result),
             model=model(folder),
             floors=[
                 (at, x, at == result.get("point")) for at, x in values.items() if x is not None
             ],
-            span=evidence.first_layer(result, extras.get("subspace")),
+            subspace=extras.get("subspace"),
             published=evidence.published_figures(as_published) if as_published else None,
             rows=ROWS,
             grade=grade,
@@ -106,6 +106,7 @@ def environment() -> Environment:
     )
     names = ("number", "fixed", "percent", "plural", "duration", "moment")
     found.filters |= {name: getattr(wording, name) for name in names}
+    found.globals["wilson"] = wording.wilson
     return found
 
 
@@ -139,17 +140,6 @@ def cards(run: RunFolder) -> list[tuple[str, str, str]]:
         ("Ratio", number(ratio_of(result)), f"{unknowns}, the limit is 1"),
         ("Time", duration(result["seconds"]), str(result["device_name"])),
     ]
-
-
-def shares(score: dict[str, Any]) -> list[tuple[str, int, str]]:
-    """Group the samples by what became of them: grade, number and words."""
-    recovered, exact, total = counts(score)
-    parts = [
-        ("exact", exact, "exact"),
-        ("recovered", recovered - exact, "recovered, not exact"),
-        ("missed", total - recovered, "not recovered"),
-    ]
-    return [part for part in parts if part[1]]
 
 
 def model(run: RunFolder) -> Model | None:
