@@ -7,6 +7,7 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -19,46 +20,33 @@ from exhume import data
 from exhume.data import Data, Transform
 from exhume.equation.pixels import Pixels
 from exhume.errors import InputError
+from problems import gaussian
 
 
 @settings(deadline=None)
-@given(
-    seed=st.integers(0, 1000),
-    samples=st.integers(1, 4),
-    channels=st.integers(1, 3),
-    shift=st.floats(-1, 1),
-    scale=st.floats(0.1, 10),
-    normalise=st.booleans(),
-)
+@given(st.integers(0, 1000), st.integers(1, 3), st.floats(-1, 1), st.floats(0.1, 10), st.booleans())
 def test_undo_inverts_apply(
-    seed: int, samples: int, channels: int, shift: float, scale: float, normalise: bool
+    seed: int, channels: int, shift: float, scale: float, normalise: bool
 ) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    pixels = torch.rand(samples, 4 * channels, generator=generator, dtype=torch.float64)
-    norms = torch.rand(samples, generator=generator, dtype=torch.float64) + 0.1
-    mean = torch.arange(4.0 * channels).double()
-    shifts = tuple(shift + channel for channel in range(channels))
-    scales = tuple(scale + channel for channel in range(channels))
-    given_norms = norms if normalise else None
+    pixels, size = gaussian(3, 4 * channels, seed=seed), 4 * channels
+    norms = gaussian(3, seed=seed).abs() + 0.1 if normalise else None
+    mean = torch.arange(float(size)).double()
+    shifts, scales = (tuple(level + c for c in range(channels)) for level in (shift, scale))
     for transform in (
         Transform(shift, scale),
         Transform(shifts, scale),
         Transform(shifts, scales),
         Transform(2.5, scales, mean=mean),
     ):
-        inputs = transform.apply(pixels, given_norms)
-        torch.testing.assert_close(transform.undo(inputs, given_norms), pixels)
-        rows = pixels - mean if transform.mean is not None else pixels
-        plain = Pixels(0.0 if transform.mean is not None else transform.shift, transform.scale)
-        factors = math.sqrt(4 * channels) / norms[:, None] if normalise else 1.0
+        inputs = transform.apply(pixels, norms)
+        torch.testing.assert_close(transform.undo(inputs, norms), pixels)
+        centred = transform.mean is not None
+        plain = Pixels(0.0 if centred else transform.shift, transform.scale)
+        factors = 1.0 if norms is None else math.sqrt(size) / norms[:, None]
+        rows = pixels - mean if centred else pixels
         torch.testing.assert_close(inputs, plain.to_inputs(rows) * factors)
-
-
-def test_norms_rescale_to_the_root_of_the_dimension_and_are_used_if_handed_over() -> None:
-    pixels = torch.tensor([[3.0, 4.0, 0.0, 0.0]])
-    assert Transform().apply(pixels, torch.tensor([5.0])).norm().item() == pytest.approx(2.0)
-    transform = Transform(0.5, 2.0, norms=torch.tensor([7.0]))
-    assert transform.undo(torch.tensor([[1.0, 0.0]])).tolist() == [[2.5, 0.5]]
+    kept = Transform(0.5, 2.0, norms=torch.tensor([7.0]))  # used only if handed over
+    assert kept.undo(torch.tensor([[1.0, 0.0]])).tolist() == [[2.5, 0.5]]
 
 
 @pytest.mark.parametrize(
@@ -97,12 +85,8 @@ def test_images_of_candidates() -> None:
 
 
 def changed(**changes: Any) -> Data:
-    good: dict[str, Any] = {
-        "inputs": torch.ones(2, 4, dtype=torch.float64),
-        "targets": torch.ones(2, 1, dtype=torch.float64),
-        "shape": (2, 2),
-    }
-    return Data(**good | changes)
+    good = {"inputs": torch.ones(2, 4).double(), "targets": torch.ones(2, 1).double()}
+    return Data(**{**good, "shape": (2, 2)} | changes)
 
 
 ROW = torch.zeros(1, 4)
@@ -137,10 +121,7 @@ def test_what_is_refused(call: Callable[[], object], words: str) -> None:
         call()
 
 
-# The file
-
-
-VIEW = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).T
+VIEW = gaussian(4, 3).T
 
 
 @pytest.mark.parametrize(
@@ -161,17 +142,12 @@ def test_save_and_read(before: Data, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert after.targets.equal(before.targets)
     assert after.images().equal(before.images())
     assert after.images(before.inputs[:2]).equal(before.images(before.inputs[:2]))
-    assert (after.shape, after.name, after.transform) == (
-        *(before.shape, before.name, before.transform),
-    )
+    for word in ("shape", "name", "transform"):
+        assert getattr(after, word) == getattr(before, word)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     content = path.read_bytes()
-
-    def fail(*_: object) -> None:
-        raise OSError("disk full")
-
-    monkeypatch.setattr(os, "replace", fail)  # it appears whole or not at all
-    with pytest.raises(InputError, match="disk full"):
+    monkeypatch.setattr(os, "replace", Mock(side_effect=OSError("disk full")))
+    with pytest.raises(InputError, match="disk full"):  # it appears whole or not at all
         data.save(data.sphere(4, 2), path)
     assert path.read_bytes() == content and os.listdir(path.parent) == [path.name]
 
@@ -186,8 +162,6 @@ def test_read_names_the_file_it_cannot_read(tmp_path: Path) -> None:
         path.write_bytes(content)
         with pytest.raises(InputError, match=r"set.safetensors"):
             data.read(path)
-    with pytest.raises(InputError, match=str(tmp_path)):
-        data.read(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -208,13 +182,8 @@ def test_read_names_the_file_it_cannot_read(tmp_path: Path) -> None:
     ],
 )
 def test_read_refuses_other_files(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
-    parts: dict[str, Any] = {
-        "inputs": torch.ones(2, 3, dtype=torch.float64),
-        "targets": torch.ones(2, 1, dtype=torch.float64),
-        "name": "x",
-        "shape": "[3]",
-        "transform": '{"shift": 0, "scale": 1}',
-    } | changes
+    parts: dict[str, Any] = {"name": "x", "shape": "[3]", "transform": '{"shift": 0, "scale": 1}'}
+    parts |= {"inputs": torch.ones(2, 3).double(), "targets": torch.ones(2, 1).double(), **changes}
     tensors = {key: value for key, value in parts.items() if isinstance(value, Tensor)}
     metadata = {key: value for key, value in parts.items() if isinstance(value, str)}
     path = tmp_path / "set.safetensors"

@@ -38,16 +38,12 @@ def distinct(images: Tensor) -> int:
     return len({tuple(row) for row in images.flatten(1).mul(1e6).round().tolist()})
 
 
-# Synthetic
-
-
 @settings(deadline=None)
 @given(dim=st.integers(1, 30), samples=st.integers(1, 10), seed=st.integers(0, 99))
 def test_sphere_rows_have_norm_root_d(dim: int, samples: int, seed: int) -> None:
     drawn = data.sphere(dim, samples, seed)
     assert (drawn.dim, drawn.samples, drawn.outputs, drawn.shape) == (dim, samples, 1, (dim,))
-    root = torch.full((samples,), math.sqrt(dim), dtype=torch.float64)
-    torch.testing.assert_close(drawn.inputs.norm(dim=1), root)
+    assert drawn.inputs.norm(dim=1).tolist() == pytest.approx([math.sqrt(dim)] * samples)
     assert drawn.inputs.equal(data.sphere(dim, samples, seed).inputs)
 
 
@@ -56,7 +52,6 @@ def test_sphere_targets_are_linear_without_noise() -> None:
     fit = torch.linalg.lstsq(clean.inputs, clean.targets).solution
     torch.testing.assert_close(clean.inputs @ fit, clean.targets)
     assert (noisy.targets - clean.targets).std().item() == pytest.approx(0.5, rel=0.15)
-    assert clean.inputs.equal(noisy.inputs)
     first = data.sphere(100, 20, seed=0).inputs[0, :3].tolist()  # the same everywhere
     assert first == pytest.approx([0.13021722, -0.13681936, 0.66327776], abs=1e-7)
 
@@ -67,9 +62,6 @@ def test_a_seed_has_a_subspace_of_its_own() -> None:
     rows = data.sphere(9, 4, seed=1, rank=2).inputs
     torch.testing.assert_close(rows @ one @ one.T, rows)
     assert (rows - rows @ other @ other.T).norm() > 1
-
-
-# Bundled
 
 
 @bundled
@@ -89,8 +81,7 @@ def test_bundled(name: str) -> None:
     drawn = data.load(name, samples=12, seed=3)
     rescaled = data.load(name, samples=12, seed=3, centre="pixels", normalise=True)
     for made in (drawn, rescaled):
-        root = torch.full((12,), math.sqrt(made.dim), dtype=torch.float64)
-        torch.testing.assert_close(made.inputs.norm(dim=1), root)
+        assert made.inputs.norm(dim=1).tolist() == pytest.approx([math.sqrt(made.dim)] * 12)
     for made in (drawn, rescaled, centred):
         torch.testing.assert_close(made.images(), images)
     again, more, other = (data.load(name, n, seed) for n, seed in ((12, 3), (20, 3), (12, 1)))
@@ -137,9 +128,6 @@ def test_labels_belong_to_their_images(classes: Any, labels: list[int], targets:
     assert data.load("digits", 4, classes="random").targets.sum() == 0
 
 
-# Held out
-
-
 @bundled
 @pytest.mark.parametrize("centre", ["all", "pixels"])
 def test_held_out_are_other_images_of_the_same_kind(name: str, centre: Any) -> None:
@@ -174,16 +162,10 @@ def test_held_out_leaves_out_doubles_and_needs_the_source(tmp_path: Path) -> Non
     assert {tuple(row) for row in other.flatten(1).mul(255).round().int().tolist()} == {
         tuple(row) for row in images[[2, 3, 4, 6, 7]].reshape(5, -1).tolist()
     }
-    for side, words in (
-        (4, "2 of 2 images are not in mnist"),
-        (5, "25 numbers, but these have 16"),
-    ):
+    for side, words in ((4, "2 of 2 images are not in mnist"), (5, "25 numbers, but these")):
         np.savez(tmp_path / "mnist.npz", x=pictures(9, side, side), y=np.arange(9) % 2)
         with pytest.raises(InputError, match=words):
             data.held_out(known, root=tmp_path)
-
-
-# Own arrays
 
 
 @pytest.mark.parametrize(
@@ -197,15 +179,15 @@ def test_held_out_leaves_out_doubles_and_needs_the_source(tmp_path: Path) -> Non
         ((4, 30), (30,)),
     ],
 )
-@pytest.mark.parametrize("as_torch", [True, False])
-def test_own_images(given_shape: tuple[int, ...], shape: tuple[int, ...], as_torch: bool) -> None:
+def test_own_images(given_shape: tuple[int, ...], shape: tuple[int, ...]) -> None:
     images = pictures(*given_shape)
-    own = data.from_arrays(torch.from_numpy(images) if as_torch else images, np.arange(4))
-    assert own.shape == shape
     last = len(given_shape) == 4 and given_shape[3] in (1, 3)
     expected = images.transpose(0, 3, 1, 2) if last else images
-    torch.testing.assert_close(own.images(), torch.from_numpy(expected / 255.0).reshape(4, *shape))
-    assert own.targets[:, 0].tolist() == [0.0, 1.0, 2.0, 3.0]
+    for given_images in (images, torch.from_numpy(images)):
+        own = data.from_arrays(given_images, np.arange(4))
+        pixels = torch.from_numpy(expected / 255.0).reshape(4, *shape)
+        torch.testing.assert_close(own.images(), pixels)
+        assert own.targets[:, 0].tolist() == [0.0, 1.0, 2.0, 3.0]
 
 
 def test_own_rows_as_they_are_and_copied() -> None:
@@ -219,8 +201,6 @@ def test_own_rows_as_they_are_and_copied() -> None:
     array[:] = 7.0
     assert own.inputs.tolist() == own.targets.tolist() == [[1.0, 0.0], [0.0, 1.0]]
 
-
-# What is refused
 
 EYE, TWO = np.eye(2), np.ones(2)
 REFUSED: list[tuple[Callable[[], object], str]] = [
@@ -253,10 +233,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: data.from_arrays(np.zeros((0, 3)), np.zeros(0)), "neither empty"),
     (lambda: data.from_arrays(np.ones((2, 5, 5, 2)), TWO), "1, 3 or 4 channels"),
     (lambda: data.from_arrays(np.full((2, 3), 0.1), TWO), "pixels of custom are equal"),
-    (
-        lambda: data.from_arrays(np.array([[0.5, 0.5], [0.0, 1.0]]), TWO),
-        "sample 0 of custom is zero",
-    ),
+    (lambda: data.from_arrays(np.array([[0.5, 0.5], [0.0, 1.0]]), TWO), "sample 0 .* is zero"),
 ]
 
 
