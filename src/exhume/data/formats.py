@@ -42,14 +42,11 @@ class Source:
         *_, height, width = self.pixels(np.arange(1)).shape
         return height, width
 
-    def shrunk(self, size: int, name: str) -> "Source":
+    def shrunk(self, size: int) -> "Source":
         """Return the source with images of size × size, each pixel the mean of a square."""
         height, width = self.sides
         if size < 1 or height % size or width % size:
-            raise InputError(
-                f"size={size}: expected a number that divides both sides of {name}, "
-                f"{height} × {width}"
-            )
+            raise InputError(f"size={size}: expected what divides both sides, {height} × {width}")
         squares = (size, height // size, size, width // size)
 
         def pixels(rows: Rows) -> Images:
@@ -81,12 +78,6 @@ def channels_first(images: NDArray[Any]) -> NDArray[Any]:
 
     Images that have their channels first already (1, 3 or 4 of them) are recognised;
     where both readings fit, channels are last.
-
-    Example:
-        >>> channels_first(np.zeros((5, 32, 32, 3))).shape
-        (5, 3, 32, 32)
-        >>> channels_first(np.zeros((5, 1, 28, 28))).shape
-        (5, 28, 28)
     """
     if images.ndim != 4:
         return images
@@ -293,9 +284,7 @@ def _read_pictures(paths: list[Path]) -> Images:
         except (OSError, SyntaxError, ValueError) as error:
             raise InputError(f"{path} cannot be decoded: {error}") from error
         if pictures[-1].shape != pictures[0].shape:
-            raise InputError(
-                f"{path} has shape {pictures[-1].shape}, {paths[0]} {pictures[0].shape}"
-            )
+            raise InputError(f"{path} has shape {pictures[-1].shape}, not {pictures[0].shape}")
     return np.asarray(channels_first(np.stack(pictures)) / 255.0, np.float64)
 
 
@@ -312,18 +301,17 @@ def _idx_form(folder: str) -> tuple[str, Reader]:
     return text, partial(_idx, folder)
 
 
+def _cifar_form(folder: str, name: str, read: Callable[[Path], Batch]) -> tuple[str, Reader]:
+    text = f"{folder}/{name.format(1)} to {name.format(5)}"
+    return text, partial(_cifar, folder, name, read)
+
+
 BUNDLED = {"digits": _digits, "faces": _faces, "photos": _photos}
 
 FORMS: dict[str, tuple[tuple[str, Reader], ...]] = {
     "cifar10": (
-        (
-            "cifar-10-batches-bin/data_batch_1.bin to data_batch_5.bin",
-            partial(_cifar, "cifar-10-batches-bin", "data_batch_{}.bin", _binary_batch),
-        ),
-        (
-            "cifar-10-batches-py/data_batch_1 to data_batch_5",
-            partial(_cifar, "cifar-10-batches-py", "data_batch_{}", _python_batch),
-        ),
+        _cifar_form("cifar-10-batches-bin", "data_batch_{}.bin", _binary_batch),
+        _cifar_form("cifar-10-batches-py", "data_batch_{}", _python_batch),
         _npz_form("cifar10"),
     ),
     "mnist": (_idx_form("mnist"), _idx_form("MNIST/raw"), _npz_form("mnist")),

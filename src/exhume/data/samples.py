@@ -53,8 +53,8 @@ class Transform(Pixels):
 
     def apply(self, pixels: Tensor, norms: Tensor | None = None) -> Tensor:
         """Return the inputs of pixels, both (n, d); norms (n,) rescale the rows to √d."""
-        centred = pixels - self._mean_of(pixels)
-        return self._affine.to_inputs(centred) * _factors(pixels, norms)
+        plain, mean = self._parts(pixels)
+        return plain.to_inputs(pixels - mean) * _factors(pixels, norms)
 
     def undo(self, inputs: Tensor, norms: Tensor | None = None) -> Tensor:
         """Return the pixels of inputs, both (n, d), not clipped.
@@ -62,20 +62,16 @@ class Transform(Pixels):
         Without the norms (n,) that the rows had before rescaling √d is assumed, which changes the
         contrast of a picture and nothing else.
         """
-        rows = inputs / _factors(inputs, norms)
-        return self._affine.to_pixels(rows) + self._mean_of(rows)
+        plain, mean = self._parts(inputs)
+        return plain.to_pixels(inputs / _factors(inputs, norms)) + mean
 
-    @property
-    def _affine(self) -> Pixels:
-        return self if self.mean is None else Pixels(0.0, self.scale)
-
-    def _mean_of(self, rows: Tensor) -> Tensor | float:
-        """Return the mean image, if it is as long as the rows (n, d); 0 where there is none."""
+    def _parts(self, rows: Tensor) -> tuple[Pixels, Tensor | float]:
+        """Return shift and scale, and the mean image in the place of the shift; for rows (n, d)."""
         if self.mean is None:
-            return 0.0
+            return self, 0.0
         if len(self.mean) != rows.shape[1]:
             raise InputError(f"rows of {rows.shape[1]} numbers, mean image of {len(self.mean)}")
-        return self.mean.to(rows)
+        return Pixels(0.0, self.scale), self.mean.to(rows)
 
     def card(self) -> dict[str, float | list[float] | str]:
         """Return shift and scale for JSON, without the norms; and that there is a mean image."""
@@ -106,6 +102,7 @@ class Data:
 
     def __post_init__(self) -> None:
         """Refuse what no model could be trained on."""
+        shape, norms, mean = self.shape, self.transform.norms, self.transform.mean
         for word, rows in (("inputs", self.inputs), ("targets", self.targets)):
             if rows.ndim != 2 or rows.numel() == 0 or rows.dtype != torch.float64:
                 raise InputError(
@@ -116,16 +113,15 @@ class Data:
                 raise InputError(f"{word} of {self.name} hold a value that is not finite")
         if len(self.inputs) != len(self.targets):
             raise InputError(f"{len(self.inputs)} samples but {len(self.targets)} targets")
-        if not self.shape or min(self.shape) < 1 or math.prod(self.shape) != self.dim:
-            raise InputError(f"shape {self.shape} does not hold {self.dim} numbers")
-        norms, mean = self.transform.norms, self.transform.mean
+        if not shape or min(shape) < 1 or math.prod(shape) != self.dim:
+            raise InputError(f"shape {shape} does not hold {self.dim} numbers")
         if norms is not None and len(norms) != self.samples:
             raise InputError(f"{self.samples} samples but {len(norms)} norms")
-        for levels in (self.transform.shift, self.transform.scale):
-            if isinstance(levels, tuple) and len(levels) not in (1, self.shape[0]):
-                raise InputError(f"a transform for {len(levels)} channels on shape {self.shape}")
         if mean is not None and len(mean) != self.dim:
-            raise InputError(f"a mean image of {len(mean)} numbers on shape {self.shape}")
+            raise InputError(f"a mean image of {len(mean)} numbers on shape {shape}")
+        for levels in (self.transform.shift, self.transform.scale):
+            if isinstance(levels, tuple) and len(levels) not in (1, shape[0]):
+                raise InputError(f"a transform for {len(levels)} channels on shape {shape}")
 
     @property
     def dim(self) -> int:
@@ -169,11 +165,8 @@ def save(data: Data, path: str | os.PathLike[str]) -> None:
     private = {"norms": data.transform.norms, "mean": data.transform.mean}
     tensors = {key: tensor for key, tensor in private.items() if tensor is not None}
     tensors |= {"inputs": data.inputs, "targets": data.targets}
-    metadata = {
-        "name": data.name,
-        "shape": json.dumps(data.shape),
-        "transform": json.dumps(data.transform.card()),
-    }
+    transform, shape = json.dumps(data.transform.card()), json.dumps(data.shape)
+    metadata = {"name": data.name, "shape": shape, "transform": transform}
     write_tensors(Path(path), tensors, metadata)
 
 

@@ -81,7 +81,7 @@ def sphere(
     whole_number("samples", samples)
     number("noise", noise, least=0)
     basis = None if rank is None else subspace(dim, rank, seed).numpy()
-    generator = _generator(seed)
+    generator = np.random.default_rng(whole_number("seed", seed, least=0))
     rows = generator.standard_normal((samples, dim if rank is None else rank))
     rows = rows if basis is None else rows @ basis.T
     rows *= math.sqrt(dim) / np.linalg.norm(rows, axis=1, keepdims=True)
@@ -148,9 +148,9 @@ def load(
     one_of("centre", centre, ("all", "pixels"))
     whole_number("samples", samples)
     source = open_source(name, root)
-    source = source if size is None else source.shrunk(size, name)
+    source = source if size is None else source.shrunk(size)
     groups = _groups(source, DEFAULT_CLASSES[name] if classes is None else classes, name)
-    generator, count = _generator(seed), len(groups)
+    generator, count = np.random.default_rng(whole_number("seed", seed, least=0)), len(groups)
     if seed != 0 or source.bundled:
         groups = [generator.permutation(group) for group in groups]
     most = min(count * len(rows) + turn for turn, rows in enumerate(groups))
@@ -220,10 +220,12 @@ def held_out(
     source = open_source(known.name, root)
     height, width = source.sides
     if height % known.shape[-1] == width % known.shape[-1] == 0:
-        source = source.shrunk(known.shape[-1], known.name)
+        source = source.shrunk(known.shape[-1])
     rows, taken = _look_up(source, known.images().flatten(1).cpu().numpy(), known.name)
     labels = np.zeros(source.size, np.int64) if source.labels is None else source.labels
-    free = _generator(seed).permutation(np.setdiff1d(np.arange(source.size), taken))
+    free = np.random.default_rng(whole_number("seed", seed, least=0)).permutation(
+        np.setdiff1d(np.arange(source.size), taken)
+    )
     members = {label: iter(free[labels[free] == label]) for label in np.unique(labels[rows])}
     turns = np.arange(count) % known.samples
     drawn = [(next(members[labels[rows[turn]]], -1), turn) for turn in turns]
@@ -244,7 +246,7 @@ def _look_up(source: Source, pixels: NDArray[np.float64], name: str) -> tuple[Ro
         part = source.pixels(rows).reshape(len(rows), -1)
         if part.shape[1] != pixels.shape[1]:
             raise InputError(
-                f"{name} has images of {part.shape[1]} numbers, but these have {pixels.shape[1]}"
+                f"{name} has {part.shape[1]} numbers, but these have {pixels.shape[1]}"
             )
         apart = torch.cdist(torch.from_numpy(pixels), torch.from_numpy(part))
         image, row = np.nonzero(apart.numpy() < SAME)
@@ -252,8 +254,7 @@ def _look_up(source: Source, pixels: NDArray[np.float64], name: str) -> tuple[Ro
         taken.append(rows[row])
     if (missing := (found < 0).sum()) > 0:
         raise InputError(
-            f"{missing} of {len(found)} images are not in {name} as it is found here: was the set "
-            "drawn from other files?"
+            f"{missing} of {len(found)} images are not in {name}: was it drawn from other files?"
         )
     return found, np.unique(np.concatenate(taken))
 
@@ -283,8 +284,8 @@ def from_arrays(
     pixels, targets = _as_numbers(x, "x"), _as_numbers(y, "y")
     if not (pixels.size and targets.size and pixels.ndim in (2, 3, 4) and targets.ndim in (1, 2)):
         raise InputError(
-            f"x of shape {pixels.shape} and y of shape {targets.shape}: expected x (n, d), "
-            "(n, H, W) or with channels, and y (n,) or (n, m), neither empty"
+            f"x {pixels.shape}, y {targets.shape}: expected x (n, d), (n, H, W) or with channels, "
+            "and y (n,) or (n, m), neither empty"
         )
     pixels = channels_first(pixels / 255.0 if pixels.dtype == np.uint8 else pixels)
     transform = _standardising(pixels, name) if standardise else Transform()
@@ -332,7 +333,3 @@ def _as_numbers(values: NDArray[Any] | Tensor, word: str) -> NDArray[Any]:
     if not np.isfinite(array).all():
         raise InputError(f"{word} holds a value that is not finite")
     return array
-
-
-def _generator(seed: int) -> np.random.Generator:
-    return np.random.default_rng(whole_number("seed", seed, least=0))

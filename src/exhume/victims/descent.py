@@ -111,8 +111,8 @@ class Descent:
             first, second, count = self.moments
             _adamw(self.weights, slopes, first, second, [], count, lr=rate, weight_decay=decay)
         else:
-            velocity: list[Tensor | None] = [None] * len(slopes)
-            velocity[:] = self.moments[0] if self.moments else velocity
+            velocity: list[Tensor | None] = [*self.moments[0]] if self.moments else []
+            velocity = velocity or [None] * len(slopes)
             momentum = self.momentum
             _sgd(self.weights, slopes, velocity, lr=rate, weight_decay=decay, momentum=momentum)
 
@@ -122,8 +122,7 @@ def largest_eigenvalue(
 ) -> float:
     """Estimate λ_max(JJᵀ), J the derivative of the outputs in the weights, by power iteration.
 
-    The rows of J are multiplied by a scale, (n, 1) or (n, c); weights that require no gradient do
-    not count.
+    The rows of J are multiplied by a scale, (n, 1) or (n, c).
     """
     weights = [p for p in network.parameters() if p.requires_grad]
     generator = torch.Generator().manual_seed(0)
@@ -143,7 +142,5 @@ def largest_eigenvalue(
             vector = vector / vector.norm().clamp_min(torch.finfo(vector.dtype).tiny)
             (vector,) = back(pulled, probe, back(outputs, weights, vector))
     except (RuntimeError, NotImplementedError) as error:
-        raise InputError(
-            f"no rate can be chosen for this network ({error}); give a rate."
-        ) from error
+        raise InputError(f"no rate can be chosen ({error}); give a rate.") from error
     return float(vector.norm())

@@ -77,11 +77,8 @@ class ToRest:
         allowed = {own} if self.decay is None else {"squared", "logistic", own}
         name = self.loss or own
         if name not in allowed:
-            held = "trained to the margin" if self.decay is None else "held by weight decay"
-            raise InputError(
-                f"loss: a network of {outputs} outputs {held} takes "
-                f"{' or '.join(sorted(allowed))}, got {name!r}."
-            )
+            words = " or ".join(sorted(allowed))
+            raise InputError(f"loss: {outputs} outputs take {words}, got {name!r} (see decay).")
         return name
 
 
@@ -111,12 +108,11 @@ def kkt_mlp(
             a sample on the margin, 1e-4) and steps after the samples are fitted (5000).
     """
     how = ToRest(**options)
-    name = how.loss_for(data.outputs)
+    name, device = how.loss_for(data.outputs), usable_device(device)
     arguments = {"shape": list(data.shape), "outputs": data.outputs, "widths": list(widths)}
     arguments["bias"] = "first"
     module = architectures.build("mlp", arguments)
     _initialise(module, how.small, seed)
-    device = usable_device(device)
     module = module.to(device, dtype)
     initial = state_of(module)
     start = time.perf_counter()
@@ -189,8 +185,8 @@ class _Rest(Descent):
                     fitted = step
                 if fitted is None and step > 20 * self.steps:
                     raise InputError(
-                        f"training: the loss is {value:.2g} after {step} steps; the samples are "
-                        "not fitted. Give wider layers, more steps, or fewer samples."
+                        f"training: the samples are not fitted, with a loss of {value:.2g} after "
+                        f"{step} steps; give wider layers, more steps, or fewer samples."
                     )
                 late = fitted is not None and step >= fitted + 3 * self.steps // 4
                 rate = self._rate(outputs.detach(), value, FINE if late else STABLE)
@@ -246,12 +242,7 @@ class _Rest(Descent):
 
 
 def margins(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Return the least y f for labels ±1 (n, c), or f_y − max_{k≠y} f_k for one-hot ones, (n,).
-
-    Example:
-        >>> margins(torch.tensor([[2.0, 5.0, 1.0]]), torch.tensor([[0.0, 1.0, 0.0]])).tolist()
-        [3.0]
-    """
+    """Return the least y f for labels ±1 (n, c), or f_y − max_{k≠y} f_k for one-hot ones, (n,)."""
     if outputs.shape[1] == 1:
         return (labels * outputs)[:, 0]
     each = labels * outputs

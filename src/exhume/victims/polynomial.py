@@ -282,9 +282,8 @@ def _newton(start: _Stationary, margins: Tensor, degree: int) -> _Stationary | N
         a, g = raised @ b, (lower * b) @ x
         equation = first - degree * a[:, None] * g
         missed = y * ((copies * a) @ raised) - margins
-        size = (
-            (equation.norm(dim=1) / first.norm(dim=1)).max().maximum((missed / margins).abs().max())
-        )
+        off = equation.norm(dim=1) / first.norm(dim=1)
+        size = off.max().maximum((missed / margins).abs().max())
         if size < EXACT / 10:
             break
         hessian = torch.einsum("ki,id,ie->kde", (degree - 1) * z ** (degree - 2) * b, x, x)

@@ -71,8 +71,7 @@ def random_features(
     elif penalty <= 0:
         raise InputError("ridge: logistic regression needs one, for example 0.001.")
     else:
-        each = [logistic(gram, y, penalty.item()) for y in labels.T]
-        coefficients = torch.stack(each, 1)
+        coefficients = torch.stack([logistic(gram, y, penalty.item()) for y in labels.T], 1)
     theta = torch.cat([features(part).T @ coefficients for part in blocks(width, ROWS)])
     fit = LOSSES[loss].value(gram @ coefficients, labels).item()
     record = {"data": data.name, "loss": loss, "ridge": ridge, "seed": seed, "fit": fit}

@@ -96,13 +96,14 @@ class Training:
         """Refuse what cannot be done."""
         one_of("loss", self.loss, LOSSES)
         one_of("optimizer", self.optimizer, OPTIMIZERS)
-        for word in ("rate", "lazy"):
-            if getattr(self, word) is not None:
-                number(word, getattr(self, word), above=0)
-        for word in ("decay", "until"):
-            number(word, getattr(self, word), least=0)
+        number("decay", self.decay, least=0)
+        number("until", self.until, least=0)
         whole_number("steps", self.steps)
         whole_number("seed", self.seed, least=0)
+        if self.rate is not None:
+            number("rate", self.rate, above=0)
+        if self.lazy is not None:
+            number("lazy", self.lazy, above=0)
         if self.batch is not None:
             whole_number("batch", self.batch)
         if self.momentum is not None and not number("momentum", self.momentum, least=0) < 1:
@@ -115,9 +116,8 @@ class Training:
     @property
     def inertia(self) -> float:
         """Return the momentum that is meant."""
-        if self.momentum is None:
-            return 0.9 if self.optimizer == "sgd" else 0.0
-        return self.momentum
+        usual = 0.9 if self.optimizer == "sgd" else 0.0
+        return usual if self.momentum is None else self.momentum
 
 
 class Trained(NamedTuple):
@@ -137,21 +137,10 @@ def train(
     show: Show | None = None,
     checkpoint: Path | None = None,
 ) -> Trained:
-    """Train a copy of a network; the module itself is left as it is.
+    """Train a copy of a network from samples (n, *shape) to outputs (n, m), in float64 or float32.
 
-    Args:
-        module: takes samples (n, *shape), gives outputs (n, m); its weights are the start.
-        data: the training set.
-        settings: how; plain gradient descent on the squared loss unless given.
-        device: where to compute.
-        dtype: float64, or float32.
-        show: called with the step and the loss after each window.
-        checkpoint: a file that the state is kept in while training goes on, and is continued from
-            if it is there; removed at the end.
-
-    Raises:
-        InputError: the network does not fit the data, the training diverged at the rate given, or
-            the checkpoint is of another training.
+    `show` is called after each window. The state is kept in the file `checkpoint` while training
+    goes on, and continued from it if it is there; it is removed at the end.
     """
     settings = settings or Training()
     one_of("dtype", dtype, (torch.float32, torch.float64))
@@ -269,13 +258,12 @@ class _Run(Descent):
             with torch.no_grad():
                 self.start: Tensor = network(self.inputs)
         except RuntimeError as error:
-            raise InputError(
-                f"the network cannot take samples of shape {data.shape} ({error})."
-            ) from error
+            words = f"the network cannot take samples of shape {data.shape} ({error})."
+            raise InputError(words) from error
         if self.start.shape != data.targets.shape:
             raise InputError(
-                f"the network gives outputs of shape {tuple(self.start.shape)}, but the targets of "
-                f"{data.name} are {tuple(data.targets.shape)}; make it with outputs={data.outputs}."
+                f"the network gives outputs {tuple(self.start.shape)} for targets "
+                f"{tuple(data.targets.shape)}; make it with outputs={data.outputs}."
             )
 
     def to_the_end(self, show: Show | None, checkpoint: _Checkpoint | None) -> _Place:
@@ -290,12 +278,13 @@ class _Run(Descent):
         else:
             self.go_to(place.tensors)
         begun = time.monotonic() - place.seconds
+        until, steps, smallest = (
+            self.settings.until,
+            self.settings.steps,
+            SMALLEST * self.first_factor,
+        )
         try:
-            while (
-                place.loss > self.settings.until
-                and place.steps < self.settings.steps
-                and place.factor >= SMALLEST * self.first_factor
-            ):
+            while place.loss > until and place.steps < steps and place.factor >= smallest:
                 place = replace(self._window(place), seconds=time.monotonic() - begun)
                 if show is not None:
                     show(place.steps, place.loss)
@@ -325,8 +314,8 @@ class _Run(Descent):
         loss, value, bend = self._look()
         if self.settings.rate is not None and not math.isfinite(value):
             raise InputError(
-                f"training diverged within {steps} steps at a rate of {rate:g}: the loss is "
-                f"{loss}. Lower the rate, or leave it out to have one chosen."
+                f"training diverged at a rate of {rate:g}: the loss is {loss} after {steps} steps. "
+                "Lower the rate, or leave it out to have one chosen."
             )
         limit = place.lowest * (1.0 if self.steady else SPIKE)
         if self.settings.rate is None and not value <= limit:
@@ -377,12 +366,8 @@ class _Run(Descent):
         return torch.autograd.grad(outputs, self.weights, slope, materialize_grads=True)
 
     def _first_scale(self, loss: float) -> float:
-        """Return λ_max(JJᵀ)/b, the largest over some minibatches of b samples.
-
-        With Adam, whose first step is rate · sign(∇L), it is the rate that lowers the loss by a
-        tenth.
-        """
-        if self.adam:
+        """Return λ_max(JJᵀ)/b, the largest over some minibatches of b samples, or Adam's rate."""
+        if self.adam:  # a first step of rate · sign(∇L) is to lower the loss by a tenth
             slope = sum(g.abs().sum().item() for g in self._gradient(None))
             return min(LARGEST_ADAM, loss / (10 * slope)) if slope else LARGEST_ADAM
         found = 0.0
@@ -391,8 +376,5 @@ class _Run(Descent):
             inputs = self.inputs if rows is None else self.inputs[rows]
             found = max(found, largest_eigenvalue(self.network, inputs) / len(inputs))
         if not (found > 0 and math.isfinite(found)):
-            raise InputError(
-                "no rate can be chosen: the outputs do not change with the weights at the start; "
-                "initialise the network."
-            )
+            raise InputError("no rate can be chosen: outputs do not change with the weights.")
         return found * (self.settings.lazy or 1.0) ** 2
