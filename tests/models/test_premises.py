@@ -24,9 +24,8 @@ from exhume.methods.tansley2026 import reduced
 from exhume.models import architectures
 from exhume.models.card import DataCard
 from exhume.models.folder import CARD, INITIAL, read_model
-from exhume.models.formulation import BOUNDED
+from exhume.models.formulation import BOUNDED, beyond, degree, doubts, premise_named
 from exhume.models.opening import Opened, Source, open_model
-from exhume.models.premises import beyond, degree, doubts, premise_named
 from exhume.search.subspace import estimate
 from exhume.victims import Victim, kkt_mlp, two_layer
 from problems import gaussian

@@ -12,8 +12,8 @@ from exhume.methods import check_numbers, method_named
 from exhume.methods.progress import Method
 from exhume.methods.tansley2026 import Tansley2026
 from exhume.models.card import DataCard, read_card
+from exhume.models.formulation import premise_named
 from exhume.models.opening import Opened, Source, open_model
-from exhume.models.premises import premise_named
 from exhume.models.state import ZERO_HEAD
 
 

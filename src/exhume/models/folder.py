@@ -26,8 +26,14 @@ from exhume.features.random import RandomFeatures
 from exhume.features.weights import Mapped, Seeded, Stored, Weights, blocks
 from exhume.files import read_json, read_tensors, write_json, write_tensors
 from exhume.models import architectures
-from exhume.models.formulation import POINT, Told, network_problem, weights_problem
-from exhume.models.premises import check_whole, premise_named
+from exhume.models.formulation import (
+    POINT,
+    Told,
+    check_whole,
+    network_problem,
+    premise_named,
+    weights_problem,
+)
 from exhume.models.state import StateDict, check_pair, fit_state, read_state
 
 CARD, TRAINED, INITIAL = "card.json", "trained.safetensors", "initial.safetensors"

@@ -19,11 +19,13 @@ from exhume.models.formulation import (
     LAZY,
     POINT,
     Told,
+    check_whole,
+    doubts,
     needed,
     network_problem,
+    premise_named,
     weights_problem,
 )
-from exhume.models.premises import check_whole, doubts, premise_named
 from exhume.models.prepare import Prepared, prepare
 from exhume.models.state import ZERO_HEAD, Saved, StateOrFile, check_pair
 
@@ -135,11 +137,9 @@ def open_model(
         opened = _open_weights(source, parameters, point, premise_named(premise or "change"), check)
     else:
         problem = read_model(folder, parameters, point, premise)
+        opened = Opened(problem, parameters or "last", (point or POINT) if problem.drift else None)
         if problem.premise is not Premise.CHANGE:
             opened = Opened(problem, "all", "final")
-        else:
-            moves = problem.drift > 0
-            opened = Opened(problem, parameters or "last", (point or POINT) if moves else None)
     return replace(opened, warnings=(*opened.warnings, *doubts(opened.problem, samples)))
 
 
@@ -167,8 +167,8 @@ def open_module(source: Source) -> tuple[nn.Module, StateOrFile]:
     return source.module(), source.trained
 
 
-def _prepared(source: Source, check: bool) -> tuple[Prepared, Saved]:
-    """Return the prepared copy of a module, and its weights after training."""
+def _prepared(source: Source, check: bool) -> tuple[Prepared, Saved, DataCard]:
+    """Return the prepared copy of a module, its weights after training, and its card."""
     card = source.card
     if card is None:
         raise InputError("input_shape: give the shape of one input, such as 3,32,32, or a card.")
@@ -179,7 +179,7 @@ def _prepared(source: Source, check: bool) -> tuple[Prepared, Saved]:
         raise InputError(
             f"card: says {card.classes} classes, but the model has {outputs} outputs; mend either."
         )
-    return prepared, trained.fitted(prepared.network.module)
+    return prepared, trained.fitted(prepared.network.module), card
 
 
 def _open_weights(
@@ -192,24 +192,13 @@ def _open_weights(
                 f"{ZERO_HEAD}: says that only the last layer was trained, but the premise "
                 f"{premise.value} that all of them were; leave one out."
             )
-    prepared, after = _prepared(source, check)
+    prepared, after, card = _prepared(source, check)
+    network, changes, error = prepared.network, prepared.changes, prepared.derivative_error
     if premise is Premise.CHANGE:
         parameters = parameters or "last"
-        problem, point, warnings = _change(prepared.network, after, source, parameters, point)
-    else:
-        parameters, point = "all", "final"
-        problem, warnings = _weights_alone(prepared.network, after, source, premise)
-    warnings = [*prepared.warnings, *warnings]
-    changes, error = prepared.changes, prepared.derivative_error
-    return Opened(problem, parameters, point, changes, tuple(warnings), error)
-
-
-def _weights_alone(
-    network: Network, after: Saved, source: Source, premise: Premise
-) -> tuple[Problem, list[str]]:
-    """Return the problem whose target are the trained weights, and warnings."""
-    card = source.card
-    assert card is not None, "_prepared refuses this first"
+        problem, point, warnings = _change(network, after, source, card, parameters, point)
+        warnings = [*prepared.warnings, *warnings]
+        return Opened(problem, parameters, point, changes, tuple(warnings), error)
     dtype, stored = _precision(after)
     domain = None if card.range is None and card.norm is None else card.domain()
     told = Told(domain, card.display, card.knows)
@@ -220,15 +209,18 @@ def _weights_alone(
             "Initial weights were given, and are not used: with the premise "
             f"{premise.value} the trained weights themselves are the target."
         )
-    return problem, warnings
+    return Opened(problem, "all", "final", changes, (*prepared.warnings, *warnings), error)
 
 
 def _change(
-    network: Network, after: Saved, source: Source, parameters: str, point: str | None
+    network: Network,
+    after: Saved,
+    source: Source,
+    card: DataCard,
+    parameters: str,
+    point: str | None,
 ) -> tuple[Problem, str, list[str]]:
     """Return the problem whose target is the change of a block, the point, and warnings."""
-    card = source.card
-    assert card is not None, "_prepared refuses this first"
     before = _before(source, network, after)
     missing = [name for name in after.tensors if name not in before.tensors]
     frozen = not missing and all(

@@ -11,7 +11,7 @@ from exhume.data import Data, save
 from exhume.equation.problem import Premise, Problem
 from exhume.files import new_folder
 from exhume.models.folder import TRUTH, NetworkModel, write_model, write_network
-from exhume.models.premises import premise_named
+from exhume.models.formulation import premise_named
 
 
 @dataclass(frozen=True)
