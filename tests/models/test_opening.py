@@ -1,6 +1,8 @@
-"""Opening a module with its weights: the problem it poses, and what is refused."""
+"""Opening a model with its weights: the problem it poses, by each premise, and what is refused."""
 
 import copy
+import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,11 +12,27 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import exhume
+from exhume import data
+from exhume.auditing.settings import Settings
+from exhume.equation.domain import Box, Sphere, SphereInBox
+from exhume.equation.problem import FirstLayer, Premise
 from exhume.errors import InputError
+from exhume.evaluate import residual_at_truth, wrong_prior
+from exhume.features.gradient import ParameterGradients
 from exhume.features.last_layer import LastLayer
+from exhume.features.network import Network
+from exhume.methods.tansley2026 import reduced
+from exhume.models import architectures
 from exhume.models.card import DataCard
+from exhume.models.folder import CARD as FILE
+from exhume.models.folder import INITIAL, read_model
+from exhume.models.formulation import BOUNDED, beyond, degree, doubts, premise_named
 from exhume.models.opening import Opened, Source, open_model
+from exhume.search.subspace import estimate
+from exhume.victims import Victim, kkt_mlp, two_layer
 from lazy import Lazy, dense
+from problems import gaussian
 
 CARD = DataCard((4, 4), norm="sqrt_d")
 
@@ -148,3 +166,208 @@ def test_what_is_no_model_with_its_weights(
 ) -> None:
     with pytest.raises(InputError, match=words):
         opened_(known, **change(known))
+
+
+# Trained weights alone
+
+SIZES = {"shape": [8, 8], "outputs": 1, "widths": [30], "bias": "first"}
+TOLD = DataCard((8, 8))
+
+
+@pytest.fixture(scope="module")
+def victim() -> Victim:
+    known = data.load("digits", 4, classes="parity", centre="pixels")
+    return kkt_mlp(known, (30,), steps=400)
+
+
+@pytest.fixture(scope="module")
+def folder(victim: Victim, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("models") / "margin"
+    victim.save(out)
+    return out
+
+
+# Homogeneity
+
+
+def layers(bias: tuple[bool, ...], between: Callable[[], nn.Module] = nn.ReLU) -> nn.Module:
+    """5 → 7 → … → 2, float64, with biases where they are asked for."""
+    sizes = [5, *[7] * (len(bias) - 1), 2]
+    layers: list[nn.Module] = []
+    for i, given_ in enumerate(bias):
+        layers += [nn.Linear(sizes[i], sizes[i + 1], bias=given_), between()]
+    return nn.Sequential(*layers[:-1]).double().eval()
+
+
+def norm() -> nn.Module:
+    part = nn.BatchNorm1d(7)
+    assert part.running_mean is not None
+    part.running_mean.fill_(0.3)
+    return part
+
+
+def degree_of(net: nn.Module) -> tuple[float, float]:
+    weights = {name: w.detach() for name, w in (*net.named_parameters(), *net.named_buffers())}
+    network, names = Network(net, (5,), 2, ""), tuple(name for name, _ in net.named_parameters())
+    features = ParameterGradients(network, (weights,), "all of them", block=names)
+    return degree(features, gaussian(6, 5))
+
+
+def test_the_degree_is_the_number_of_layers_unless_biases_bends_norms_or_zeros_spoil_it() -> None:
+    for bias in ((False,), (True, False), (False, False, False)):
+        found, missed = degree_of(layers(bias))
+        assert found == pytest.approx(len(bias), abs=1e-9) and missed < 1e-12
+    for net in (layers((True, True)), layers((True, False), nn.Tanh), layers((True, False), norm)):
+        assert 1e-3 < degree_of(net)[1] <= 1
+    zero = layers((False,))
+    next(zero.parameters()).data.zero_()
+    found, missed = degree_of(zero)
+    assert found != found and missed == 1
+
+
+# What the weights deny
+
+
+@pytest.mark.parametrize(("height", "width"), [(4, 6), (6, 4), (1, 3)])
+def test_what_is_beyond_the_largest_directions(height: int, width: int) -> None:
+    weight = gaussian(height, width)
+    for samples in (0, 2, 5, 9):
+        expected = torch.linalg.svdvals(weight)[samples:].square().sum()
+        found = beyond(FirstLayer(torch.zeros_like(weight), weight), samples)
+        assert found == pytest.approx(float(expected), abs=1e-9)
+
+
+def test_what_the_initial_weights_left_is_a_lower_bound_of_the_residual(victim: Victim) -> None:
+    known = victim.truth
+    lazy = two_layer(known, 40, loss="logistic", steps=200)
+    for word in ("margin", "decay"):
+        problem = lazy.posed(premise=word)
+        (sentence,) = doubts(problem, 4)
+        assert f"contradict the premise {word}" in sentence and "initial weights" in sentence
+        layer = problem.first_layer
+        assert layer is not None
+        share = beyond(layer, 4) / float(problem.target.double().square().sum())
+        assert f"{share:.1e}" in sentence and share > 0.1
+        assert residual_at_truth(problem.to("cpu", torch.float64), known) > share - 1e-9
+        assert doubts(problem, None) == ()
+    assert doubts(lazy.problem, 4) == ()
+    assert doubts(victim.problem, 4) == doubts(victim.posed(premise="decay"), 4) == ()
+
+
+def test_deep_biases_are_doubted_under_the_margin_alone() -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 20), nn.ReLU(), nn.Linear(20, 1))
+    state = {name: w.clone() for name, w in net.state_dict().items()}
+    state["1.weight"] = (gaussian(20, 2) @ gaussian(2, 64)).float()  # two samples explain it
+    source = Source(net, state, card=TOLD)
+    (sentence,) = open_model(source, premise="margin", samples=2).warnings
+    assert "not homogeneous" in sentence and "Biases in deeper layers" in sentence
+    assert open_model(source, premise="decay", samples=2).warnings == ()
+
+
+# A model of one's own
+
+
+def at_rest(victim: Victim, card: DataCard = TOLD, **more: Any) -> Opened:
+    given = {"trained": dict(victim.trained), **more}
+    asked = {word: given.pop(word) for word in ("parameters", "point") if word in given}
+    premise = given.pop("premise", Premise.MARGIN)
+    module = architectures.build("mlp", SIZES)
+    return open_model(Source(module, card=card, **given), premise=premise, **asked)
+
+
+def test_trained_weights_alone_are_the_target(victim: Victim) -> None:
+    opened = at_rest(victim)
+    assert (opened.parameters, opened.point, opened.warnings) == ("all", "final", ())
+    problem, posed = opened.problem, victim.problem
+    assert problem.premise is Premise.MARGIN and torch.equal(problem.target, posed.target)
+    assert problem.resolution == posed.resolution
+    assert problem.threat_model.knows == ("the trained weights", "the architecture")
+    assert problem.threat_model.assumes[1:] == (BOUNDED,)
+    assert problem.domain.name == "box [-1, 1]"
+    x = victim.truth.inputs.float()
+    rows, expected = (p.features.linearize(x).gram() for p in (problem, posed))
+    assert torch.allclose(rows, expected)
+    half = at_rest(victim, trained={name: w.half() for name, w in victim.trained.items()})
+    assert half.problem.resolution == pytest.approx(0.1 * torch.finfo(torch.half).eps ** 2)
+    assert "float16" in half.warnings[0]
+    (sentence,) = at_rest(victim, initial="nowhere.pt").warnings
+    assert "are not used" in sentence and "margin" in sentence
+    card = replace(TOLD, range=(0, 1), mean=0.5)
+    told = at_rest(victim, card).problem
+    assert told.domain.name == "box [-0.5, 0.5]" and told.display == card.display
+    assert told.threat_model.knows[2:] == card.knows and len(told.threat_model.assumes) == 1
+    assert at_rest(victim, replace(TOLD, norm=3)).problem.domain == Sphere(3)
+    span = replace(problem, domain=Sphere())
+    assert span.first_layer is not None
+    assert reduced(span, estimate(span.first_layer, 4)).premise is Premise.MARGIN
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"parameters": "last"}, "takes all trained weights.*leave out"),
+        ({"point": "midpoint"}, "takes all trained weights.*leave out"),
+        ({"initial": "zero-head"}, "zero-head: says that only the last layer"),
+        ({"premise": Premise.CHANGE}, "--premise margin, if .* homogeneous .* --premise decay"),
+        ({"premise": "rest"}, "premise: expected one of change, margin, decay, got 'rest'"),
+    ],
+    ids=str,
+)
+def test_what_does_not_go_with_a_premise(more: dict[str, Any], words: str, victim: Victim) -> None:
+    assert [premise_named(word) for word in ("change", "margin", Premise.DECAY)] == list(Premise)
+    with pytest.raises(InputError, match=words):
+        at_rest(victim, **more)
+
+
+# Model folders
+
+
+def test_a_folder_has_the_premise_of_its_training(folder: Path, victim: Victim) -> None:
+    problem = read_model(folder)
+    assert problem.premise is Premise.MARGIN and torch.equal(problem.target, victim.problem.target)
+    change = read_model(folder, premise="change")
+    assert change.premise is Premise.CHANGE and change.target.shape == (30, 1)
+    assert read_model(folder, premise="decay").rule is not problem.rule
+    opened = Settings(str(folder), 4).open()
+    assert (opened.parameters, opened.point, opened.warnings) == ("all", "final", ())
+    with pytest.raises(InputError, match="or give the premise change"):
+        Settings(str(folder), 4, point="midpoint").open()
+    assert Settings(str(folder), 4, point="both", premise="change").open().point == "both"
+
+
+def test_damaged_and_incomplete_folders(folder: Path, tmp_path: Path) -> None:
+    other = tmp_path / "copy"
+    shutil.copytree(folder, other)
+    (other / INITIAL).unlink()
+    assert torch.equal(read_model(other).target, read_model(folder).target)
+    with pytest.raises(InputError, match=INITIAL):
+        read_model(other, premise="change")
+    shutil.copy(folder / INITIAL, other)
+    card = json.loads((other / FILE).read_text())
+    (other / FILE).write_text(json.dumps({**card, "training": {"premise": 3}}))
+    with pytest.raises(InputError, match=r"card.json: is damaged; premise: expected one of"):
+        read_model(other)
+    del card["training"]
+    (other / FILE).write_text(json.dumps(card))
+    assert read_model(other).premise is Premise.CHANGE
+    exhume.victims.random_features(data.sphere(8, 2), 60).save(tmp_path / "model")
+    assert read_model(tmp_path / "model", premise="change").premise is Premise.CHANGE
+    with pytest.raises(InputError, match="premise margin: is for networks"):
+        read_model(tmp_path / "model", premise="margin")
+
+
+# The wrong prior
+
+
+def test_a_wrong_prior_moves_the_box_and_nothing_else() -> None:
+    made = exhume.victims.random_features(data.sphere(6, 2), 30).problem
+    plain = replace(made, domain=Box(gaussian(6), gaussian(6).abs() + 3))
+    moved = wrong_prior(plain, -0.7)
+    assert moved.target is plain.target and moved.features is plain.features
+    start, other = (p.domain.start(5, 6, torch.Generator().manual_seed(0)) for p in (plain, moved))
+    assert torch.allclose(other, start - 0.7)
+    both = wrong_prior(replace(made, domain=SphereInBox(Sphere(3.0), Box(-1, 1))), 0.5).domain
+    assert isinstance(both, SphereInBox) and both.sphere == Sphere(3.0)
+    assert torch.allclose(both.box.bounds.value, torch.tensor([-0.5, 1.5]).double())
+    with pytest.raises(InputError, match="sphere of radius √d; pose the problem with a box"):
+        wrong_prior(made, 0.5)
