@@ -1,17 +1,29 @@
-"""Small problems for the methods: weights of ReLU networks, some with samples planted in them."""
+"""Small problems for the methods, and the published losses written with plain autograd."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from exhume.equation.coefficients import Rule
-from exhume.equation.domain import Box, Domain, Sphere
+from exhume.equation.domain import Box, Domain, Sphere, SphereInBox
 from exhume.equation.problem import FirstLayer, Premise, Problem
 from exhume.features.dense import DenseGradients
 from exhume.features.network import known_network
-from exhume.methods.penalties import balanced_labels
+from exhume.methods.buzaglo2023 import Buzaglo2023
+from exhume.methods.haim2022 import Haim2022
+from exhume.methods.loo2023 import Loo2023
+from exhume.methods.penalised import Penalised, smoothed
+from exhume.methods.penalties import (
+    Hyperparameters,
+    PenalisedLoss,
+    Place,
+    balanced_labels,
+    loss_at,
+)
 from exhume.models import architectures
 from nets import Net, make
 from problems import THREAT, gaussian
@@ -30,17 +42,12 @@ def net_of(outputs: int, seed: int = 0) -> Net:
     return make("mlp", outputs, seed, step=0.3, **widths)
 
 
-def flat(weights: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
-    """All of those weights in one column."""
-    return torch.cat([weights[name].flatten() for name in names])[:, None]
-
-
 def posed(net: Net, rule: Rule, point: str = "final", domain: Domain | None = None) -> Problem:
     """Target θ for the margin, θ − θ₀ otherwise."""
     names = tuple(name for name, _ in net.plain.named_parameters())
-    target = flat(net.trained, names)
+    target = torch.cat([net.trained[name].flatten() for name in names])[:, None]
     if rule is Rule.FREE:
-        target = target - flat(net.initial, names)
+        target = target - torch.cat([net.initial[name].flatten() for name in names])[:, None]
     features = DenseGradients(net.network, tuple(net.points(point)), "gradients", block=names)
     box = domain or Sphere()
     return Problem(target, features, THREAT, net.network.shape, box, premise=premise_of(rule))
@@ -115,3 +122,142 @@ def planted(premise: Premise = Premise.MARGIN, width: int = 100, seed: int = 0) 
     domain = Box(-1.0, 1.0)
     problem = Problem(target, features, THREAT, (DIM,), domain, first_layer=layer, premise=premise)
     return Planted(problem, x, a[:, 0])
+
+
+# The published losses
+
+
+class SmoothedRelu(torch.autograd.Function):
+    """ReLU forward, sigmoid(αz) backward."""
+
+    @staticmethod
+    def forward(context: object, z: Tensor, alpha: float) -> Tensor:
+        context.save_for_backward(z)  # type: ignore[attr-defined]
+        context.alpha = alpha  # type: ignore[attr-defined]
+        return torch.relu(z)
+
+    @staticmethod
+    def backward(context: object, slope: Tensor) -> tuple[Tensor, None]:
+        (z,) = context.saved_tensors  # type: ignore[attr-defined]
+        return slope * torch.sigmoid(context.alpha * z), None  # type: ignore[attr-defined]
+
+
+Sigma = Callable[[Tensor], Tensor]
+
+
+def forward(weights: Mapping[str, Tensor], sigma: Sigma, x: Tensor) -> Tensor:
+    """The three layers, by hand."""
+    layers = list(weights.values())
+    for i in range(0, len(layers), 2):
+        x = x @ layers[i].T + layers[i + 1]
+        x = sigma(x) if i < len(layers) - 2 else x
+    return x
+
+
+def gradients(weights: Mapping[str, Tensor], sigma: Sigma, x: Tensor) -> list[list[Tensor]]:
+    """∇θ f_c(x_j) by candidate and output, differentiable in x."""
+    theta = {name: w.clone().requires_grad_() for name, w in weights.items()}
+    rows = []
+    for row in x:
+        f = forward(theta, sigma, row)
+        parts = [torch.autograd.grad(f_c, list(theta.values()), create_graph=True) for f_c in f]
+        rows.append([torch.cat([part.flatten() for part in one]) for one in parts])
+    return rows
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """A published loss as a function of x and λ."""
+
+    net: Net
+    problem: Problem
+    sigma: Sigma
+    points: Sequence[Mapping[str, Tensor]]
+    labels: Tensor
+    shares: Tensor
+    divisor: float
+    settings: Hyperparameters
+    low: Tensor | float = -1.0
+    high: Tensor | float = 1.0
+
+    def residual(self, x: Tensor, multipliers: Tensor) -> Tensor:
+        total = torch.zeros_like(self.problem.target[:, 0])
+        rows = [gradients(weights, self.sigma, x) for weights in self.points]
+        outputs = forward(self.points[-1], torch.relu, x)
+        for j in range(len(x)):
+            if self.problem.rule is Rule.FREE:
+                mine = [g for one in rows for g in one[j]]
+                for weight, g in zip(multipliers[j], mine, strict=True):
+                    total = total + weight * g
+            elif outputs.shape[1] == 1:
+                total = total + multipliers[j, 0] * self.labels[j] * rows[0][j][0]
+            else:
+                y = int(self.labels[j])
+                others = [k for k in range(outputs.shape[1]) if k != y]
+                rival = max(others, key=lambda k, j=j: outputs[j, k].item())  # type: ignore[misc]
+                total = total + multipliers[j, 0] * (rows[0][j][y] - rows[0][j][rival])
+        return self.problem.target[:, 0] - total / self.divisor
+
+    def __call__(self, x: Tensor, multipliers: Tensor) -> Tensor:
+        loss = self.residual(x, multipliers).square().sum()
+        s = self.settings
+        for j, omega in enumerate(self.shares):
+            box = torch.relu(x[j] - self.high).square() + torch.relu(self.low - x[j]).square()
+            short = torch.relu(s.threshold - multipliers[j] / omega).square().sum()
+            loss = loss + omega * (s.box * box.sum() + s.push * short)
+            if s.smoothness:
+                image = x[j].reshape(1, 1, *self.problem.shape)
+                kernel = torch.tensor([[1, 2, 1], [2, 4, 2], [1, 2, 1]]).to(x)[None, None] / 16
+                padded = torch.nn.functional.pad(image, (1, 1, 1, 1), mode="replicate")
+                rough = image - torch.nn.functional.conv2d(padded, kernel)
+                loss = loss + omega * s.smoothness * rough.square().sum()
+        return loss + s.sparsity * multipliers.abs().sum()
+
+
+@dataclass(frozen=True)
+class Spot:
+    """A problem and a place in it, with the oracle of the loss there."""
+
+    problem: Problem
+    settings: Hyperparameters
+    oracle: Oracle
+    place: Place
+
+    def loss(self, **changes: Any) -> PenalisedLoss:
+        seen = smoothed(self.problem, self.settings, 0)
+        return loss_at(seen, self.settings, replace(self.place, **changes))
+
+
+LOW, HIGH = torch.linspace(-0.9, -0.2, 6).double(), torch.linspace(0.3, 1.1, 6).double()
+
+
+def spot(kind: str, count: int = 4) -> Spot:
+    outputs = {"one": 1, "several": 3, "decay": 2, "change": 2, "both": 2, "box": 1}[kind]
+    net = net_of(outputs)
+    rule = Rule.MARGIN if kind in ("one", "several", "box") else Rule.FREE
+    point = "both" if kind == "both" else "final"
+    domain = SphereInBox(Sphere(), Box(LOW, HIGH)) if kind == "box" else None
+    problem = posed(net, rule, point, domain)
+    shares = torch.tensor([1.0, 0.5, 0.5, 0.25][:count], dtype=torch.float64)
+    recipe: Penalised
+    if kind in ("change", "both"):
+        recipe, values = Loo2023(rate=0.02, smoothness=30.0, sparsity=0.01), {"rate": 0.02}
+        sigma, entries = (lambda z: torch.log1p(torch.exp(11 * z)) / 11), 4 if kind == "both" else 2
+    else:
+        recipe = Haim2022() if outputs == 1 else Buzaglo2023()
+        values = {"rate": 0.01, "scale": 1.0, "threshold": 0.4, "sharpness": 7.0}
+        values |= {"multiplier_rate": 0.05} if outputs > 1 else {}
+        sigma = lambda z: SmoothedRelu.apply(z, 7.0)  # noqa: E731
+        entries = 2 if rule is Rule.FREE else 1
+    multipliers = gaussian(count, entries, seed=2)
+    multipliers = multipliers.abs() if rule is Rule.MARGIN else multipliers
+    labels, divisor = balanced_labels(count, outputs), recipe.divisor(problem, count)
+    chosen = recipe.hyperparameters(problem, values)
+    low, high = (LOW, HIGH) if kind == "box" else (-math.sqrt(6), math.sqrt(6))
+    points = net.points(point)
+    oracle = Oracle(net, problem, sigma, points, labels, shares, divisor, chosen, low, high)
+    place = Place(2 * gaussian(count, 6, seed=1), multipliers, labels, shares, divisor)
+    return Spot(problem, chosen, oracle, place)
+
+
+KINDS = ["one", "several", "decay", "change", "both", "box"]

@@ -34,17 +34,16 @@ def single(*arguments: Any, **options: Any) -> Case:
 @pytest.mark.parametrize(
     ("dim", "samples", "ratio", "name", "outputs", "seeds"),
     [
-        (20, 5, 5, "relu", 1, (0, 15, 27, 41)),  # three where a large sample had been split
+        (20, 5, 5, "relu", 1, (15, 27)),  # where a large sample had been split
         (20, 5, 5, "relu+tanh", 1, (0,)),
         (30, 10, 2.5, "relu", 1, (0,)),
         (40, 8, 4, "relu", 3, (1,)),
         (30, 6, 4, "relu+tanh", 3, (0,)),
-        (30, 6, 4, "gelu", 1, (0,)),
-        (30, 6, 4, "softplus", 1, (0,)),
-        (30, 6, 4, "tanh", 1, (0,)),
-        (30, 6, 4, "erf", 1, (0,)),
-        (30, 6, 4, "polynomial:0,0,0,1", 1, (0,)),
-        (20, 1, 5, "relu", 1, (0, 1)),
+        (20, 4, 4, "gelu", 1, (0,)),
+        (20, 4, 4, "softplus", 1, (0,)),
+        (20, 4, 4, "erf", 1, (0,)),
+        (20, 4, 4, "polynomial:0,0,0,1", 1, (0,)),
+        (20, 1, 5, "relu", 1, (0,)),
     ],
 )
 def test_every_sample_is_recovered(
@@ -93,22 +92,19 @@ def test_features_that_are_never_stored_recover_too() -> None:
     assert score(found.samples, truth.inputs).exact == 1
 
 
-@pytest.mark.parametrize(
-    ("name", "ratio", "seed"),
-    [("relu", 5, 0), ("relu", 3, 5), ("relu+tanh", 5, 0), ("relu+tanh", 8, 5)],
-)
+@pytest.mark.parametrize(("name", "ratio", "seed"), [("relu", 3, 5), ("relu+tanh", 5, 0)])
 def test_the_number_of_samples_is_found(name: str, ratio: float, seed: int) -> None:
-    truth = single(40, 8, ratio, name, seed=seed)
+    truth = single(30, 6, ratio, name, seed=seed)
     found = reconstruct(truth.problem, seed=seed)
     assert found.outcome is Outcome.CONVERGED
-    assert len(found.samples) == 8
+    assert len(found.samples) == 6
     assert score(found.samples, truth.inputs).exact == 1
 
 
 # Too many, too few, too little
 
 
-@pytest.mark.parametrize(("name", "surplus"), [("relu", 2), ("relu+tanh", 1), ("relu+tanh", 3)])
+@pytest.mark.parametrize(("name", "surplus"), [("relu", 2), ("relu+tanh", 1)])
 def test_asked_for_too_many_all_are_found_and_the_rest_says_nothing(
     name: str, surplus: int
 ) -> None:
@@ -132,18 +128,12 @@ def test_asked_for_too_many_all_are_found_and_the_rest_says_nothing(
     assert (repeats | negligible | cancels).all()
 
 
-def test_asked_for_too_few_the_residual_says_so() -> None:
-    truth = single(20, 5, 6, "relu+tanh", even=True)
-    found = reconstruct(truth.problem, 3, method=Exhume(patience=3, restarts=0, rounds=12))
-    assert found.outcome is Outcome.STALLED
-    assert len(found.samples) == 3 and found.residual > 1e-3
-
-
-def test_asked_for_too_few_candidates_are_mixtures_of_samples() -> None:
+def test_asked_for_too_few_candidates_are_mixtures_of_samples_and_the_residual_says_so() -> None:
     known = data.sphere(20, 4, seed=1)
     victim = victims.random_features(known, width=20 * 4 * 8, seed=1)
-    found = reconstruct(victim.problem, 2, seed=1, method=Exhume(patience=10, restarts=0))
+    found = reconstruct(victim.problem, 2, seed=1, method=Exhume(patience=5, restarts=0, rounds=12))
     assert found.outcome is Outcome.STALLED
+    assert len(found.samples) == 2 and found.residual > 1e-3
     samples = torch.nn.functional.normalize(known.inputs, dim=1)
     candidates = torch.nn.functional.normalize(found.samples, dim=1)
     span = torch.linalg.qr(samples.T).Q
@@ -174,25 +164,25 @@ def test_two_candidates_too_many_can_hide_flips_from_relu_but_not_from_relu_with
     other = case(30, 6, 8, "relu+tanh", even=True)
     assert torch.equal(other.inputs, truth.inputs)
     assert fitted(other.problem, candidates).value > 1e-3
-
-
-def test_tanh_is_odd_so_no_sign_can_be_known() -> None:
-    truth = case(20, 4, 5, "tanh")
-    signs = torch.tensor([[1.0], [-1], [-1], [1]])
-    assert fitted(truth.problem, signs * truth.inputs).value < 1e-20
+    odd, signs = case(20, 4, 5, "tanh"), torch.tensor([[1.0], [-1], [-1], [1]])
+    assert fitted(odd.problem, signs * odd.inputs).value < 1e-20  # no sign can be known
 
 
 # Budgets and observers
 
 
-def test_out_of_budget_the_best_so_far_is_returned() -> None:
-    truth = single(30, 6, 4)
-    found = reconstruct(truth.problem, 6, time_limit=0)
-    assert (found.outcome, found.steps, len(found.samples)) == (Outcome.BUDGET, 0, 6)
-    moves: list[Progress] = []
-    reconstruct(truth.problem, 6, observe=lambda p, _: moves.append(p))
-    late = reconstruct(truth.problem, 6, time_limit=1.0, resume=pack(moves[2], 1.0))
-    assert (late.outcome, late.steps) == (Outcome.BUDGET, moves[2].total_steps)
+def test_observers_see_every_move_and_out_of_budget_the_best_so_far_is_returned() -> None:
+    truth, moves = single(30, 6, 4), list[tuple[Progress, float]]()
+    found = reconstruct(truth.problem, 6, observe=lambda p, s: moves.append((p, s)))
+    last = moves[-1][0]
+    assert (last.total_steps, last.total_products) == (found.steps, found.products)
+    assert last.outcome is found.outcome and all(p.outcome is None for p, _ in moves[:-1])
+    seconds = [s for _, s in moves]
+    assert seconds == sorted(seconds)
+    none = reconstruct(truth.problem, 6, time_limit=0)
+    assert (none.outcome, none.steps, len(none.samples)) == (Outcome.BUDGET, 0, 6)
+    late = reconstruct(truth.problem, 6, time_limit=1.0, resume=pack(moves[2][0], 1.0))
+    assert (late.outcome, late.steps) == (Outcome.BUDGET, moves[2][0].total_steps)
 
 
 @pytest.mark.parametrize("method", ["exhume", "iurada2025"])
@@ -202,17 +192,6 @@ def test_a_budget_of_products_ends_a_run_at_the_same_place_every_time(method: st
     assert runs[0].outcome is Outcome.BUDGET
     assert 300 <= runs[0].products < 400
     assert torch.equal(runs[0].samples, runs[1].samples)
-
-
-def test_observers_see_every_move() -> None:
-    moves: list[tuple[Progress, float]] = []
-    found = reconstruct(single(30, 6, 4).problem, 6, observe=lambda p, s: moves.append((p, s)))
-    assert moves[-1][0].total_steps == found.steps
-    assert moves[-1][0].total_products == found.products
-    assert moves[-1][0].outcome is found.outcome
-    seconds = [s for _, s in moves]
-    assert seconds == sorted(seconds)
-    assert all(p.outcome is None for p, _ in moves[:-1])
 
 
 def test_weights_that_are_not_numbers_end_the_search() -> None:
@@ -247,9 +226,7 @@ def test_the_published_recipe_starts_and_steps_as_published() -> None:
     ("arguments", "words"),
     [
         ({"method": "exhumed"}, "unknown method 'exhumed'; known are exhume, iurada2025"),
-        ({"method": ""}, "exhume, iurada2025"),
         ({"samples": 0}, "samples: expected a whole number of at least 1, got 0"),
-        ({"samples": -3}, "at least 1"),
         ({"samples": 10_000}, "more than the 200 features"),
         ({"seed": -1}, "seed: expected"),
         ({"time_limit": -1.0}, "time_limit: expected"),
@@ -260,9 +237,6 @@ def test_the_published_recipe_starts_and_steps_as_published() -> None:
 def test_what_no_run_could_use_is_refused(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
         reconstruct(single(20, 2, 5).problem, **{"samples": 2} | arguments)
-
-
-def test_methods_are_known_by_their_names() -> None:
-    assert {name: method_named(name).name for name in METHODS} == {name: name for name in METHODS}
     mine = Exhume(patience=2)
     assert method_named(mine) is mine
+    assert {name: method_named(name).name for name in METHODS} == {name: name for name in METHODS}

@@ -22,11 +22,9 @@ from exhume.methods.iurada2025 import Iurada2025
 from exhume.methods.tansley2026 import Reduced, Tansley2026, reduced
 from exhume.search.subspace import Subspace, estimate
 from exhume.solvers import Outcome, solve
-from exhume.solvers.gradient import Momentum
 from exhume.solvers.levenberg_marquardt import LevenbergMarquardt
-from exhume.victims.networks import network
 from nets import make
-from problems import gaussian, on_sphere
+from problems import gaussian
 
 SHORT = Exhume(patience=8, restarts=0)
 
@@ -45,12 +43,10 @@ def two_layer(
     ("n", "seed", "options"),
     [
         (1, 100, {}),
-        (2, 101, {}),
         (4, 102, {}),
         (4, 100, {"activation": "relu+tanh"}),
         (5, 101, {"bias": True}),
         (4, 102, {"optimizer": "sgd", "batch": 2}),
-        (4, 100, {"lazy": 10.0}),
     ],
 )
 def test_a_small_network_is_settled_at_its_floor_with_all_samples(
@@ -65,40 +61,31 @@ def test_a_small_network_is_settled_at_its_floor_with_all_samples(
     assert floor > 1e-9
 
 
-def test_images_too() -> None:
-    known = data.load("digits", 4, 100)
-    victim = victims.two_layer(known, width=10 * 64 * 4, seed=100)
-    found = reconstruct(victim.problem, 4, 100)
-    assert found.outcome is Outcome.SETTLED
-    assert score(found.samples, known).exact == 1
-    assert found.residual < 1.1 * residual_at_truth(victim.problem, known)
-
-
-@pytest.mark.parametrize("lazy", [1e2, 1e3, 1e4])
-def test_a_floor_between_tolerance_and_close_is_a_floor_as_well(lazy: float) -> None:
+@pytest.mark.parametrize(("lazy", "most"), [(1e2, 1e-9), (1e4, 1e-13)])
+def test_a_floor_between_tolerance_and_close_is_a_floor_as_well(lazy: float, most: float) -> None:
     """Exploring must not take it for zero, and then wonder why a cut does not hold."""
     victim, known = two_layer(12, 4, 480, 100, lazy=lazy)
     floor = residual_at_truth(victim.problem, known)
-    assert {1e2: 1e-9, 1e3: 1e-11, 1e4: 1e-13}[lazy] > floor > 1e-16
+    assert most > floor > 1e-16
     found = reconstruct(victim.problem, 4, 100)
-    expected = Outcome.CONVERGED if floor < 1e-11 else Outcome.SETTLED
-    assert found.outcome is expected
+    assert found.outcome is (Outcome.CONVERGED if floor < 1e-11 else Outcome.SETTLED)
     assert score(found.samples, known).exact == 1
 
 
-def test_a_network_that_left_the_lazy_regime_has_no_floor_to_settle_at() -> None:
-    """Its features moved so far that the samples themselves leave half of the change."""
-    victim, known = two_layer(12, 4, 200, 100, lazy=3e-3, steps=1000)
-    assert residual_at_truth(victim.problem, known) > 10 * victim.problem.drift
-    found = reconstruct(victim.problem, 4, 100, method=SHORT)
-    assert found.outcome is Outcome.STALLED
-    assert found.residual > victim.problem.drift
-
-
-def test_a_network_asked_for_too_few_samples_is_not_settled() -> None:
-    """Trials come back to the same residual here, too, but that is far too large."""
-    victim, _ = two_layer(12, 4, 480, 101)
-    found = reconstruct(victim.problem, 2, 101, method=replace(SHORT, patience=3))
+@pytest.mark.parametrize(
+    ("width", "samples", "options"),
+    [
+        (200, 4, {"lazy": 3e-3, "steps": 1000}),  # the samples themselves leave half of the change
+        (480, 2, {}),  # too few: trials come back to the same residual, but that is far too large
+    ],
+)
+def test_what_has_no_floor_is_not_settled(
+    width: int, samples: int, options: dict[str, Any]
+) -> None:
+    victim, known = two_layer(12, 4, width, 100, **options)
+    moved = residual_at_truth(victim.problem, known) > 10 * victim.problem.drift
+    assert moved == bool(options)
+    found = reconstruct(victim.problem, samples, 100, method=replace(SHORT, patience=3))
     assert found.outcome is Outcome.STALLED
     assert found.residual > victim.problem.drift
 
@@ -109,7 +96,7 @@ def test_random_features_are_never_settled(samples: int | None) -> None:
     known = data.sphere(12, 4, 100)
     problem = victims.random_features(known, width=12 * 4 * 5, seed=100).problem
     assert problem.drift == 0
-    moves: list[Progress] = []
+    moves: list[Any] = []
     few = replace(SHORT, patience=2, rounds=20)
     found = reconstruct(problem, samples, 100, few, observe=lambda p, _: moves.append(p))
     assert found.outcome is (Outcome.STALLED if samples == 3 else Outcome.CONVERGED)
@@ -130,19 +117,22 @@ def test_one_sample_of_any_module_is_found_though_nothing_is_left_to_keep() -> N
 # In the subspace
 
 
+def outside(candidates: Tensor, basis: Tensor) -> float:
+    return float((candidates - candidates @ basis @ basis.T).norm() / candidates.norm())
+
+
 def test_the_subspace_recovers_where_the_full_space_has_too_few_equations() -> None:
     inside = []
-    for seed in (100, 101, 102, 103):
+    for seed in (100, 101, 102):
         victim, known = two_layer(30, 4, 60, seed, lazy=10.0)
         assert victim.problem.ratio(4) == 0.5
         found = reconstruct(victim.problem, 4, seed, method="tansley2026")
         inside.append(score(found.samples, known).recovered)
         assert found.rank == 4 and found.samples.shape == (4, 30)
-        span = torch.linalg.qr(known.inputs.T).Q
-        assert outside(found.samples, span) < 1e-6
+        assert outside(found.samples, torch.linalg.qr(known.inputs.T).Q) < 1e-6
         lengths = torch.full((4,), 30.0).double().sqrt()
         torch.testing.assert_close(found.samples.norm(dim=1), lengths, rtol=1e-9, atol=0)
-    assert sum(inside) >= 3
+    assert sum(inside) >= 2
     other = reconstruct(victim.problem, 4, seed, SHORT, product_limit=3000)
     assert other.rank is None and score(other.samples, known).recovered == 0
 
@@ -152,20 +142,11 @@ def test_the_number_of_samples_is_that_of_the_directions() -> None:
     found = reconstruct(victim.problem, method="tansley2026", product_limit=5000)
     assert len(found.samples) == 3
     assert score(found.samples, known).recovered == 1
+    few = Tansley2026(rank=3, search=SHORT, polish=0)  # a rank of one's own is taken
+    assert reconstruct(victim.problem, 2, method=few, product_limit=300).rank == 3
 
 
-def test_more_directions_than_samples_are_refused_with_the_reason() -> None:
-    victim, _ = two_layer(20, 4, 100, 100)
-    with pytest.raises(InputError, match="spans 4 directions, but 3 samples") as caught:
-        reconstruct(victim.problem, 3, method="tansley2026")
-    assert "Adam" in str(caught.value)
-    few = Tansley2026(rank=4, search=SHORT, polish=0)  # a rank of one's own is taken
-    assert reconstruct(victim.problem, 3, method=few, product_limit=300).rank == 4
-
-
-@pytest.mark.parametrize(
-    ("rank", "options"), [("gap", {}), ("energy", {}), (4, {}), ("gap", {"decay": 1e-4})]
-)
+@pytest.mark.parametrize(("rank", "options"), [("energy", {}), (4, {}), ("gap", {"decay": 1e-4})])
 def test_every_rule_for_the_rank_recovers(rank: int | str, options: dict[str, Any]) -> None:
     """Weight decay does not spoil the subspace."""
     victim, known = two_layer(30, 4, 150, 100, lazy=10.0, **options)
@@ -181,10 +162,6 @@ def spoiled(problem: Problem, size: float) -> tuple[Reduced, Tensor]:
     noise = size / 4 * gaussian(problem.dim, right.rank, seed=3)
     basis = torch.linalg.qr(right.basis + noise).Q
     return reduced(problem, Subspace(basis, right.spectrum, 1.0, right.gap)), basis
-
-
-def outside(candidates: Tensor, basis: Tensor) -> float:
-    return float((candidates - candidates @ basis @ basis.T).norm() / candidates.norm())
 
 
 def test_a_spoiled_basis_is_made_good_for_in_the_full_space_and_an_exact_one_is_kept() -> None:
@@ -214,20 +191,17 @@ def test_too_few_equations_for_the_full_space_leave_the_spoiled_basis() -> None:
 
 
 def test_random_features_have_the_moment_for_a_start_and_for_nothing_more() -> None:
-    for seed in (100, 101):
-        known = data.sphere(20, 4, seed)
-        problem = victims.random_features(known, width=20 * 4 * 6, seed=seed).problem
-        method = Tansley2026()
-        assert method.view(problem) is problem
-        start = method.init(problem, 4, seed).candidates.double()
-        random = Exhume().init(problem, 4, seed).candidates.double()
-        assert start.shape == random.shape
-        assert not torch.allclose(start, random)
-        found = reconstruct(problem, 4, seed, method="tansley2026")
-        assert found.outcome is Outcome.CONVERGED
-        assert found.rank is None
-        assert score(found.samples, known).exact == 1
-        assert outside(found.samples, torch.linalg.qr(start.T).Q) > 0.3
+    known = data.sphere(20, 4, 100)
+    problem = victims.random_features(known, width=20 * 4 * 6, seed=100).problem
+    method = Tansley2026()
+    assert method.view(problem) is problem
+    start = method.init(problem, 4, 100).candidates.double()
+    random = Exhume().init(problem, 4, 100).candidates.double()
+    assert start.shape == random.shape and not torch.allclose(start, random)
+    found = reconstruct(problem, 4, 100, method="tansley2026")
+    assert found.outcome is Outcome.CONVERGED and found.rank is None
+    assert score(found.samples, known).exact == 1
+    assert outside(found.samples, torch.linalg.qr(start.T).Q) > 0.3
 
 
 def test_the_start_lies_where_the_moment_points() -> None:
@@ -237,12 +211,15 @@ def test_the_start_lies_where_the_moment_points() -> None:
     span = torch.linalg.qr(known.inputs.T).Q
 
     def inside(method: Exhume | Tansley2026) -> float:
-        starts = [method.init(problem, 2, seed).candidates for seed in range(10)]
-        x = torch.cat(starts).double()
+        x = torch.cat([method.init(problem, 2, seed).candidates for seed in range(10)]).double()
         return float((x @ span).square().sum() / x.square().sum())
 
     assert inside(Exhume()) < 2 * 2 / 60
     assert inside(Tansley2026()) > 0.5 * 2 / 8  # of 8 directions two are right
+
+
+def dense_layer() -> Problem:
+    return two_layer(12, 3, 60, 100)[0].problem
 
 
 SPHERE_ONLY = "works on a sphere, but"
@@ -250,21 +227,20 @@ NO_LAYER = "needs a dense first layer.*convolution, patches or a normalisation.*
 
 
 @pytest.mark.parametrize(
-    ("pose", "words"),
+    ("pose", "samples", "words"),
     [
-        (lambda: make("resnet").problem(), NO_LAYER),
-        (lambda: make("vit").problem(), NO_LAYER),
-        (lambda: replace(dense_layer(), domain=Box(-3, 3)), SPHERE_ONLY),
-        (lambda: replace(dense_layer(), domain=SphereInBox(Sphere(), Box(-3, 3))), SPHERE_ONLY),
+        (lambda: make("resnet").problem(), 2, NO_LAYER),
+        (lambda: make("vit").problem(), 2, NO_LAYER),
+        (lambda: replace(dense_layer(), domain=Box(-3, 3)), 2, SPHERE_ONLY),
+        (lambda: replace(dense_layer(), domain=SphereInBox(Sphere(), Box(-3, 3))), 2, SPHERE_ONLY),
+        (dense_layer, 2, "spans 3 directions, but 2 samples.*Adam"),
     ],
 )
-def test_what_has_no_subspace_is_refused(pose: Callable[[], Problem], words: str) -> None:
+def test_what_has_no_subspace_is_refused(
+    pose: Callable[[], Problem], samples: int, words: str
+) -> None:
     with pytest.raises(InputError, match=words):
-        reconstruct(pose(), 2, method="tansley2026")
-
-
-def dense_layer() -> Problem:
-    return two_layer(12, 3, 60, 100)[0].problem
+        reconstruct(pose(), samples, method="tansley2026")
 
 
 def test_a_radius_of_ones_own_is_kept_in_the_subspace() -> None:
@@ -278,17 +254,14 @@ def test_a_radius_of_ones_own_is_kept_in_the_subspace() -> None:
 
 def test_all_parameters_recover_where_the_last_layer_has_too_few() -> None:
     """24 weights in the last layer for 36 unknowns, and 312 in all: gradients of both layers."""
-    for seed in (102,):
-        known = data.sphere(12, 3, seed)
-        victim = victims.two_layer(known, width=24, activation="gelu", lazy=1e5, seed=seed)
-        every, last = victim.posed("all"), victim.posed("last")
-        assert last.ratio(3) < 1 < 5 < every.ratio(3)
-        found = reconstruct(every, 3, seed)
-        assert found.outcome is Outcome.CONVERGED
-        assert score(found.samples, known).exact == 1
-        wrong = reconstruct(last, 3, seed)
-        assert wrong.outcome is Outcome.CONVERGED  # zero residual with wrong candidates
-        assert score(wrong.samples, known).recovered == 0
+    known = data.sphere(12, 3, 102)
+    victim = victims.two_layer(known, width=24, activation="gelu", lazy=1e5, seed=102)
+    every, last = victim.posed("all"), victim.posed("last")
+    assert last.ratio(3) < 1 < 5 < every.ratio(3)
+    found, wrong = reconstruct(every, 3, 102), reconstruct(last, 3, 102)
+    assert found.outcome is wrong.outcome is Outcome.CONVERGED
+    assert score(found.samples, known).exact == 1
+    assert score(wrong.samples, known).recovered == 0  # zero residual with wrong candidates
 
 
 @pytest.mark.parametrize("loss", ["logistic", "cross_entropy"])
@@ -302,100 +275,48 @@ def test_other_losses_and_several_outputs_are_recovered(loss: str) -> None:
     assert score(found.samples, known).recovered == 1
 
 
-# Solvers on every kind of features
-
-
-def trained(name: str) -> Problem:
-    if name == "random features":
-        return victims.random_features(data.sphere(9, 3, 100), width=80, seed=100).problem
-    shapes: dict[str, tuple[int, ...]] = {"resnet": (3, 3), "vit": (4, 4)}
-    kind, _, parameters = name.partition(" ")
-    known = data.sphere(16 if kind == "vit" else 9, 3, 100)
-    known = replace(known, shape=shapes.get(kind, known.shape))
-    options: dict[str, Any] = {"until": 1e-2, "steps": 200, "seed": 100}
-    victim = {
-        "two_layer": lambda: victims.two_layer(known, width=40, bias=True, **options),
-        "mlp": lambda: victims.mlp(known, widths=[20, 30], activation="gelu", **options),
-        "resnet": lambda: network(
-            known, "resnet", {"width": 3, "blocks": 1, "kernel": 3}, **options
-        ),
-        "vit": lambda: victims.vit(known, patch=2, dim=8, depth=1, heads=2, **options),
-    }[kind]()
-    return victim.posed(parameters, "both" if kind == "mlp" else "midpoint")
-
-
-KINDS = ["random features", "two_layer first", "mlp last", "mlp all", "resnet last", "vit last"]
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_every_solver_lowers_the_residual_of_every_kind_of_features(name: str) -> None:
-    problem = trained(name)
-    start = on_sphere(3, problem.dim, seed=5)
-    before = fitted(problem, start).value
-    solvers: list[tuple[Any, int, float]] = [
-        (Momentum(rate=1.0), 25, 0.97),
-        (LevenbergMarquardt(), 12, 0.7),
-    ]
-    for solver, steps, share in solvers:
-        fit = solve(solver, problem, start, steps).fit
-        assert fit.value < share * before
-        radius = torch.full((3,), problem.dim**0.5).double()
-        torch.testing.assert_close(fit.candidates.norm(dim=1).double(), radius)
-
-
 def test_the_published_recipe_lowers_the_residual_of_a_network() -> None:
     victim, _ = two_layer(12, 3, 360, 100)
-    recipe = Iurada2025(rate=4.0, steps=150)
-    seen = recipe.view(victim.problem)
-    assert isinstance(seen.features, RandomFeatures)
-    z = torch.tensor([-1.0, 2.0]).double()
-    assert seen.features.activation.slope(z).tolist() == [0, 1]  # plain in a network
-    leaky = recipe.view(victims.random_features(data.sphere(5, 2), width=9).problem).features
-    assert isinstance(leaky, RandomFeatures)
-    assert leaky.activation.slope(z).tolist() == pytest.approx([0.02, 1])
-    start = recipe.init(seen, 3, 0).residual
-    found = reconstruct(victim.problem, 3, method=recipe)
-    assert found.residual < 0.2 * start
+    recipe, z = Iurada2025(rate=4.0, steps=150), torch.tensor([-1.0, 2.0]).double()
+    random = victims.random_features(data.sphere(5, 2), width=9).problem
+    for problem, slopes in ((victim.problem, [0, 1]), (random, [0.02, 1])):  # plain in a network
+        features = recipe.view(problem).features
+        assert isinstance(features, RandomFeatures)
+        assert features.activation.slope(z).tolist() == pytest.approx(slopes)
+    start = recipe.init(recipe.view(victim.problem), 3, 0).residual
+    assert reconstruct(victim.problem, 3, method=recipe).residual < 0.2 * start
 
 
 # Domains
 
-
-def in_box(candidates: Tensor) -> bool:
-    return bool((candidates.abs() <= 1 + 1e-9).all())
+SMALL = SphereInBox(Sphere(0.8 * 10**0.5), Box(-1, 1))
 
 
-def boxed(seed: int) -> tuple[victims.Victim, data.Data]:
-    """Samples of ±1 and less, all on the sphere of radius √d·0.8 and in the box."""
-    raw = gaussian(3, 10, seed=seed)
-    domain = SphereInBox(Sphere(0.8 * 10**0.5), Box(-1, 1))
-    known = replace(data.sphere(10, 3, seed), inputs=domain.project(raw))
-    return victims.two_layer(known, width=400, activation="relu+tanh", seed=seed), known
-
-
-@pytest.mark.parametrize(
-    ("domain", "recovers"),
-    [(Box(-1, 1), False), (SphereInBox(Sphere(0.8 * 10**0.5), Box(-1, 1)), True)],
-)
-def test_candidates_stay_in_the_domain(domain: Box | SphereInBox, recovers: bool) -> None:
-    victim, known = boxed(100)
-    problem = replace(victim.problem, domain=domain)
+@pytest.mark.parametrize("domain", [Box(-1, 1), SMALL])
+def test_candidates_stay_in_the_domain(domain: Box | SphereInBox) -> None:
+    """Samples on a sphere and in the box, of which the box alone does not tell enough."""
+    known = replace(data.sphere(10, 3, 100), inputs=SMALL.project(gaussian(3, 10, seed=100)))
+    victim = victims.two_layer(known, width=400, activation="relu+tanh", seed=100)
     moves: list[Progress] = []
     found = reconstruct(
-        problem, 3, 100, SHORT, observe=lambda p, _: moves.append(p), product_limit=6000
+        replace(victim.problem, domain=domain),
+        3,
+        100,
+        SHORT,
+        observe=lambda p, _: moves.append(p),
+        product_limit=3000,
     )
     assert len(moves) > 20
-    assert in_box(found.samples)
-    for move in moves:
-        assert in_box(move.candidates)
-    if recovers:
+    for candidates in (found.samples, *(move.candidates for move in moves)):
+        assert (candidates.abs() <= 1 + 1e-9).all()
+    if domain is SMALL:
         lengths = found.samples.norm(dim=1)
         torch.testing.assert_close(lengths, torch.full((3,), 0.8 * 10**0.5).double())
         assert score(found.samples, known).recovered == 1
 
 
 @pytest.mark.parametrize("domain", [Box(-1, 1), SphereInBox(Sphere(), Box(-1.5, 1.5))])
-@pytest.mark.parametrize("name", ["mlp", "vit"])
+@pytest.mark.parametrize("name", ["mlp", "resnet", "vit"])
 def test_solvers_stay_in_the_domain_on_modules(name: str, domain: Box | SphereInBox) -> None:
     problem = replace(make(name).problem("last"), domain=domain)
     bound = 1.0 if isinstance(domain, Box) else 1.5

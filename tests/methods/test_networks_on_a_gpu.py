@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from exhume import data, evaluate, reconstruct, victims
-from exhume.equation.objective import fitted as objective
-from exhume.equation.objective import gauss_newton, gradient
+from exhume.equation.objective import fitted, gauss_newton, gradient
 from exhume.equation.problem import Premise
 from exhume.methods.progress import Progress, pack
 from exhume.models.formulation import weights_problem
@@ -22,23 +21,29 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 @pytest.mark.parametrize("name", SIZES)
 def test_products_agree_with_the_cpu(name: str, parameters: str, point: str) -> None:
     problem = make(name).problem(parameters, point)
-    x = gaussian(2, problem.dim, seed=3)
-    here = objective(problem, x)
-    there = objective(problem.to("cuda"), x)
-    assert there.value == pytest.approx(here.value, rel=1e-3, abs=1e-6)
-    direction = gaussian(2, problem.dim, seed=4)
+    x, direction = gaussian(2, problem.dim, seed=3), gaussian(2, problem.dim, seed=4)
     exact = problem.to("cuda", torch.float64)
-    point_ = objective(exact, x)
+    here, there = fitted(problem, x), fitted(exact, x)
+    assert fitted(problem.to("cuda"), x).value == pytest.approx(here.value, rel=1e-3, abs=1e-6)
+    bent = [fit.linearization.curvature(fit.coefficients) for fit in (there, here)]
     for ours, reference in (
-        (gradient(exact, point_), gradient(problem, here)),
-        (gauss_newton(point_, direction.cuda()), gauss_newton(here, direction)),
-        (
-            point_.linearization.curvature(point_.coefficients),
-            here.linearization.curvature(here.coefficients),
-        ),
+        (gradient(exact, there), gradient(problem, here)),
+        (gauss_newton(there, direction.cuda()), gauss_newton(here, direction)),
+        (bent[0], bent[1]),
     ):
         scale = 1e-6 * reference.abs().max() + 1e-12  # where few features leave a residual of zero
         assert torch.allclose(ours.cpu(), reference, rtol=1e-6, atol=scale)
+
+
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_the_margin_agrees_with_the_cpu(outputs: int) -> None:
+    net = make("mlp", outputs)
+    problem = weights_problem(net.network, net.trained, Premise.MARGIN)
+    x = gaussian(4, problem.dim, seed=3)
+    here, there = fitted(problem, x), fitted(problem.to("cuda", torch.float64), x)
+    assert there.value == pytest.approx(here.value, rel=1e-9)
+    assert there.penalty == pytest.approx(here.penalty, rel=1e-9)
+    assert torch.allclose(there.coefficients.cpu(), here.coefficients, rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("method", ["exhume", "tansley2026"])
@@ -49,24 +54,13 @@ def test_a_network_trained_on_the_gpu_is_recovered_there(method: str) -> None:
     assert evaluate.score(found.samples, known).recovered == 1
 
 
-def test_any_module_is_attacked_on_the_gpu() -> None:
+@pytest.mark.parametrize("parameters", ["last", "all"])
+def test_any_module_is_attacked_on_the_gpu(parameters: str) -> None:
     known = data.sphere(8, 2, 100)
     options = {"activation": "gelu", "seed": 100, "device": "cuda", "lazy": 30.0}
     victim = victims.mlp(known, widths=(60, 200), **options)
-    for parameters in ("last", "all"):
-        found = reconstruct(victim.posed(parameters).to("cuda"), 2, 0, product_limit=10_000)
-        assert evaluate.score(found.samples, known).recovered == 1
-
-
-@pytest.mark.parametrize("outputs", [1, 3])
-def test_the_margin_agrees_with_the_cpu(outputs: int) -> None:
-    net = make("mlp", outputs)
-    problem = weights_problem(net.network, net.trained, Premise.MARGIN)
-    x = gaussian(4, problem.dim, seed=3)
-    here, there = objective(problem, x), objective(problem.to("cuda", torch.float64), x)
-    assert there.value == pytest.approx(here.value, rel=1e-9)
-    assert there.penalty == pytest.approx(here.penalty, rel=1e-9)
-    assert torch.allclose(there.coefficients.cpu(), here.coefficients, rtol=1e-6, atol=1e-9)
+    found = reconstruct(victim.posed(parameters).to("cuda"), 2, 0, product_limit=10_000)
+    assert evaluate.score(found.samples, known).recovered == 1
 
 
 @pytest.mark.parametrize("method", ["exhume", "haim2022", "shen2026"])
@@ -75,11 +69,9 @@ def test_weights_at_the_margin_are_attacked_on_the_gpu_and_gone_on_with(method: 
     victim = victims.kkt_mlp(known, (40,), seed=100, steps=400, device="cuda")
     problem, moves = victim.problem.to("cuda"), list[Progress]()
     found = reconstruct(problem, 6, 0, method, None, lambda p, _: moves.append(p), None, 600)
-    assert found.samples.isfinite().all()
-    assert found.residual < 0.5
+    assert found.samples.isfinite().all() and found.residual < 0.5
     half = pack(moves[len(moves) // 2], 1.0)
-    tensors = {name: tensor.cpu() for name, tensor in half.tensors.items()}
-    resume = replace(half, tensors=tensors)
+    resume = replace(half, tensors={name: tensor.cpu() for name, tensor in half.tensors.items()})
     again = reconstruct(problem, 6, 0, method, resume=resume, product_limit=600)
     assert (again.steps, again.products) == (found.steps, found.products)
     torch.testing.assert_close(again.samples, found.samples, rtol=1e-3, atol=1e-3)

@@ -27,14 +27,13 @@ from nets import make
 from problems import case
 
 SHORT: dict[str, Any] = {"steps": 55, "trials": 2, "probe": 15}
-GIVEN = Haim2022(
-    steps=330, rate=0.05, scale=0.3, threshold=0.05, sharpness=20.0, multiplier_rate=0.05
-)
+GOOD = {"rate": 0.05, "scale": 0.3, "threshold": 0.05, "sharpness": 20.0}
+GIVEN = Haim2022(steps=230, multiplier_rate=0.05, **GOOD)  # type: ignore[arg-type]
 SHARP = Stationary(trials=5, steps=4, sharpness=(20.0, 40.0, 80.0))
 
 
-def random_features(ratio: float = 2.5) -> Problem:
-    return case(30, 6, ratio, seed=2, dtype=torch.float32).problem
+def random_features() -> Problem:
+    return case(20, 4, 2.5, seed=2, dtype=torch.float32).problem
 
 
 def network() -> Problem:
@@ -48,27 +47,28 @@ def weights(premise: Premise, outputs: int) -> Problem:
 
 
 def stuck() -> Problem:
-    return combined(activation="tanh")  # four samples, of which two candidates have to do
+    """Four samples, of which two candidates have to do."""
+    return combined(activation="tanh")
 
 
 RUNS: dict[str, tuple[Callable[[], Problem], str | Method, int | None]] = {
-    "exhume": (random_features, "exhume", 6),
+    "exhume": (random_features, "exhume", 4),
     "exhume, number unknown": (random_features, "exhume", None),
     "exhume at the margin": (lambda: weights(Premise.MARGIN, 1), SHARP, 3),
     "exhume at the margin of several": (lambda: weights(Premise.MARGIN, 3), SHARP, 3),
     "exhume with decay": (lambda: weights(Premise.DECAY, 1), SHARP, None),
-    "iurada2025": (random_features, Iurada2025(steps=30), 6),
+    "iurada2025": (random_features, Iurada2025(steps=30), 4),
     "tansley2026": (network, "tansley2026", 4),
     "haim2022": (lambda: posed(net_of(1), Rule.MARGIN), Haim2022(**SHORT), 3),
     "buzaglo2023": (lambda: posed(net_of(3), Rule.MARGIN), Buzaglo2023(**SHORT), 3),
     "buzaglo2023, free": (lambda: posed(net_of(2), Rule.FREE), Buzaglo2023(**SHORT), 3),
     "loo2023": (lambda: posed(net_of(2), Rule.FREE), Loo2023(**SHORT), 3),
-    "shen2026": (stuck, Shen2026(GIVEN, every=100, rule="adaptive"), 1),
-    "shen2026, forgetting": (stuck, Shen2026(GIVEN, every=100), 1),
+    "shen2026": (stuck, Shen2026(GIVEN, every=70, rule="adaptive"), 1),
+    "shen2026, forgetting": (stuck, Shen2026(GIVEN, every=70), 1),
     "shen2026, tuned": (lambda: combined(), Shen2026(Haim2022(**SHORT), every=20), 2),
     "shen2026 of iurada2025": (
         lambda: case(8, 6, 6.0, "relu+tanh").problem,
-        Shen2026(Iurada2025(rate=1.0, steps=400), every=100, rule="adaptive"),
+        Shen2026(Iurada2025(rate=1.0, steps=400), every=70, rule="adaptive"),
         2,
     ),
 }

@@ -25,72 +25,61 @@ from nets import Net, dense, make
 from problems import case, gaussian
 
 
-def trained_net(outputs: int = 1, seed: int = 0, widths: tuple[int, ...] = (12,)) -> Net:
-    sizes = {"shape": [DIM], "widths": list(widths), "activation": "relu", "bias": "first"}
-    return make("mlp", outputs, seed, step=0.3, **sizes)
+def trained_net(outputs: int = 1) -> Net:
+    sizes = {"shape": [DIM], "widths": [12], "activation": "relu", "bias": "first"}
+    return make("mlp", outputs, 0, step=0.3, **sizes)
 
 
-def posed(net: Net, premise: Premise = Premise.MARGIN, domain: Domain | None = None) -> Problem:
+def posed(
+    premise: Premise = Premise.MARGIN, outputs: int = 1, domain: Domain | None = None
+) -> Problem:
+    net = trained_net(outputs)
     return weights_problem(net.network, net.trained, premise, Told(domain))
-
-
-def layered(layer: Tensor, domain: Domain) -> Problem:
-    """A problem with that change of its first layer, from random initial weights."""
-    before = gaussian(*layer.shape, seed=7)
-    return replace(
-        posed(trained_net(), domain=domain), first_layer=FirstLayer(before, before + layer)
-    )
 
 
 def test_the_name_exhume_picks_the_search_by_the_premise() -> None:
     for premise in (Premise.MARGIN, Premise.DECAY):
-        assert method_named("exhume", posed(trained_net(), premise)) == Stationary()
+        assert method_named("exhume", posed(premise)) == Stationary()
     assert method_named("exhume", case(6, 2, 4).problem) == Exhume()
     assert Stationary().name == Exhume().name == "exhume"
-
-
-# Traces
 
 
 @pytest.mark.parametrize("outputs", [1, 3])
 @pytest.mark.parametrize("premise", [Premise.MARGIN, Premise.DECAY])
 def test_a_trace_is_what_a_candidate_alone_leaves(outputs: int, premise: Premise) -> None:
-    net = trained_net(outputs)
-    x = gaussian(5, DIM, seed=2)
-    fit = fitted(posed(net, premise), x)
+    net, x = trained_net(outputs), gaussian(5, DIM, seed=2)
+    fit = fitted(posed(premise, outputs), x)
     names = [name for name, _ in net.plain.named_parameters()]
     rows = dense(net, "final", names).linearize(x).phi.view(5, outputs, -1)
     parts = fit.coefficients.view(5, outputs)
     expected = torch.stack([(a @ phi).square().sum() for a, phi in zip(parts, rows, strict=True)])
     torch.testing.assert_close(traces(fit), expected)
     assert expected.max() > 0
-
-
-def test_a_trace_counts_every_column_of_the_target() -> None:
-    truth = case(8, 3, 6, outputs=2)
-    a = gaussian(3, 2, seed=4)
-    fit = fitted_with(truth.problem, truth.inputs, a)
+    truth, a = case(8, 3, 6, outputs=2), gaussian(3, 2, seed=4)  # every column counts
     alone = [
         fitted_with(truth.problem, truth.inputs, a * torch.eye(3)[:, i : i + 1].double())
         for i in range(3)
     ]
     left = [(truth.problem.target - one.residual).square().sum() for one in alone]
-    torch.testing.assert_close(traces(fit), torch.stack(left))
+    both = fitted_with(truth.problem, truth.inputs, a)
+    torch.testing.assert_close(traces(both), torch.stack(left))
 
 
 # Starts
 
 
-def two_directions() -> tuple[Tensor, Tensor]:
-    """A first layer with singular values 9, 1 and, not to be seen, 0.001; and their directions."""
+def two_directions(domain: Domain) -> tuple[Problem, Tensor]:
+    """A first layer that moved with singular values 9, 1 and, not to be seen, 0.001."""
     q = torch.linalg.qr(gaussian(DIM, DIM)).Q.T[:3]
     left = torch.linalg.qr(gaussian(12, 3, seed=1)).Q
-    return left @ torch.diag(torch.tensor([9.0, 1.0, 0.001]).double()) @ q, q
+    layer = left @ torch.diag(torch.tensor([9.0, 1.0, 0.001]).double()) @ q
+    before = gaussian(*layer.shape, seed=7)
+    return replace(posed(domain=domain), first_layer=FirstLayer(before, before + layer)), q
 
 
 def test_starts_lie_in_the_row_space_in_the_proportions_of_the_singular_values() -> None:
-    layer, directions = two_directions()
-    found = starts(layered(layer, Box(-1.0, 1.0)), 4000, stream(0, 0))
+    problem, directions = two_directions(Box(-1.0, 1.0))
+    found = starts(problem, 4000, stream(0, 0))
     inside = found @ directions.T
     torch.testing.assert_close(inside[:, :2] @ directions[:2], found, rtol=0, atol=1e-9)
     ratio = (inside[:, 0] / inside[:, 1]).abs().median().item()
@@ -103,7 +92,7 @@ BOXES = (Box(-1.0, 1.0), Box(-3.0, 0.5), Box(-1e9, 1e9), Box(1.0, 3.0), Sphere()
 
 @pytest.mark.parametrize("domain", BOXES, ids=lambda domain: domain.name)
 def test_starts_have_a_share_of_the_norm_that_the_domain_draws(domain: Domain) -> None:
-    found = starts(layered(two_directions()[0], domain), 50, stream(3, 1))
+    found = starts(two_directions(domain)[0], 50, stream(3, 1))
     drawn = domain.start(50, DIM, stream(3, 1)).norm(dim=1)
     torch.testing.assert_close(domain.project(found), found)
     if isinstance(domain, Sphere) or domain.low == -1e9:
@@ -113,74 +102,55 @@ def test_starts_have_a_share_of_the_norm_that_the_domain_draws(domain: Domain) -
         assert (found.norm(dim=1) <= SPREAD * drawn * (1 + 1e-12)).all()
 
 
-def test_without_a_first_layer_the_domain_draws_the_starts() -> None:
+def test_the_search_begins_with_a_surplus_over_samples_or_visible_directions() -> None:
     domain = Box(-1.0, 1.0)
-    problem = replace(posed(trained_net(), domain=domain), first_layer=None)
-    found = starts(problem, 7, stream(1, 2))
-    assert torch.equal(found, domain.start(7, DIM, stream(1, 2)))
-    progress = Stationary().init(problem, None, 0)
-    assert len(progress.candidates) == 2 * DIM  # all directions count as visible
-
-
-@pytest.mark.parametrize(("samples", "surplus", "count"), [(3, 2.0, 6), (3, 1.5, 5), (4, 1.0, 4)])
-def test_the_search_begins_with_a_surplus(samples: int, surplus: float, count: int) -> None:
-    problem = posed(trained_net())
-    progress = Stationary(surplus=surplus).init(problem, samples, 0)
-    assert progress.candidates.shape == (count, DIM)
-    assert progress.phase == "sharpen"
-    view = softened(problem, progress.sharpness)
-    assert progress.state.fit.cost == fitted(view, progress.candidates).cost
-
-
-def test_the_number_is_that_of_the_visible_directions_if_it_is_not_told() -> None:
-    layer, _ = two_directions()
-    progress = Stationary().init(layered(layer, Box(-1.0, 1.0)), None, 0)
-    assert len(progress.candidates) == 4  # two for each of two
+    blind = replace(posed(domain=domain), first_layer=None)
+    assert torch.equal(starts(blind, 7, stream(1, 2)), domain.start(7, DIM, stream(1, 2)))
+    for problem, samples, surplus, count in (
+        (posed(), 3, 2.0, 6),
+        (posed(), 3, 1.5, 5),
+        (posed(), 4, 1.0, 4),
+        (two_directions(domain)[0], None, 2.0, 4),
+        (blind, None, 2.0, 2 * DIM),  # all directions count as visible
+    ):
+        progress = Stationary(surplus=surplus).init(problem, samples, 0)
+        assert progress.candidates.shape == (count, DIM) and progress.phase == "sharpen"
+        view = softened(problem, progress.sharpness)
+        assert progress.state.fit.cost == fitted(view, progress.candidates).cost
 
 
 # Sharpness
 
 
-def scaled(problem: Problem, factor: float) -> Problem:
-    """The problem that factor · θ poses."""
-    features = problem.features
-    assert isinstance(features, DenseGradients)
-    weights = {name: factor * w for name, w in features.points[0].items()}
-    return weights_problem(features.network, weights, problem.premise, Told(problem.domain))
-
-
 @pytest.mark.parametrize("premise", [Premise.MARGIN, Premise.DECAY])
 def test_the_size_of_the_weights_makes_no_difference(premise: Premise) -> None:
     """One hidden layer: f(sθ) = s² f(θ) with softplus too, where its sharpness follows."""
-    problem = posed(trained_net(), premise)
-    method = Stationary(trials=2, steps=5)
-    found, other = (
-        reconstruct(one, 3, method=method) for one in (problem, scaled(problem, 2.0**9))
-    )
+    problem, method = posed(premise), Stationary(trials=2, steps=5)
+    features = problem.features
+    assert isinstance(features, DenseGradients)
+    weights = {name: 2.0**9 * w for name, w in features.points[0].items()}
+    scaled = weights_problem(features.network, weights, premise, Told(problem.domain))
+    found, other = (reconstruct(one, 3, method=method) for one in (problem, scaled))
     torch.testing.assert_close(other.samples, found.samples, rtol=1e-6, atol=1e-8)
     assert other.residual == pytest.approx(found.residual, rel=1e-6)
 
 
 def test_sharpness_grows_from_trial_to_trial_and_stays() -> None:
-    problem = posed(trained_net())
+    problem = posed()
     method = Stationary(steps=1, trials=5, sharpness=(10.0, 20.0, 40.0))
     moves = moved(method, problem, 3, until=99)
     asked = {p.trial: p.sharpness / moves[0].sharpness for p in moves}
     assert list(asked.values()) == pytest.approx([1, 2, 4, 4, 4])
-    x = gaussian(3, DIM)
-    for progress in moves[::3]:
-        layer = problem.features.substituted(softplus(progress.sharpness)).linearize(x)
-        torch.testing.assert_close(
-            progress.seen(problem).features.linearize(x).gram(), layer.gram()
-        )
+    assert method.init(replace(problem, first_layer=None), 3, 0).sharpness == 10
+    x, progress = gaussian(3, DIM), moves[3]
+    layer = problem.features.substituted(softplus(progress.sharpness)).linearize(x)
+    torch.testing.assert_close(progress.seen(problem).features.linearize(x).gram(), layer.gram())
 
 
 # Renewal
 
 
-def moved(
-    method: Stationary, problem: Problem, samples: int | None, until: int
-) -> list[Sharpening]:
+def moved(method: Stationary, problem: Problem, samples: int, until: int) -> list[Sharpening]:
     """The progress at the start and after every move."""
     moves = [method.init(problem, samples, 0)]
     while moves[-1].outcome is None and len(moves) <= until:
@@ -191,7 +161,7 @@ def moved(
 def with_some_unused() -> tuple[Problem, Sharpening, Stationary]:
     """A search at the end of a trial, with candidates that have no multiplier."""
     method = Stationary(steps=4, trials=3, surplus=4.0)
-    problem = posed(trained_net())
+    problem = posed()
     progress = moved(method, problem, 3, until=4)[-1]
     assert progress.state.steps == 4 and progress.rounds == 0
     return problem, progress, method
@@ -207,26 +177,25 @@ def test_candidates_without_a_multiplier_start_again() -> None:
     assert (after.rounds, after.trial, after.total_steps) == (1, 1, 4)
     same = (after.candidates == fit.candidates).all(1)
     assert torch.equal(same, trace > 0)
-    fresh = after.candidates[~same]
-    assert torch.equal(fresh, starts(problem, unused, stream(0, 1)))
+    assert torch.equal(after.candidates[~same], starts(problem, unused, stream(0, 1)))
+    broken = replace(progress, state=replace(progress.state, outcome=Outcome.DIVERGED))
+    assert method.advance(problem, broken).outcome is Outcome.DIVERGED
 
 
 def test_at_least_a_share_of_the_candidates_starts_again() -> None:
-    problem = posed(trained_net(), Premise.DECAY)  # where all have coefficients
+    problem = posed(Premise.DECAY)  # where all have coefficients
     method = Stationary(steps=2, trials=3, surplus=4.0, renewed=0.25)
     progress = moved(method, problem, 3, until=2)[-1]
     trace = traces(progress.state.fit)
     assert trace.min() > 0
-    after = method.advance(problem, progress)
-    same = (after.candidates == progress.candidates).all(1)
+    same = (method.advance(problem, progress).candidates == progress.candidates).all(1)
     assert int((~same).sum()) == 3  # a quarter of 12
     assert trace[~same].max() < trace[same].min()
 
 
 def test_trials_begin_from_the_best_at_the_greatest_sharpness() -> None:
     method = Stationary(steps=3, trials=6, sharpness=(20.0, 40.0))
-    problem = planted(width=30).problem
-    moves = moved(method, problem, SAMPLES, until=999)
+    moves = moved(method, planted(width=30).problem, SAMPLES, until=999)
     assert moves[-1].outcome is Outcome.STALLED and moves[-1].rounds == 5
     ends = [(a, b) for a, b in itertools.pairwise(moves) if b.rounds > a.rounds]
     assert ends[0][1].best is None  # after the first trial, at the lesser sharpness
@@ -272,28 +241,21 @@ def test_the_answer_is_the_best_without_candidates_of_no_multiplier(
 
 def test_nothing_counts_as_explained_before_the_greatest_sharpness() -> None:
     method = Stationary(trials=9, tolerance=1.0, sharpness=(5.0, 10.0, 20.0))  # all is good enough
-    moves = moved(method, posed(trained_net()), 2, until=99)
+    moves = moved(method, posed(), 2, until=99)
     assert [p.state.outcome for p in moves] == [Outcome.CONVERGED] * len(moves)
     assert [p.trial for p in moves] == [0, 1, 2, 2]
     assert [p.outcome for p in moves] == [None, None, None, Outcome.CONVERGED]
 
 
-def test_what_is_not_a_number_ends_the_search() -> None:
-    problem, progress, method = with_some_unused()
-    broken = replace(progress, state=replace(progress.state, outcome=Outcome.DIVERGED))
-    assert method.advance(problem, broken).outcome is Outcome.DIVERGED
-
-
 def test_weights_that_no_samples_left_stay_unexplained() -> None:
-    truth = planted()
-    random = truth.problem.target.norm() * torch.nn.functional.normalize(
-        gaussian(*truth.problem.target.shape, seed=8), dim=0
+    problem = planted(width=60).problem
+    random = gaussian(*problem.target.shape, seed=8)
+    random = problem.target.norm() * random / random.norm()
+    layer = random[: 60 * DIM, 0].reshape(60, DIM)
+    first = FirstLayer(torch.zeros_like(layer), layer)
+    found = reconstruct(
+        replace(problem, target=random, first_layer=first), SAMPLES, method=Stationary(trials=5)
     )
-    layer = random[: 100 * DIM, 0].reshape(100, DIM)
-    problem = replace(
-        truth.problem, target=random, first_layer=FirstLayer(torch.zeros_like(layer), layer)
-    )
-    found = reconstruct(problem, SAMPLES, method=Stationary(trials=5))
     assert found.outcome is Outcome.STALLED and found.residual > 0.5
 
 
@@ -301,9 +263,8 @@ def test_weights_that_no_samples_left_stay_unexplained() -> None:
 
 
 @pytest.mark.parametrize("premise", [Premise.MARGIN, Premise.DECAY])
-@pytest.mark.parametrize("seed", [0, 1])
-def test_planted_samples_cost_nothing_and_others_do(premise: Premise, seed: int) -> None:
-    truth = planted(premise, seed=seed)
+def test_planted_samples_cost_nothing_and_others_do(premise: Premise) -> None:
+    truth = planted(premise)
     there = fitted(truth.problem, truth.samples)
     assert there.cost < 1e-20
     torch.testing.assert_close(there.coefficients[:, 0], truth.coefficients)
@@ -314,36 +275,30 @@ def test_planted_samples_cost_nothing_and_others_do(premise: Premise, seed: int)
     assert off.cost > 1e-3
 
 
-def assert_recovered(truth: Planted, samples: Tensor, coefficients: Tensor) -> None:
+def nearest(truth: Planted, candidates: Tensor) -> float:
+    """The least, over samples, of the largest cosine with any candidate."""
+    cosine = torch.cosine_similarity(truth.samples[:, None], candidates[None], dim=2)
+    return cosine.amax(1).min().item()
+
+
+@pytest.mark.parametrize(("premise", "number"), [(Premise.MARGIN, 3), (Premise.DECAY, None)])
+def test_planted_samples_are_recovered(premise: Premise, number: int | None) -> None:
     """In each sample's cell its coefficient, and the sample, as sum and mean of candidates.
 
     Candidates in one cell that have the same sum and mean leave the same weights: no more than
     that can be recovered with a surplus.
     """
-    for x, a in zip(truth.samples, truth.coefficients, strict=True):
-        same = (truth.cells(samples) == truth.cells(x[None])).all(1)
-        assert same.any()
-        shares = coefficients[same, 0]
-        assert shares.sum().item() == pytest.approx(a.item(), rel=1e-2)
-        mean = (shares[:, None] * samples[same]).sum(0) / shares.sum()
-        assert (mean - x).norm() < 0.01 * x.norm()
-        assert (samples[same] - x).norm(dim=1).min() < 0.2 * x.norm()
-
-
-@pytest.mark.parametrize(
-    ("premise", "number"), [(Premise.MARGIN, None), (Premise.MARGIN, 3), (Premise.DECAY, None)]
-)
-def test_planted_samples_are_recovered(premise: Premise, number: int | None) -> None:
     truth = planted(premise, seed=1)
     assert truth.problem.ratio(2 * SAMPLES) > 20  # equations over unknowns
-    assert _cosines(truth, Stationary().init(truth.problem, number, 0).state.fit.candidates) < 0.9
+    assert nearest(truth, Stationary().init(truth.problem, number, 0).candidates) < 0.9
     found = reconstruct(truth.problem, number, method="exhume")
     assert found.outcome is Outcome.CONVERGED and found.residual < 1e-6
-    assert _cosines(truth, found.samples) > 0.99
-    assert_recovered(truth, found.samples, found.coefficients)
-
-
-def _cosines(truth: Planted, candidates: Tensor) -> float:
-    """The least, over samples, of the largest cosine with any candidate."""
-    cosine = torch.cosine_similarity(truth.samples[:, None], candidates[None], dim=2)
-    return cosine.amax(1).min().item()
+    assert nearest(truth, found.samples) > 0.99
+    for x, a in zip(truth.samples, truth.coefficients, strict=True):
+        same = (truth.cells(found.samples) == truth.cells(x[None])).all(1)
+        assert same.any()
+        shares = found.coefficients[same, 0]
+        assert shares.sum().item() == pytest.approx(a.item(), rel=1e-2)
+        mean = (shares[:, None] * found.samples[same]).sum(0) / shares.sum()
+        assert (mean - x).norm() < 0.01 * x.norm()
+        assert (found.samples[same] - x).norm(dim=1).min() < 0.2 * x.norm()

@@ -8,7 +8,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from exhume.equation.coefficients import least_squares
 from exhume.equation.domain import Box, Sphere
 from exhume.equation.objective import fitted, gradient
 from exhume.errors import InputError
@@ -25,9 +24,8 @@ from exhume.search.split import (
     shared,
     smallest_eigenpairs,
     splitting_product,
-    upper_epsilon,
 )
-from problems import case, dense_phi, dense_v, gaussian, make_features, make_problem, on_sphere
+from problems import case, dense_phi, gaussian, make_features, make_problem, on_sphere
 
 
 def symmetric(n: int, d: int, seed: int) -> Tensor:
@@ -188,31 +186,20 @@ def test_coefficients_eliminated_afterwards_lower_the_residual_further(outputs: 
     assert isinstance(features, RandomFeatures)
     fit = fitted(problem, on_sphere(3, 6, seed=5))
     size = float(problem.target.square().sum())
-    scale = 1 / size
-    pairs = smallest_eigenpairs(
-        lambda d: splitting_product(
-            fit.linearization, fit.residual, fit.coefficients, d, scale=scale
-        ),
-        gaussian(3, 6, seed=1),
-        6,
-    )
+
+    def product(direction: Tensor) -> Tensor:
+        parts = fit.linearization, fit.residual, fit.coefficients
+        return splitting_product(*parts, direction, scale=1 / size)
+
+    pairs = smallest_eigenpairs(product, gaussian(3, 6, seed=1), 6)
     chosen, epsilon = torch.tensor([int(pairs.values.argmin())]), 1e-3
     moved = halves(fit.candidates, chosen, pairs.vectors, epsilon)
     kept = problem.target - dense_phi(features, moved).T @ shared(fit.coefficients, chosen)
     held = float(kept.square().sum()) / size
     predicted = 0.5 * epsilon**2 * float(pairs.values[chosen])
     assert held - fit.value == pytest.approx(predicted, rel=2e-3)
-    refitted = fitted(problem, moved).value
-    assert refitted < held
-    # At the old candidates the span has gained ∂φ[u], whatever ε is.
-    phi, v = dense_phi(features, fit.candidates), dense_v(features)
-    slopes = features.activation.slope(fit.candidates @ v.T)
-    turned = (slopes * (pairs.vectors @ v.T))[chosen]
-    span = torch.cat([phi, turned])
-    best, _ = least_squares(span @ span.T, span @ problem.target)
-    limit = float((problem.target - span.T @ best).square().sum()) / size
-    assert refitted == pytest.approx(limit, abs=1e-5) and limit < fit.value - 1e-3
-    assert gradient(problem, fit).abs().max() > 1e-6  # not stationary: finite with one output too
+    assert fitted(problem, moved).value < held
+    assert gradient(problem, fit).abs().max() > 1e-6  # not stationary
 
 
 def test_the_published_choice() -> None:
@@ -250,17 +237,6 @@ def test_the_adaptive_choice(
     vectors = torch.zeros(len(values), 2).double()
     pairs = Eigenpairs(torch.tensor(values).double(), vectors, torch.tensor(bounds).double())
     assert chosen_adaptively(pairs, upper, price).tolist() == chosen
-
-
-@settings(deadline=None, max_examples=30)
-@given(st.integers(1, 8), st.integers(0, 99), st.sampled_from([1e-6, 1.0, 1e6]))
-def test_the_adaptive_choice_has_no_unit(n: int, seed: int, unit: float) -> None:
-    values = gaussian(n, seed=seed)
-    one = Eigenpairs(values, torch.zeros(n, 1), torch.zeros(n))
-    other = Eigenpairs(unit * values, torch.zeros(n, 1), torch.zeros(n))
-    chosen = chosen_adaptively(one, 1.0, 0.1).tolist()
-    assert chosen == chosen_adaptively(other, 1.0, 0.1 * unit).tolist()
-    assert all(values[j] < -0.2 for j in chosen)
 
 
 def test_a_line_search_finds_the_best_or_nothing() -> None:
@@ -305,8 +281,3 @@ def test_halves_have_the_mean_and_the_sum_of_their_parent(n: int, seed: int, eps
         if mask[j]:
             apart = moved[own][0] - moved[own][1]
             assert torch.allclose(apart, 2 * eps * u[j])
-
-
-def test_the_largest_move_follows_the_candidates() -> None:
-    x = gaussian(9, 4)
-    assert upper_epsilon(10 * x) == pytest.approx(10 * upper_epsilon(x))

@@ -46,12 +46,8 @@ def made_up(
 @pytest.mark.parametrize(
     "options",
     [
-        {},
-        {"momentum": 0.9},
-        {"rate": 0.05},
-        {"optimizer": "sgd", "batch": 2},
+        {"rate": 0.05, "momentum": 0.9},
         {"optimizer": "sgd", "batch": 1, "momentum": 0.5},
-        {"bias": True},
         {"bias": True, "loss": "logistic"},
         {"lazy": 100.0},
         {"activation": "gelu"},
@@ -60,10 +56,8 @@ def made_up(
 def test_the_span_is_exact_whatever_the_descent(options: dict[str, Any]) -> None:
     known = data.sphere(20, 4, 100)
     found = estimate(layer_of(known, seed=100, **options))
-    assert found.rank == 4
+    assert found.rank == 4 and found.kept == 1 and found.gap > 1e3
     assert outside(found, known.inputs) < 1e-9
-    assert found.kept == 1
-    assert found.gap > 1e3
     identity = torch.eye(4, dtype=torch.float64)
     torch.testing.assert_close(found.basis.T @ found.basis, identity)
 
@@ -103,6 +97,8 @@ def test_a_made_up_change_is_found_or_refused_never_wrong(
     d: int, n: int, h: int, seed: int
 ) -> None:
     layer, x = made_up(d, n, h, seed=seed)
+    scale = 10.0 ** (seed % 13 - 6)  # which does not matter
+    layer = FirstLayer(scale * layer.initial, scale * layer.trained)
     spectrum = torch.linalg.svdvals(layer.trained - layer.initial)
     if n < min(d, h):
         assume(spectrum[n - 1] > 1e-3 * spectrum[0])
@@ -114,15 +110,6 @@ def test_a_made_up_change_is_found_or_refused_never_wrong(
     else:  # as many samples as directions, or as units: the span is not shown
         with pytest.raises(InputError, match="spans all directions"):
             estimate(layer)
-
-
-@fast
-@given(st.integers(0, 10**6), st.floats(1e-6, 1e6))
-def test_the_scale_of_the_weights_does_not_matter(seed: int, scale: float) -> None:
-    layer, x = made_up(8, 3, 30, seed=seed)
-    found = estimate(FirstLayer(scale * layer.initial, scale * layer.trained))
-    assert found.rank == 3
-    assert outside(found, x) < 1e-6
 
 
 # Weight decay
@@ -140,10 +127,8 @@ def plain_span(layer: FirstLayer, n: int) -> Subspace:
     [
         (20, 4, {"decay": 1e-2}),
         (20, 4, {"decay": 1e-5}),
-        (20, 15, {"decay": 1e-3}),
         (20, 18, {"decay": 1e-2}),
-        (50, 5, {"decay": 1e-3}),
-        (20, 4, {"decay": 3e-3, "momentum": 0.9}),
+        (50, 5, {"decay": 1e-3, "momentum": 0.9}),
         (20, 4, {"decay": 3e-3, "optimizer": "sgd", "batch": 2}),
     ],
 )
@@ -197,32 +182,33 @@ def test_a_dead_input_or_no_initial_weights_do_no_harm() -> None:
 # Refused
 
 
-@pytest.mark.parametrize(("d", "n", "seed"), [(20, 4, 100), (20, 10, 101), (40, 5, 103)])
-def test_adam_is_refused_with_a_sentence(d: int, n: int, seed: int) -> None:
-    layer = layer_of(data.sphere(d, n, seed), optimizer="adam", seed=seed, until=1e-3)
-    with pytest.raises(InputError, match="no gap") as caught:
+@pytest.mark.parametrize(
+    ("d", "n", "options"),
+    [
+        (20, 4, {"optimizer": "adam", "until": 1e-3}),
+        (40, 5, {"optimizer": "adam", "until": 1e-3}),
+        (10, 10, {}),  # the last singular values are far apart by chance; that is no gap
+        (10, 13, {}),
+        (20, 40, {}),
+    ],
+)
+def test_adam_and_as_many_samples_as_dimensions_are_refused(
+    d: int, n: int, options: dict[str, Any]
+) -> None:
+    layer = layer_of(data.sphere(d, n, 100), seed=100, **options)
+    with pytest.raises(InputError, match="spans all directions: no gap") as caught:
         estimate(layer)
     for words in ("Adam", "as many samples as input entries", "'exhume'", "force a rank"):
         assert words in str(caught.value)
+    if options:  # a rank is taken where the rule refuses
+        assert estimate(layer, 4).rank == 4 and estimate(layer, "energy").rank > 10
 
 
-@pytest.mark.parametrize(("d", "n"), [(10, 10), (10, 13), (20, 20), (20, 40)])
-def test_as_many_samples_as_dimensions_are_refused(d: int, n: int) -> None:
-    """The last singular values of a full change are far apart by chance; that is no gap."""
-    for seed in (100, 101):
-        layer = layer_of(data.sphere(d, n, seed), seed=seed)
-        with pytest.raises(InputError, match="spans all directions"):
-            estimate(layer)
+ELBOW = "gap or energy, got 'elbow'"
 
 
 @pytest.mark.parametrize(
-    ("rank", "words"),
-    [
-        (0, "from 1 to 20"),
-        (-1, "from 1 to 20"),
-        (21, "from 1 to 20"),
-        ("elbow", "gap or energy, got 'elbow'"),
-    ],
+    ("rank", "words"), [(0, "from 1 to 20"), (21, "from 1 to 20"), ("elbow", ELBOW)]
 )
 def test_a_rank_that_is_none_is_refused(rank: int | str, words: str) -> None:
     with pytest.raises(InputError, match=words):
@@ -244,7 +230,7 @@ def test_the_energy_rule_leaves_out_a_millionth() -> None:
     assert estimate(layer, "gap").rank == 5
 
 
-@pytest.mark.parametrize("rank", [1, 3, 4, 7])
+@pytest.mark.parametrize("rank", [1, 4, 7])
 def test_a_rank_that_is_given_is_taken(rank: int) -> None:
     layer, x = made_up(20, 4, 50)
     found = estimate(layer, rank)
@@ -253,9 +239,3 @@ def test_a_rank_that_is_given_is_taken(rank: int) -> None:
     assert outside(found, leading) < 1e-6
     if rank >= 4:
         assert outside(found, x) < 1e-6
-
-
-def test_a_rank_is_taken_where_the_rule_refuses() -> None:
-    layer = layer_of(data.sphere(20, 4, 100), optimizer="adam", until=1e-3)
-    assert estimate(layer, 4).rank == 4
-    assert estimate(layer, "energy").rank > 10
