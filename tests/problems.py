@@ -19,15 +19,7 @@ from exhume.features.activations import activation
 from exhume.features.random import RandomFeatures
 from exhume.features.weights import Seeded, Stored
 
-ACTIVATIONS = [
-    "relu",
-    "relu+tanh",
-    "tanh",
-    "gelu",
-    "erf",
-    "softplus",
-    "polynomial:0.5,1,-0.3,0.2",
-]
+ACTIVATIONS = ["relu", "relu+tanh", "tanh", "gelu", "erf", "softplus", "polynomial:0.5,1,-0.3,0.2"]
 
 THREAT = ThreatModel(knows=("the weights",))
 
@@ -94,21 +86,15 @@ def case(
 
 def close(got: Tensor, expected: Tensor, relative: float = 1e-10, least: float = 1e-30) -> None:
     """Equal up to a share of the largest entry, wherever they are and in whatever precision."""
-    size = max(expected.abs().max().item(), least)
-    torch.testing.assert_close(
-        got.double().cpu(), expected.double().cpu(), rtol=0, atol=relative * size
-    )
+    atol = relative * max(expected.abs().max().item(), least)
+    torch.testing.assert_close(got.double().cpu(), expected.double().cpu(), rtol=0, atol=atol)
 
 
 @dataclass(frozen=True, eq=False)
 class Dense:
-    """Features whose every product is dense algebra and autograd, slow and plain: the one oracle.
+    """Features whose every product is dense algebra and autograd: the one oracle, and slow."""
 
-    Attributes:
-        rows: the rows of one candidate, (d,) → (k, p).
-    """
-
-    rows: Callable[[Tensor], Tensor]
+    rows: Callable[[Tensor], Tensor]  # of one candidate, (d,) → (k, p)
     dim: int
     width: int
     name, device, dtype = "dense", torch.device("cpu"), torch.float64
@@ -204,18 +190,15 @@ def dense_v(features: RandomFeatures) -> Tensor:
     return features.weights.rows(0, features.width).double().cpu()
 
 
+def dense_random(features: RandomFeatures) -> Dense:
+    """The oracle σ(Vx + b)."""
+    v, b = dense_v(features), 0 if features.bias is None else features.bias
+    return Dense(lambda x: features.activation.value(v @ x + b)[None], *reversed(v.shape))
+
+
 def dense_phi(features: RandomFeatures, candidates: Tensor) -> Tensor:
     """Φ, (n, p) float64."""
     return features.activation.value(candidates @ dense_v(features).T)
-
-
-def dense_jacobian(features: RandomFeatures, candidates: Tensor, coefficients: Tensor) -> Tensor:
-    """Derivative of the flattened ΦᵀA (p·m) in the flattened candidates (n·d), by autograd."""
-
-    def combined(x: Tensor) -> Tensor:
-        return (dense_phi(features, x).T @ coefficients).flatten()
-
-    return torch.func.jacrev(combined)(candidates).flatten(1)
 
 
 def dense_complement(phi: Tensor) -> Tensor:
@@ -229,12 +212,7 @@ def make_domain(kind: str, dim: int, seed: int = 0) -> Domain:
     """A sphere, a box with bounds of its own for each entry, all around 0, or both."""
     spread = torch.rand(2, dim, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     box = Box(-1.2 - spread[0], 1.2 + spread[1])
-    domains: dict[str, Domain] = {
-        "sphere": Sphere(),
-        "box": box,
-        "both": SphereInBox(Sphere(), box),
-    }
-    return domains[kind]
+    return {"sphere": Sphere(), "box": box, "both": SphereInBox(Sphere(), box)}[kind]
 
 
 def dense_tangent(domain: Domain, candidates: Tensor, descent: Tensor | None) -> Tensor:
@@ -267,17 +245,15 @@ def with_hidden_flips(
     Flipped samples are off by the linear function Σ_F a_i (v·x_i); so are mirrored ones, of which
     more than half sits at −x_i. Pairs ±u, one for each rank of the sum, make good for it.
     """
-    signs = torch.ones(len(x), 1, dtype=x.dtype)
-    signs[flipped] = -1
-    shares = torch.zeros(len(x), 1, dtype=x.dtype)
-    shares[mirrored or []] = 0.55
+    rows = mirrored or []
+    signs, shares = torch.ones(len(x), 1, dtype=x.dtype), torch.zeros(len(x), 1, dtype=x.dtype)
+    signs[flipped], shares[rows] = -1, 0.55
     off = x[flipped].T @ a[flipped] + (shares * x).T @ a
     left, sizes, right = torch.linalg.svd(off, full_matrices=False)
     rank = int((sizes > 1e-9 * sizes[0]).sum())
     radius = x[0].norm()
     u = radius * left[:, :rank].T
     b = sizes[:rank, None] * right[:rank] / radius
-    rows = mirrored or []
     candidates = torch.cat([signs * x, -x[rows], u, -u])
     coefficients = torch.cat([(1 - shares) * a, 0.55 * a[rows], b, -b])
     order = torch.randperm(len(candidates), generator=torch.Generator().manual_seed(1))

@@ -27,7 +27,7 @@ def excess(rows: Tensor, target: Tensor, multipliers: Tensor) -> float:
     return float(((target - rows.T @ multipliers).norm() - least) / target.norm())
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     count=st.integers(1, 30),
     size=st.integers(1, 60),
@@ -48,7 +48,7 @@ def test_multipliers_are_those_of_scipy(
 @pytest.mark.parametrize("apart", [1e-4, 1e-5])
 def test_nearly_equal_rows_beyond_their_rank_do_no_harm(apart: float) -> None:
     """Block pivoting alone goes round in circles in many of these, and ends far off."""
-    for seed in range(12):
+    for seed in range(8):
         half, target = gaussian(30, 25, seed=seed), gaussian(25, seed=seed + 1)
         rows = torch.cat([half, half + apart * gaussian(30, 25, seed=seed + 2)])
         multipliers, _ = non_negative(rows @ rows.T, rows @ target)

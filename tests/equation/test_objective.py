@@ -1,4 +1,4 @@
-"""The relative residual against dense projectors, its symmetries, and what a problem refuses."""
+"""The relative residual against dense projectors, and its symmetries."""
 
 import math
 
@@ -10,25 +10,21 @@ from torch import Tensor
 
 from exhume.equation.objective import curvature, descent, fitted, gauss_newton, gradient
 from exhume.equation.problem import Problem
-from exhume.errors import InputError
 from nets import dense, make, names_of
 from problems import (
     ACTIVATIONS,
-    THREAT,
     case,
     close,
     dense_complement,
-    dense_jacobian,
     dense_phi,
+    dense_random,
     gaussian,
     make_features,
     make_problem,
     on_sphere,
 )
 
-SHAPES = [(1, 4, 15, 1), (4, 3, 30, 3)]  # n, d, p, m
-seeds = st.integers(0, 2**31 - 10)
-fast = settings(max_examples=12, deadline=None)
+fast = settings(max_examples=8, deadline=None)
 
 
 def random_problem(
@@ -39,29 +35,25 @@ def random_problem(
     return problem, on_sphere(n, d, seed=seed + 2)
 
 
-def dense_value(problem: Problem, x: Tensor) -> float:
-    outside = dense_complement(dense_phi(problem.features, x)) @ problem.target
-    return (outside.square().sum() / problem.target.square().sum()).item()
-
-
-# Value, gradient, Gauss-Newton product
-
-
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", [(1, 4, 15, 1), (4, 3, 30, 3)])  # n, d, p, m
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_all_of_it_against_the_dense_projector(name: str, shape: tuple[int, int, int, int]) -> None:
     problem, x = random_problem(shape, name)
+
+    def dense_value(x: Tensor) -> float:
+        outside = dense_complement(dense_phi(problem.features, x)) @ problem.target
+        return (outside.square().sum() / problem.target.square().sum()).item()
+
     fit, h = fitted(problem, x), 1e-6
     complement = dense_complement(dense_phi(problem.features, x))
     torch.testing.assert_close(fit.residual, complement @ problem.target, rtol=0, atol=1e-8)
-    assert fit.value == pytest.approx(dense_value(problem, x), rel=1e-10) and 0 <= fit.value <= 1
+    assert fit.value == pytest.approx(dense_value(x), rel=1e-10) and 0 <= fit.value <= 1
     slope, direction = gradient(problem, fit), gaussian(*x.shape, seed=100)
-    ahead, behind = (dense_value(problem, x + s * h * direction) for s in (1, -1))
+    ahead, behind = (dense_value(x + s * h * direction) for s in (1, -1))
     assert (slope * direction).sum().item() == pytest.approx((ahead - behind) / (2 * h), 1e-5)
-    jacobian = dense_jacobian(problem.features, x, fit.coefficients)
-    outside = torch.kron(complement, torch.eye(shape[3], dtype=torch.float64))
-    expected = jacobian.T @ outside @ jacobian @ direction.flatten()
-    close(gauss_newton(fit, direction).flatten(), expected, 1e-9)
+    oracle = dense_random(problem.features).linearize(x)
+    pushed = complement @ oracle.push(direction, fit.coefficients)
+    close(gauss_newton(fit, direction), oracle.pull(pushed, fit.coefficients), 1e-9)
     assert torch.equal(descent(fit), fit.linearization.pull(fit.residual, fit.coefficients))
     assert torch.equal(curvature(fit), fit.linearization.curvature(fit.coefficients))
 
@@ -71,24 +63,20 @@ def test_all_of_it_against_the_dense_projector(name: str, shape: tuple[int, int,
     [("two_layer", "all", "midpoint"), ("mlp", "last", "both"), ("mlp", "all", "both")],
 )
 def test_all_of_it_with_several_rows_a_candidate(name: str, parameters: str, point: str) -> None:
-    net, x = make(name), on_sphere(2, 4)
+    net, x, direction = make(name), on_sphere(2, 4), gaussian(2, 4, seed=7)
     problem = net.problem(parameters, point)
     oracle = dense(net, point, None if parameters == "last" else names_of(net)).linearize(x)
-    fit = fitted(problem, x)
+    fit, complement = fitted(problem, x), dense_complement(oracle.phi)
     assert fit.rows > 1 and 0.01 < fit.value < 0.99
-    complement = dense_complement(oracle.phi)
     close(fit.residual, complement @ problem.target, 1e-7)
-    assert fit.value == pytest.approx(
-        ((fit.residual.norm() / problem.target.norm()) ** 2).item(), rel=1e-9
-    )
+    value = (fit.residual.norm() / problem.target.norm()).item() ** 2
+    assert fit.value == pytest.approx(value, rel=1e-9)
     close(descent(fit), oracle.pull(fit.residual, fit.coefficients), 1e-7)
-    direction = gaussian(2, 4, seed=7)
     pushed = complement @ oracle.push(direction, fit.coefficients)
     close(gauss_newton(fit, direction), oracle.pull(pushed, fit.coefficients), 1e-7)
 
 
-@fast
-@given(st.integers(1, 4), st.integers(1, 4))
+@pytest.mark.parametrize(("c", "n"), [(1, 3), (3, 1), (4, 4)])
 def test_the_last_layer_needs_no_jacobian_of_all_outputs(c: int, n: int) -> None:
     """The Jacobian of c outputs in W_L has rows e_c ⊗ φ(x); its Gram matrix is I ⊗ ΦΦᵀ."""
     net, x, direction = make("mlp", outputs=c), on_sphere(n, 4), gaussian(n, 4, seed=3)
@@ -125,11 +113,13 @@ def test_few_many_equal_and_no_candidates() -> None:
     assert math.isnan(fitted(problem, x * math.nan).value)
 
 
-# Symmetries
-
-
 @fast
-@given(seeds, st.permutations(range(4)), st.floats(1e-6, 1e6), st.sampled_from([1, -1]))
+@given(
+    st.integers(0, 2**31 - 10),
+    st.permutations(range(4)),
+    st.floats(1e-6, 1e6),
+    st.sampled_from([1, -1]),
+)
 def test_order_scale_and_rotation_do_not_matter(
     seed: int, order: list[int], size: float, sign: int
 ) -> None:
@@ -143,35 +133,3 @@ def test_order_scale_and_rotation_do_not_matter(
     turned = make_problem(problem.features, problem.target @ rotation)
     assert fitted(turned, x).value == pytest.approx(fit.value, rel=1e-9)
     torch.testing.assert_close(gradient(turned, fitted(turned, x)), slope, rtol=1e-6, atol=1e-10)
-
-
-# Problem
-
-
-def test_a_problem_knows_its_sizes() -> None:
-    problem, _ = random_problem((3, 5, 40, 2))
-    assert problem.dim == 5 and problem.ratio(4) == pytest.approx(40 * 2 / (5 * 4))
-    moved = problem.to("cpu", torch.float32)
-    assert moved.target.dtype == moved.features.dtype == torch.float32
-    assert moved.domain == problem.domain
-
-
-@pytest.mark.parametrize(
-    ("target", "shape", "words"),
-    [
-        (torch.ones(40), (5,), "expected shape"),
-        (torch.ones(39, 1), (5,), "expected shape"),
-        (torch.ones(1, 40), (5,), "expected shape"),
-        (torch.ones(40, 0), (5,), "expected shape"),
-        (torch.full((40, 1), math.nan), (5,), "NaN"),
-        (torch.full((40, 1), math.inf), (5,), "infinite"),
-        (torch.zeros(40, 2), (5,), "zero everywhere"),
-        (torch.ones(40, 2), (5,), "move both with problem.to"),
-        (torch.ones(40, 2).double(), (2, 3), "has 6 entries, but the features take 5"),
-    ],
-)
-def test_a_problem_that_no_attack_could_use_is_refused(
-    target: Tensor, shape: tuple[int, ...], words: str
-) -> None:
-    with pytest.raises(InputError, match=words):
-        Problem(target, make_features(5, 40), THREAT, shape)

@@ -1,31 +1,28 @@
-"""The truth wall: who may import whom is import-linter's, what a problem may hold is here."""
+"""What a problem may hold, its pixels, and what is refused; who imports whom is import-linter's."""
 
 import ast
+import math
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor
 
 import exhume.errors
+from exhume.equation.pixels import Pixels
 from exhume.equation.problem import Problem
+from exhume.errors import InputError
+from problems import THREAT, gaussian, make_features, make_problem
 
 SOURCE = Path(exhume.errors.__file__).parent
 ATTACK = ["auditing", "theory", "methods", "search", "solvers", "equation", "features"]
 
 
 def test_a_problem_has_no_field_that_could_hold_the_truth() -> None:
-    assert {field.name for field in fields(Problem)} == {
-        "target",
-        "features",
-        "threat_model",
-        "shape",
-        "domain",
-        "display",
-        "resolution",
-        "drift",
-        "first_layer",
-        "premise",
-    }
+    known = "target features threat_model shape domain display resolution drift first_layer premise"
+    assert {field.name for field in fields(Problem)} == set(known.split())
 
 
 @pytest.mark.parametrize("room", ATTACK)
@@ -36,3 +33,55 @@ def test_an_attack_imports_nothing_by_a_name_made_at_run_time(room: str) -> None
     names = {node.id for node in nodes if isinstance(node, ast.Name)}
     names |= {node.attr for node in nodes if isinstance(node, ast.Attribute)}
     assert texts and not names & {"__import__", "import_module", "importlib"}
+
+
+def test_a_problem_knows_its_sizes() -> None:
+    problem = make_problem(make_features(5, 40), gaussian(40, 2))
+    assert problem.dim == 5 and problem.ratio(4) == pytest.approx(40 * 2 / (5 * 4))
+    moved = problem.to("cpu", torch.float32)
+    assert moved.target.dtype == moved.features.dtype == torch.float32
+    assert moved.domain == problem.domain
+
+
+@pytest.mark.parametrize("pixels", [Pixels(), Pixels(0.5, 0.2), Pixels((0.1, 0.2, 0.3), 2.0)])
+def test_there_and_back_again(pixels: Pixels) -> None:
+    inputs = gaussian(4, 12)
+    torch.testing.assert_close(pixels.to_inputs(pixels.to_pixels(inputs)), inputs)
+
+
+def test_each_channel_has_its_own_pixels() -> None:
+    pixels = Pixels([0.0, 1.0], [1.0, 2.0])  # type: ignore[arg-type]  # as JSON has it
+    assert pixels == Pixels((0.0, 1.0), (1.0, 2.0))
+    images = gaussian(3, 2, 5, 5)
+    scale, shift = torch.tensor([[1.0, 2.0], [0.0, 1.0]])[..., None, None]
+    assert torch.equal(pixels.to_pixels(images.flatten(1)), (images * scale + shift).flatten(1))
+
+
+def posed(target: Tensor, *shape: int) -> Callable[[], object]:
+    return lambda: Problem(target, make_features(5, 40), THREAT, shape or (5,))
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (posed(torch.ones(40)), "expected shape"),
+        (posed(torch.ones(39, 1)), "expected shape"),
+        (posed(torch.ones(1, 40)), "expected shape"),
+        (posed(torch.ones(40, 0)), "expected shape"),
+        (posed(torch.full((40, 1), math.nan)), "NaN"),
+        (posed(torch.full((40, 1), math.inf)), "infinite"),
+        (posed(torch.zeros(40, 2)), "zero everywhere"),
+        (posed(torch.ones(40, 2)), "move both with problem.to"),
+        (posed(torch.ones(40, 2).double(), 2, 3), "has 6 entries, but the features take 5"),
+        (lambda: Pixels(float("nan")), "shift: expected a finite number"),
+        (lambda: Pixels("0.5"), "shift: expected a finite number"),
+        (lambda: Pixels(0.0, 0.0), "scale: expected a number above 0"),
+        (lambda: Pixels((0.0, None)), "shift: expected a finite number"),
+        (lambda: Pixels(()), "shift: expected a number, or one for each channel"),
+        (lambda: Pixels((0.0, 1.0), (1.0, 1.0, 1.0)), "2 shifts but 3 scales"),
+        (lambda: Pixels((0.0, 1.0)).to_pixels(torch.ones(1, 5)), "do not have 2 channels"),
+    ],
+)
+def test_what_no_attack_could_use_is_refused(call: Callable[[], object], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        call()

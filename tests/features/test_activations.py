@@ -9,13 +9,7 @@ import torch
 from torch import Tensor
 
 from exhume.errors import InputError
-from exhume.features.activations import (
-    Activation,
-    activation,
-    polynomial,
-    smoothed_relu,
-    softplus,
-)
+from exhume.features.activations import Activation, activation, polynomial, smoothed_relu, softplus
 from exhume.features.exact import exact_operations
 from problems import ACTIVATIONS, close
 

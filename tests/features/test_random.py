@@ -1,6 +1,7 @@
-"""Random features: one dense float64 oracle; streamed, mapped, stored and coarse alike."""
+"""Random features: one dense float64 oracle; streamed, mapped, stored and coarse V alike."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,17 +10,19 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 from torch import Tensor
 
 from exhume.equation.objective import fitted, gauss_newton, gradient
+from exhume.errors import InputError
 from exhume.features.activations import activation, smoothed_relu
 from exhume.features.random import RandomFeatures
-from exhume.features.weights import Mapped, Seeded, Stored, materialise
+from exhume.features.weights import TILE, Mapped, Seeded, Stored, blocks, materialise
 from problems import (
     ACTIVATIONS,
-    Dense,
     case,
     close,
+    dense_random,
     dense_v,
     gaussian,
     make_features,
@@ -29,38 +32,29 @@ from problems import (
 )
 
 SHAPES = [(1, 1, 3, 1), (4, 3, 29, 2), (6, 4, 5, 3)]  # n, d, p, m; n > p in the last
+CPU = torch.device("cpu")
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-
-
-def dense(features: RandomFeatures) -> Dense:
-    """The oracle σ(Vx + b)."""
-    v, b = dense_v(features), 0 if features.bias is None else features.bias
-    return Dense(lambda x: features.activation.value(v @ x + b)[None], *reversed(v.shape))
 
 
 # Products
 
 
-@pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", ACTIVATIONS)
-def test_products_against_the_dense_oracle(
-    name: str, shape: tuple[int, int, int, int], bias: bool
-) -> None:
+def test_products_against_the_dense_oracle(name: str, shape: tuple[int, int, int, int]) -> None:
     n, d, p, m = shape
-    b = gaussian(p, seed=7) if bias else None
-    features = replace(make_features(d, p, name, block=2 if bias else None), bias=b)
-
-    same_products(features, dense(features), 1e-11, n, m)
+    plain = make_features(d, p, name)
+    for features in (plain, replace(plain, bias=gaussian(p, seed=7), block=2)):
+        same_products(features, dense_random(features), 1e-11, n, m)
 
 
 def test_products_of_a_seed_that_is_read_again_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("exhume.features.random.KEPT_BYTES", 0)
-    weights = Seeded(40, 5, seed=0).to(torch.device("cpu"), torch.float64)
+    weights = Seeded(40, 5, seed=0).to(CPU, torch.float64)
     features = RandomFeatures(weights, activation("gelu"), block=7)
     assert features.linearize(on_sphere(1, 5))._kept is None
-    same_products(features, dense(features))
+    same_products(features, dense_random(features))
 
 
 def test_reductions_are_float64_and_the_rest_is_not() -> None:
@@ -69,24 +63,21 @@ def test_reductions_are_float64_and_the_rest_is_not() -> None:
     a, t = gaussian(2, 1), gaussian(9, 1).float()
     assert here.gram().dtype == here.apply(t).dtype == here.curvature(a).dtype == torch.float64
     assert here.combine(a).dtype == here.pull(t, a).dtype == torch.float32
-    double = features.to(torch.device("cpu"), torch.float64)
+    double = features.to(CPU, torch.float64)
     assert double.bias is not None and double.bias.dtype == torch.float64
 
 
-@settings(max_examples=10, deadline=None)
-@given(st.integers(1, 5), st.booleans(), st.sampled_from([None, 3]), st.integers(0, 2**31))
-def test_features_of_coordinates_are_those_of_the_point(
-    r: int, stored: bool, block: int | None, seed: int
-) -> None:
-    v = Seeded(17, 5, seed=3).to(torch.device("cpu"), torch.float64)
+@pytest.mark.parametrize("r", [1, 3, 5])
+@pytest.mark.parametrize("stored", [False, True])
+def test_features_of_coordinates_are_those_of_the_point(r: int, stored: bool) -> None:
+    v = Seeded(17, 5, seed=3).to(CPU, torch.float64)
     weights = materialise(v) if stored else v
-    features = RandomFeatures(weights, activation("gelu"), block, bias=gaussian(17))
-    basis = torch.linalg.qr(gaussian(5, r, seed=seed)).Q
+    features = RandomFeatures(weights, activation("gelu"), block=3, bias=gaussian(17))
+    basis = torch.linalg.qr(gaussian(5, r, seed=r)).Q
     inside = features.restrict(basis)
-    assert (inside.dim, inside.width) == (r, 17)
     reduced = dense_v(features) @ basis
     assert inside.spread == pytest.approx(reduced.square().mean().sqrt().item(), rel=1e-9)
-    same_products(inside, dense(features).restrict(basis), n=2, m=1)
+    same_products(inside, dense_random(features).restrict(basis), n=2, m=1)
 
 
 def test_substituted_exact_and_leaky() -> None:
@@ -116,8 +107,7 @@ def test_a_bias_shows_norm_and_sign() -> None:
 # The second moment
 
 
-@pytest.mark.parametrize("block", [None, 1, 7, 100])
-@pytest.mark.parametrize("spread", [None, 0.3])
+@pytest.mark.parametrize(("block", "spread"), [(None, 0.3), (1, None), (7, 0.3), (100, None)])
 def test_moment_against_its_formula(block: int | None, spread: float | None) -> None:
     features = replace(make_features(5, 23, block=block), spread=spread)
     v, w, q = dense_v(features), gaussian(23), gaussian(5, 2, seed=1)
@@ -160,19 +150,12 @@ def agree(got: list[Tensor], expected: list[Tensor], values: float, steps: float
         close(one, other, values if i < 2 else steps)
 
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("weights") / "v.npy"
-    np.save(path, Seeded(300, 6, seed=2).rows(0, 300).numpy())
-    return path
-
-
-@pytest.mark.parametrize("block", [1, 7, 256, 299, 300, 10_000])
-def test_block_size_and_source_of_v_do_not_matter(saved: Path, block: int) -> None:
-    target, x = gaussian(300, 2), on_sphere(4, 6)
+@pytest.mark.parametrize("block", [7, 256, 299, 10_000])
+def test_block_size_and_source_of_v_do_not_matter(block: int, tmp_path: Path) -> None:
+    target, x, seeded = gaussian(300, 2), on_sphere(4, 6), Seeded(300, 6, seed=2)
+    np.save(tmp_path / "v.npy", seeded.rows(0, 300).numpy())
     exact = everything(make_features(6, 300, "relu+tanh", seed=2), target, x)
-    seeded = Seeded(300, 6, seed=2)
-    for weights in (seeded, Mapped(saved), materialise(seeded)):
+    for weights in (seeded, Mapped(tmp_path / "v.npy"), materialise(seeded)):
         features = RandomFeatures(weights, activation("relu+tanh"), block)
         agree(everything(features, target, x), exact, 1e-5, 1e-5)
         resident = features.resident()
@@ -201,6 +184,74 @@ def test_gpu_and_cpu_agree(stored: bool) -> None:
     cpu = RandomFeatures(seeded, activation("relu+tanh"), block=700)
     gpu = cpu.to(cuda, torch.float32)
     gpu = gpu.resident() if stored else gpu
+    assert (gpu.weights.half is not None) == stored
     agree(everything(gpu, target, x), everything(cpu, target, x), 1e-5, 1e-2)
     problem = case(30, 6, 4)
     assert fitted(problem.problem.to("cuda"), problem.inputs).value < 1e-12
+
+
+# Where V comes from
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(0, 600), st.integers(0, 600), st.integers(30, 700))
+def test_seeded_numbers_do_not_depend_on_how_they_are_read(a: int, b: int, size: int) -> None:
+    start, stop = sorted((a, b))
+    v = Seeded(600, 3, seed=5)
+    whole = v.rows(0, 600)
+    assert torch.equal(v.rows(start, stop), whole[start:stop])
+    read = [v.rows(part.start, part.stop) for part in blocks(600, size)]
+    assert torch.equal(torch.cat(read), whole)
+    assert torch.equal(materialise(v, size).tensor, whole)
+
+
+def test_seeded_entries_are_independent_normals_and_those_of_seed_zero_are_frozen() -> None:
+    d = 50
+    v = Seeded(4 * TILE, d, seed=3).rows(0, 4 * TILE).double() * math.sqrt(d)
+    assert stats.kstest(v.flatten().numpy(), "norm").pvalue > 1e-3
+    other = Seeded(TILE, d, seed=4).rows(0, TILE).double().reshape(1, -1) * math.sqrt(d)
+    tiles = torch.cat([v.reshape(4, -1), other])  # streams of two seeds
+    for rows in (tiles.T, v):
+        correlations = rows.T @ rows / len(rows) - torch.eye(rows.shape[1])
+        assert correlations.abs().max() < 5 * math.sqrt(2 / len(rows))
+    frozen = Seeded(TILE + 1, 3, seed=0)
+    first = [[-0.08621105, -0.79230708, 0.00454071], [-0.01342794, -0.04608301, 0.40077439]]
+    close(frozen.rows(0, 2), torch.tensor(first), 1e-6)
+    next_tile = [[-0.83697569, 0.79243547, -1.01824534]]
+    close(frozen.rows(TILE, TILE + 1), torch.tensor(next_tile), 1e-6)
+
+
+@pytest.mark.parametrize("layout", [np.ascontiguousarray, np.asfortranarray])
+def test_mapped_reads_what_was_saved(layout: Callable[..., np.ndarray], tmp_path: Path) -> None:
+    v = gaussian(11, 4).numpy()
+    np.save(tmp_path / "v.npy", layout(v))
+    mapped = Mapped(tmp_path / "v.npy", dtype=torch.float64)
+    assert mapped.shape == (11, 4)
+    assert torch.equal(mapped.rows(3, 9), torch.from_numpy(v[3:9]))
+    assert mapped.to(CPU, torch.float32).rows(0, 1).dtype == torch.float32
+
+
+def truncated(path: Path) -> None:
+    np.save(path, np.ones((30, 4)))
+    path.write_bytes(path.read_bytes()[:-8])
+
+
+@pytest.mark.parametrize(
+    ("write", "words"),
+    [
+        (lambda path: None, "cannot be read"),
+        (truncated, "cannot be read"),
+        (lambda path: path.write_text("not numbers"), "cannot be read"),
+        (lambda path: np.save(path, np.ones(5)), "expected a matrix"),
+        (lambda path: np.save(path, np.array([[1j]])), "expected a matrix"),
+        (lambda path: np.save(path, np.array([[object()]]), allow_pickle=True), "cannot be read"),
+    ],
+)
+def test_a_bad_file_or_seed_is_named_before_any_work(
+    write: Callable[[Path], object], words: str, tmp_path: Path
+) -> None:
+    write(tmp_path / "v.npy")
+    with pytest.raises(InputError, match=rf"v\.npy: {words}"):
+        Mapped(tmp_path / "v.npy")
+    with pytest.raises(InputError, match="seed: expected a whole number of at least 0"):
+        Seeded(3, 3, seed=-1)

@@ -25,8 +25,8 @@ from problems import (
     ACTIVATIONS,
     case,
     dense_complement,
-    dense_jacobian,
     dense_phi,
+    dense_random,
     dense_tangent,
     gaussian,
     make_domain,
@@ -50,13 +50,9 @@ def trace(solver: Solver[Any], problem: Problem, start: Tensor, steps: int) -> l
 # Conjugate gradients
 
 
-def positive_definite(size: int, seed: int = 0) -> Tensor:
-    root = gaussian(size, size, seed=seed)
-    return root @ root.T + torch.eye(size, dtype=torch.float64)
-
-
-def test_conjugate_gradients_against_a_dense_solve() -> None:
-    matrix, b = positive_definite(12), gaussian(3, 4, seed=1)
+def test_conjugate_gradients_solve_and_stop_where_they_are_told() -> None:
+    root, b = gaussian(12, 12), gaussian(3, 4, seed=1)
+    matrix = root @ root.T + torch.eye(12, dtype=torch.float64)
     exact, inverse = torch.linalg.solve(matrix, b.flatten()).reshape(3, 4), matrix.inverse()
     scale = matrix.diagonal().reshape(3, 4)
 
@@ -71,19 +67,14 @@ def test_conjugate_gradients_against_a_dense_solve() -> None:
         found, used = conjugate_gradients(operator, b, preconditioner, 1e-12, 100)
         torch.testing.assert_close(found, exact, rtol=1e-9, atol=1e-10)
         assert used <= most
-
-
-def test_conjugate_gradients_stops_where_it_is_told() -> None:
-    matrix, b = positive_definite(30), gaussian(30, 1, seed=1)
     energies = []
     for products in range(1, 6):
-        x, used = conjugate_gradients(lambda v: matrix @ v, b, lambda r: r, 0.0, products)
+        x, used = conjugate_gradients(operator, b, lambda r: r, 0.0, products)
         assert used == products
-        energies.append((x.T @ matrix @ x / 2 - b.T @ x).item())
+        energies.append(((x * operator(x)).sum() / 2 - (b * x).sum()).item())
     assert energies == sorted(energies, reverse=True)
-    x, used = conjugate_gradients(lambda v: matrix @ v, b, lambda r: r, 1e-2, 100)
-    assert (matrix @ x - b).norm() <= 1e-2 * b.norm()
-    assert used < 30
+    x, used = conjugate_gradients(operator, b, lambda r: r, 1e-1, 100)
+    assert (operator(x) - b).norm() <= 1e-1 * b.norm() and used < 12
 
 
 # Levenberg-Marquardt
@@ -96,11 +87,10 @@ def test_damped_step_against_the_dense_system(name: str, damping: float, m: int,
     domain = make_domain(kind, d, seed=5)
     problem = replace(make_problem(make_features(d, p, name), gaussian(p, m)), domain=domain)
     fit = fitted(problem, domain.project(2 * gaussian(n, d, seed=1)))
-    jacobian = dense_jacobian(problem.features, fit.candidates, fit.coefficients)
-    outside = torch.kron(
-        dense_complement(dense_phi(problem.features, fit.candidates)), torch.eye(m).double()
-    )
-    size = jacobian.reshape(p * m, n, d).square().sum((0, 2)) / d
+    oracle = dense_random(problem.features).linearize(fit.candidates)
+    jacobian = oracle.jacobian(fit.coefficients).reshape(p * m, n * d)
+    outside = torch.kron(dense_complement(oracle.phi), torch.eye(m).double())
+    size = oracle.curvature(fit.coefficients).diagonal()
     matrix = jacobian.T @ outside @ jacobian + damping * torch.diag(size.repeat_interleave(d))
     pulled = jacobian.T @ fit.residual.flatten()
     if not isinstance(domain, Sphere):
@@ -119,9 +109,15 @@ def test_levenberg_marquardt_finds_back_to_the_truth(name: str, outputs: int) ->
     truth = case(15, 4, 4, name, outputs)
     solver = LevenbergMarquardt(tolerance=1e-20)
     state = solve(solver, truth.problem, perturbed(truth.inputs, 0.15), 60)
-    assert state.outcome is Outcome.CONVERGED
-    assert state.fit.value <= 1e-20
+    assert state.outcome is Outcome.CONVERGED and state.fit.value <= 1e-20
     torch.testing.assert_close(state.fit.candidates, truth.inputs, rtol=0, atol=1e-7)
+
+
+def test_levenberg_marquardt_in_single_precision() -> None:
+    truth = case(30, 6, 4, dtype=torch.float32)
+    state = solve(LevenbergMarquardt(), truth.problem, perturbed(truth.inputs, 0.1), 60)
+    assert state.outcome is Outcome.CONVERGED
+    torch.testing.assert_close(state.fit.candidates.double(), truth.inputs, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["box", "both"])
@@ -137,13 +133,6 @@ def test_candidates_at_their_bounds_are_found(kind: str) -> None:
     assert state.outcome is Outcome.CONVERGED
     assert (box.project(state.fit.candidates) - state.fit.candidates).abs().max() == 0
     torch.testing.assert_close(state.fit.candidates, x, rtol=0, atol=1e-6)
-
-
-def test_levenberg_marquardt_in_single_precision() -> None:
-    truth = case(30, 6, 4, dtype=torch.float32)
-    state = solve(LevenbergMarquardt(), truth.problem, perturbed(truth.inputs, 0.1), 60)
-    assert state.outcome is Outcome.CONVERGED
-    torch.testing.assert_close(state.fit.candidates.double(), truth.inputs, rtol=0, atol=1e-4)
 
 
 def test_levenberg_marquardt_never_goes_up_and_adapts_its_damping() -> None:
@@ -169,9 +158,8 @@ def test_levenberg_marquardt_stalls_on_noise() -> None:
     problem = make_problem(make_features(8, 200, "tanh"), gaussian(200, 1))
     start = on_sphere(1, 8)  # two could run into each other, their coefficients to infinity
     state = solve(LevenbergMarquardt(), problem, start, 300)
-    assert state.outcome is Outcome.STALLED
+    assert state.outcome is Outcome.STALLED and state.fit.value > 0.1
     assert state.stalled == LevenbergMarquardt().patience
-    assert state.fit.value > 0.1
     patient = solve(LevenbergMarquardt(progress=1e-9, patience=20), problem, start, 300).fit
     slopes = [
         problem.domain.tangent(fit.candidates, gradient(problem, fit)).norm()
@@ -201,9 +189,8 @@ def numpy_momentum(
     return x
 
 
-@pytest.mark.parametrize("steps", [1, 2, 3])
-def test_momentum_is_the_published_loop(steps: int) -> None:
-    truth = case(10, 3, 5)
+def test_momentum_is_the_published_loop() -> None:
+    truth, steps = case(10, 3, 5), 3
     problem = Iurada2025(rate=7.0).view(truth.problem)
     start = gaussian(3, 10, seed=11)  # N(0, 1), not projected before the first step
     state = solve(Momentum(rate=7.0), problem, start, steps)
@@ -231,14 +218,13 @@ def test_momentum_converges_near_the_truth_and_an_endless_step_diverges() -> Non
 )
 def test_what_every_solver_keeps_to(solver: Solver[Any]) -> None:
     truth, start = case(12, 3, 5), on_sphere(3, 12, seed=2)
-    one, two = (solve(solver, truth.problem, start, 4) for _ in range(2))
-    assert torch.equal(one.fit.candidates, two.fit.candidates)  # the same bits
-    assert one.outcome is None and one.steps == 4
     before = solver.init(truth.problem, start)
     kept = before.fit.candidates.clone()
     once, twice = (solver.step(truth.problem, before) for _ in range(2))
-    assert torch.equal(once.fit.candidates, twice.fit.candidates)
+    assert torch.equal(once.fit.candidates, twice.fit.candidates)  # the same bits
     assert torch.equal(before.fit.candidates, kept)  # a step leaves the state before it alone
+    four = solve(solver, truth.problem, start, 4)
+    assert four.outcome is None and four.steps == 4
     state = solve(solver, truth.problem, truth.inputs, 10)
     assert state.outcome is Outcome.CONVERGED and state.steps == 0
     state = solve(solver, truth.problem, truth.inputs * math.nan, 10)
