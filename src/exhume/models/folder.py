@@ -10,6 +10,7 @@ but a seed in the card.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ def random_features_problem(
         activation_name: σ.
         last: trained last layer, (p, m).
         shape: of one input.
-        display: shift and scale of the pixels, where the auditor is told.
+        display: how inputs become pixels, where the auditor is told.
     """
     if not isinstance(weights, Seeded):
         _check_first_layer(weights)
@@ -92,25 +93,16 @@ class NetworkModel:
 
     architecture: str
     arguments: dict[str, Any]
-    network: Network
     initial: StateDict
     trained: StateDict
     display: Pixels | None  # how inputs become pixels
 
-    @classmethod
-    def of(
-        cls,
-        architecture: str,
-        arguments: dict[str, Any],
-        initial: StateDict,
-        trained: StateDict,
-        display: Pixels | None,
-    ) -> "NetworkModel":
+    @cached_property
+    def network(self) -> Network:
         """Build the module; ours need no check of their derivatives, the tests do that."""
         with torch.device("meta"):
-            module = architectures.build(architecture, arguments)
-        network = known_network(module, tuple(arguments["shape"]), arguments["outputs"])
-        return cls(architecture, arguments, network, initial, trained, display)
+            module = architectures.build(self.architecture, self.arguments)
+        return known_network(module, tuple(self.arguments["shape"]), self.arguments["outputs"])
 
     def problem(
         self, parameters: str = "last", point: str = POINT, premise: Premise = Premise.CHANGE
@@ -211,10 +203,11 @@ def read_network(folder: Path, change: bool = True) -> NetworkModel:
         raise InputError(f"{folder / CARD}: expected a card of kind 'network', got {kind!r}.")
     with _card_of(folder):
         name, arguments = card["architecture"]["name"], dict(card["architecture"]["arguments"])
-        model = NetworkModel.of(str(name), arguments, {}, {}, _display(card))
+        model = NetworkModel(str(name), arguments, {}, {}, _display(card))
+        module = model.network.module
 
     def weights(name: str) -> StateDict:
-        return fit_state(read_state(folder / name), model.network.module, str(folder / name))
+        return fit_state(read_state(folder / name), module, str(folder / name))
 
     trained, initial = weights(TRAINED), weights(INITIAL) if change else {}
     if change:
@@ -284,7 +277,7 @@ def _read_random_features(folder: Path, card: dict[str, Any]) -> Problem:
     if tuple(last.shape) != (width, outputs):
         raise InputError(
             f"{folder / TRAINED}: tensor 'last' has shape {tuple(last.shape)}, but {CARD} says "
-            f"width {width} and outputs {outputs}; expected ({width}, {outputs})."
+            f"({width}, {outputs})."
         )
     weights: Weights
     if source == "file":

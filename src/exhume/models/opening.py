@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from exhume.equation.problem import Premise, Problem, ThreatModel
 from exhume.errors import InputError, listed
@@ -28,8 +28,6 @@ from exhume.models.formulation import (
 )
 from exhume.models.prepare import Prepared, prepare
 from exhume.models.state import ZERO_HEAD, Saved, StateOrFile, check_pair
-
-CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,11 +197,10 @@ def _open_weights(
         problem, point, warnings = _change(network, after, source, card, parameters, point)
         warnings = [*prepared.warnings, *warnings]
         return Opened(problem, parameters, point, changes, tuple(warnings), error)
-    dtype, stored = _precision(after)
     domain = None if card.range is None and card.norm is None else card.domain()
     told = Told(domain, card.display, card.knows)
-    problem = weights_problem(network, moved(after.tensors, CPU, dtype), premise, told)
-    problem, warnings = _rounded(problem, dtype, stored)
+    problem = weights_problem(network, _together(after)[0], premise, told)
+    problem, warnings = _rounded(problem, after)
     if source.initial is not None:
         warnings.append(
             "Initial weights were given, and are not used: with the premise "
@@ -239,8 +236,7 @@ def _change(
             f"{before.source}: lacks {listed(absent)}, which parameters {parameters!r} at the "
             f"point {point!r} need. {_unlocks(network, after.tensors)}"
         )
-    dtype, stored = _precision(before, after)
-    initial, trained = (moved(weights.tensors, CPU, dtype) for weights in (before, after))
+    initial, trained = _together(before, after)
     told = Told(card.domain(), card.display)
     problem = network_problem(network, initial, trained, parameters, point, told)
     known = ["some of the initial weights" if missing else "the initial weights"]
@@ -251,7 +247,7 @@ def _change(
     problem = replace(problem, threat_model=ThreatModel(knows, (assumed, *card.assumes)))
     if frozen and parameters == "last":
         problem = replace(problem, drift=0.0)
-    problem, warnings = _rounded(problem, dtype, stored)
+    problem, warnings = _rounded(problem, before, after)
     if lacking and point == "final":
         warnings.append(
             f"Initial weights of {listed(lacking)} are missing: features are taken at the trained "
@@ -265,18 +261,18 @@ def _of_head(network: Network) -> tuple[str, str]:
     return network.head_weight, network.head_weight.removesuffix("weight") + "bias"
 
 
-def _precision(*saved: Saved) -> tuple[torch.dtype, torch.dtype]:
-    """Return the precision to compute in, and the coarsest in which weights were stored."""
-    dtypes = {dtype for weights in saved for dtype in weights.dtypes}
-    coarsest = max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
-    return torch.float64 if torch.float64 in dtypes else torch.float32, coarsest
+def _together(*saved: Saved) -> list[dict[str, Tensor]]:
+    """Return weights in one precision: float64 where some are, else float32."""
+    wide = any(torch.float64 in weights.dtypes for weights in saved)
+    dtype = torch.float64 if wide else torch.float32
+    return [moved(weights.tensors, torch.device("cpu"), dtype) for weights in saved]
 
 
-def _rounded(
-    problem: Problem, dtype: torch.dtype, stored: torch.dtype
-) -> tuple[Problem, list[str]]:
+def _rounded(problem: Problem, *saved: Saved) -> tuple[Problem, list[str]]:
     """Account for the rounding of stored weights: refuse too much of it, warn of half precision."""
-    coarser = (torch.finfo(stored).eps / torch.finfo(dtype).eps) ** 2
+    dtypes = {dtype for weights in saved for dtype in weights.dtypes}
+    stored = max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
+    coarser = (torch.finfo(stored).eps / torch.finfo(problem.target.dtype).eps) ** 2
     problem = replace(problem, resolution=problem.resolution * coarser)
     kind = str(stored).removeprefix("torch.")
     if problem.resolution > DRIFT:

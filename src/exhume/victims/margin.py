@@ -118,7 +118,7 @@ def kkt_mlp(
     start = time.perf_counter()
     done = _Rest(module, data, name, how).reach(show)
     trained = state_of(module)
-    model = NetworkModel.of("mlp", arguments, initial, trained, data.display)
+    model = NetworkModel("mlp", arguments, initial, trained, data.display)
     problem = model.problem(premise=Premise.MARGIN if how.decay is None else Premise.DECAY)
     at_truth = objective.fitted(problem.to(device, torch.float64), data.inputs)
     sizes_of_shares = at_truth.shares.abs().amax(1)

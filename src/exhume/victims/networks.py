@@ -63,6 +63,6 @@ def network(
     module = architectures.initialise(architectures.build(architecture, arguments), seed)
     around = {word: options.pop(word) for word in AROUND if word in options}
     initial, trained, record = train(module, data, Training(**options), **around)
-    model = NetworkModel.of(architecture, arguments, initial, trained, data.display)
+    model = NetworkModel(architecture, arguments, initial, trained, data.display)
     record = {"data": data.name, "seed": seed, **record}
     return Victim(model.problem(), data, record, initial, trained, model)

@@ -137,7 +137,7 @@ def _victim(data: Data, neurons: Neurons, record: dict[str, object]) -> Victim:
     first, last = architectures.build("two_layer", arguments).state_dict()
     trained = {first: neurons.first, last: neurons.last[None]}
     initial = {name: torch.zeros_like(tensor) for name, tensor in trained.items()}
-    model = NetworkModel.of("two_layer", arguments, initial, trained, None)
+    model = NetworkModel("two_layer", arguments, initial, trained, None)
     problem = replace(model.problem("all", "final"), drift=0.0, threat_model=KKT)
     return Victim(problem, data, record, initial, trained, model)
 
