@@ -19,6 +19,7 @@ from exhume.errors import InputError
 from exhume.models.folder import CARD, read_model, read_network
 from exhume.victims import Victim, margin
 from exhume.victims.margin import ToRest, margins
+from problems import gaussian
 
 PARITY = data.load("digits", 10, 0, classes="parity", centre="pixels")
 FOUR = data.load("digits", 4, 0, classes="parity", centre="pixels")
@@ -157,17 +158,14 @@ def test_the_violation_of_the_record(watched: Watched) -> None:
 def test_networks_are_homogeneous_and_read_as_they_were_written(
     watched: Watched, tmp_path: Path
 ) -> None:
-    victim = watched[0]
+    victim, x = watched[0], 3 * gaussian(5, 64)
     layers = len(victim.trained) - 1
-    x = 3 * torch.rand(5, 64, generator=torch.Generator().manual_seed(1)).double() - 1
     victim.save(tmp_path / "model")
     back = read_network(tmp_path / "model")
     once = back.network(back.trained, x)
     scaled = back.network({name: 1.7 * w for name, w in back.trained.items()}, x)
     torch.testing.assert_close(scaled, 1.7**layers * once)
     torch.testing.assert_close(once, plain(layers_of(victim), x))
-    later = [f"{2 * i + 1}.weight" for i in range(1, layers)]
-    assert list(back.trained) == ["1.weight", "1.bias", *later]
     for name, w in victim.trained.items():
         assert torch.equal(back.trained[name], w)
         assert torch.equal(back.initial[name], victim.initial[name])
@@ -179,9 +177,10 @@ def test_networks_are_homogeneous_and_read_as_they_were_written(
     assert problem.domain.name == victim.problem.domain.name
 
 
-@pytest.mark.parametrize("level", [1e-2, 1e-6])
-def test_weights_are_held_at_the_least_margin(level: float) -> None:
-    assert made(level=level).training["margins"][0] == pytest.approx(-math.log(level), rel=0.05)
+def test_weights_are_held_at_the_least_margin() -> None:
+    for level in (1e-2, 1e-6):
+        least = made(level=level).training["margins"][0]
+        assert least == pytest.approx(-math.log(level), rel=0.05)
 
 
 @pytest.mark.parametrize("depth", [2, 3])

@@ -15,7 +15,6 @@ from exhume.data import Data
 from exhume.errors import InputError
 from exhume.evaluate import residual_at_truth
 from exhume.files import read_tensors
-from exhume.models.folder import read_model, read_network
 from exhume.victims import Victim
 from exhume.victims.polynomial import _eigenneurons, _evened
 
@@ -49,7 +48,12 @@ def kkt_by_autograd(victim: Victim) -> tuple[Tensor, Tensor, Tensor]:
 
 @pytest.mark.parametrize(("degree", "width"), [(3, 4), (3, 16), (4, 24), (5, 12)])
 def test_a_kkt_point_is_one(degree: int, width: int, labelled: Data) -> None:
-    known = labelled if degree == 3 else victims.labellings(data.sphere(9, 3, 2), degree)[0]
+    known = labelled
+    if degree > 3:
+        every = victims.labellings(data.sphere(9, 3, 2), degree)
+        rows = {tuple(one.targets[:, 0].tolist()) for one in every}
+        assert len(every) == len(rows) == 4 and all(row[0] == 1 for row in rows)
+        known = every[0]
     made = victims.polynomial(known, width, degree)
     f, off, b = kkt_by_autograd(made)
     labels = known.targets[:, 0]
@@ -100,14 +104,6 @@ def test_margins_are_evened() -> None:
     assert _evened(shares, 1).tolist() == [0, 0, 1]
 
 
-def test_labellings_are_all_and_only_of_the_labels() -> None:
-    known = data.sphere(9, 3, 2)
-    every = victims.labellings(known)
-    rows = {tuple(one.targets[:, 0].tolist()) for one in every}
-    assert len(every) == len(rows) == 4 and all(row[0] == 1 for row in rows)
-    assert all(torch.equal(one.inputs, known.inputs) for one in every)
-
-
 def beyond(known: Data, factor: float) -> Data:
     inputs = torch.cat([known.inputs, factor * known.inputs[:1]])
     return Data(inputs, torch.cat([known.targets, known.targets[:1]]), known.shape)
@@ -132,10 +128,7 @@ ZERO = Data(SAMPLES.inputs, 0 * SAMPLES.targets, SAMPLES.shape)
         (lambda known: victims.polynomial(known, 8, active=[]), "active: .*0 to 3"),
         (lambda _: victims.polynomial(ZERO, 8), "none zero"),
         (lambda _: victims.labellings(data.sphere(20, 11)), "at most 10"),
-        (
-            lambda known: victims.polynomial(beyond(known, 0.5), 16, active=range(4)),
-            "inactive sample within the margin",
-        ),
+        (lambda known: victims.polynomial(beyond(known, 0.5), 16, active=range(4)), "inactive"),
     ],
 )
 def test_what_cannot_be_built(call: Callable[[Data], object], words: str, labelled: Data) -> None:
@@ -143,69 +136,52 @@ def test_what_cannot_be_built(call: Callable[[Data], object], words: str, labell
         call(labelled)
 
 
-Command = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
-    """Run `exhume identify`: exit code, what it printed, and its errors."""
+def test_identify(
+    victim: Victim,
+    labelled: Data,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("COLUMNS", "200")
 
-    def call(*words: object) -> tuple[int, str, str]:
+    def identify(*words: object) -> tuple[int, str]:
         code = 0
         try:
             main(["identify", *map(str, words)])
         except SystemExit as ending:
             code = int(str(ending.code))
-        return code, *capsys.readouterr()
+        return code, "".join(capsys.readouterr())
 
-    return call
-
-
-def test_identify_a_folder(
-    victim: Victim, labelled: Data, tmp_path: Path, command: Command
-) -> None:
-    folder, out = tmp_path / "model", tmp_path / "found"
+    folder, out, few = tmp_path / "model", tmp_path / "found", tmp_path / "few"
     victim.save(folder)
-    code, said, _ = command(folder, "--out", out)
-    assert code == 0
-    assert "the rank condition holds" in said and "4 active samples" in said
+    code, said = identify(folder, "--out", out)
+    assert code == 0 and "the rank condition holds" in said and "4 active samples" in said
     kept = read_tensors(out / "recovered.safetensors", ("samples", "multipliers"))
     signed = victim.truth.inputs * victim.truth.targets
     assert torch.cdist(signed, kept["samples"]).amin(1).max() < 1e-7
     record = json.loads((out / "identifiability.json").read_text())
     assert record["holds"] and record["rank"] == record["unknowns"] == 20
     assert (out / "recovered.safetensors").stat().st_mode & 0o077 == 0
-    code, _, error = command(folder, "--out", out)
-    assert code == 2 and "not empty" in error
-    network = read_network(folder)
-    assert all(torch.equal(network.trained[name], w) for name, w in victim.trained.items())
-    assert read_model(folder, "all", "final").drift >= 0
-    victims.polynomial(labelled, 4).save(tmp_path / "few")
-    code, said, _ = command(tmp_path / "few", "--out", tmp_path / "none")
+    victims.polynomial(labelled, 4).save(few)
+    code, said = identify(few, "--out", tmp_path / "none")
     assert code == 1 and "the rank condition fails" in said
     assert not (tmp_path / "none" / "recovered.safetensors").exists()
-
-
-def test_identify_a_factory(victim: Victim, tmp_path: Path, command: Command) -> None:
-    weights = tmp_path / "weights.pt"
-    torch.save(dict(victim.trained), weights)
+    torch.save(dict(victim.trained), tmp_path / "weights.pt")
     sizes = {"shape": [9], "width": 16, "activation": "polynomial:0,0,0,1"}
     model = "exhume.models.architectures:two_layer"
     named = ("--model", model, "--arguments", json.dumps(sizes))
-    code, said, _ = command(*named, "--trained", weights)
+    code, said = identify(*named, "--trained", tmp_path / "weights.pt")
     assert code == 0 and "holds" in said
-    code, _, error = command(*named)
-    assert code == 2 and "--trained" in error
-
-
-def test_identify_refuses_degree_two(tmp_path: Path, command: Command) -> None:
-    code, _, error = command()
-    assert code == 2 and "name a model folder" in error
     known = data.sphere(4, 2)
     victims.two_layer(known, 6, "polynomial:0,1,1", rate=1e-3, steps=5).save(tmp_path / "two")
-    code, _, error = command(tmp_path / "two")
-    assert code == 2 and "degree 2" in error and "local_identifiability" in error
     victims.random_features(known, 20).save(tmp_path / "random")
-    code, _, error = command(tmp_path / "random")
-    assert code == 2 and "kind 'network'" in error
+    for words, expected in (
+        (named, "--trained"),
+        ((folder, "--out", out), "not empty"),
+        ((), "name a model folder"),
+        ((tmp_path / "two",), "degree 2"),
+        ((tmp_path / "random",), "kind 'network'"),
+    ):
+        code, said = identify(*words)
+        assert code == 2 and expected in said

@@ -253,6 +253,7 @@ class _Run(Descent):
         self.batch = min(settings.batch or data.samples, data.samples)
         self.steady = settings.optimizer == "gd" and not settings.inertia  # the loss only falls
         self.first_factor = 1.0 - settings.inertia
+        self.smallest = SMALLEST * self.first_factor
         self.order = (-1, torch.empty(0))
         try:
             with torch.no_grad():
@@ -278,13 +279,9 @@ class _Run(Descent):
         else:
             self.go_to(place.tensors)
         begun = time.monotonic() - place.seconds
-        until, steps, smallest = (
-            self.settings.until,
-            self.settings.steps,
-            SMALLEST * self.first_factor,
-        )
+        until, steps = self.settings.until, self.settings.steps
         try:
-            while place.loss > until and place.steps < steps and place.factor >= smallest:
+            while place.loss > until and place.steps < steps and place.factor >= self.smallest:
                 place = replace(self._window(place), seconds=time.monotonic() - begun)
                 if show is not None:
                     show(place.steps, place.loss)
