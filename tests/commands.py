@@ -1,13 +1,20 @@
-"""The command line in tests."""
+"""The command line and run folders in tests: making them, reading them strictly, comparing them."""
 
-from functools import cache
+import json
 from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
 
 from exhume.auditing.folder import CANDIDATES, CONFIG, EVENTS, RESULT
+from exhume.auditing.run import run
+from exhume.auditing.settings import Settings
 from exhume.cli import main
 
 REPORT = "report.html"
-AUDITED = {CONFIG, EVENTS, CANDIDATES, RESULT, REPORT}
+FINISHED = {CONFIG, EVENTS, CANDIDATES, RESULT}
+AUDITED = FINISHED | {REPORT}
 
 
 def exhume_(*words: object) -> None:
@@ -15,8 +22,12 @@ def exhume_(*words: object) -> None:
     main([str(word) for word in words])
 
 
+def audit(settings: Settings, out: Path, **options: Any) -> dict[str, Any]:
+    """The result of a run, as the command line makes it."""
+    return run(settings, settings.open(), out, **options)[1]
+
+
 def names(folder: Path) -> set[str]:
-    """What a folder holds."""
     return {path.name for path in folder.iterdir()}
 
 
@@ -28,21 +39,47 @@ def tree(folder: Path) -> dict[str, bytes | None]:
     }
 
 
-@cache
-def make_workshop(base: Path) -> Path:
-    """Models and finished runs; not to be changed.
+def refuse_constant(name: str) -> None:
+    raise AssertionError(f"{name} is not JSON")
+
+
+def strict(text: str) -> Any:
+    """JSON as other readers know it: without NaN and infinities."""
+    return json.loads(text, parse_constant=refuse_constant)
+
+
+def result_of(run: Path) -> dict[str, Any]:
+    record = strict((run / RESULT).read_text())
+    assert isinstance(record, dict)
+    return record
+
+
+def events_of(run: Path) -> list[dict[str, Any]]:
+    return [strict(line) for line in (run / EVENTS).read_text().splitlines()]
+
+
+def same(a: Path, b: Path) -> bool:
+    """Whether two runs found the same, to the last bit, at the same cost."""
+    one, other = load_file(a / CANDIDATES), load_file(b / CANDIDATES)
+    left, right = (
+        {k: v for k, v in result_of(r).items() if k not in ("seconds", "started")} for r in (a, b)
+    )
+    return left == right and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def make_workshop(folder: Path) -> Path:
+    """Make models and finished runs.
 
     model and run: vectors. stored: the same with its first layer. images and pictures: digits.
     margin: a network that was trained to the margin.
     """
-    folder = base / "workshop"
-    folder.mkdir()
     sphere = ("victim", "sphere", "--dim", 20, "--samples", 4, "--ratio", 6, "--out")
     exhume_(*sphere, folder / "model")
     exhume_(*sphere, folder / "stored", "--store")
-    exhume_("victim", "digits", "--samples", 10, "--ratio", 6, "--out", folder / "images")
-    exhume_("audit", folder / "model", "--samples", 4, "--out", folder / "run")
-    exhume_("audit", folder / "images", "--samples", 10, "--out", folder / "pictures")
+    exhume_("victim", "digits", "--samples", 6, "--ratio", 6, "--out", folder / "images")
+    cpu = ("--device", "cpu", "--out")
+    exhume_("audit", folder / "model", "--samples", 4, *cpu, folder / "run")
+    exhume_("audit", folder / "images", "--samples", 6, *cpu, folder / "pictures")
     kkt = ("--architecture", "kkt_mlp", "--classes", "parity", "--samples", 4, "--widths", 30)
-    exhume_("victim", "digits", *kkt, "--steps", 200, "--out", folder / "margin")
+    exhume_("victim", "digits", *kkt, "--steps", 100, "--out", folder / "margin")
     return folder

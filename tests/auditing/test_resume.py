@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 from safetensors.torch import save_file
 
+from commands import FINISHED, audit, events_of, names, result_of, same, tree
 from exhume import data, methods
 from exhume.auditing.folder import CANDIDATES, CHECKPOINT, CONFIG, EVENTS, RESULT, RunFolder
-from exhume.auditing.run import Event
+from exhume.auditing.run import Event, Recorder
 from exhume.auditing.settings import Settings
 from exhume.cli import main
 from exhume.errors import InputError
@@ -23,28 +24,12 @@ from exhume.methods import progress
 from exhume.methods.exhume import Exhume
 from exhume.methods.iurada2025 import Iurada2025
 from exhume.victims import random_features, two_layer
-from folders import FINISHED, audit, contents, events_of, result_of, same
 from problems import gaussian
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models") / "model"
-    random_features(data.sphere(20, 4), 480).save(folder)
-    return folder
-
-
 @pytest.fixture
-def settings(model: Path) -> Settings:
-    return Settings(str(model), samples=4)
-
-
-@pytest.fixture(scope="module")
-def run(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run; not to be changed."""
-    folder = tmp_path_factory.mktemp("runs") / "run"
-    audit(Settings(str(model), samples=4), folder)
-    return folder
+def settings(workshop: Path) -> Settings:
+    return Settings(str(workshop / "model"), samples=4)
 
 
 @pytest.fixture(autouse=True)
@@ -70,12 +55,8 @@ def interrupted(settings: Settings, out: Path, move: int, resume: bool = False) 
     return out
 
 
-def every_one(events: list[Event]) -> list[int]:
-    return list(range(1, len(events) + 1))
-
-
 def check_resuming(
-    settings: Settings, tmp_path: Path, choose: Callable[[list[Event]], list[int]] = every_one
+    settings: Settings, tmp_path: Path, choose: Callable[[list[Event]], list[int]]
 ) -> None:
     """Interrupt a run at each of the moves chosen, go on, and compare with a run left alone."""
     events: list[Event] = []
@@ -87,15 +68,17 @@ def check_resuming(
         audit(settings, out, resume=True)
         assert same(out, tmp_path / "whole"), f"interrupted at move {move} of {len(events)}"
         assert [event["step"] for event in events_of(out)] == [event.step for event in events]
-        assert contents(out).keys() == FINISHED
+        assert names(out) == FINISHED
 
 
-@pytest.mark.parametrize("samples", [4, None])
+@pytest.mark.parametrize(("samples", "stops"), [(4, 99), (None, 6)])
 def test_a_run_can_be_interrupted_at_any_move(
-    samples: int | None, settings: Settings, tmp_path: Path
+    samples: int | None, stops: int, settings: Settings, tmp_path: Path
 ) -> None:
-    thin = every_one if samples else lambda events: every_one(events)[:: len(events) // 12]
-    check_resuming(replace(settings, samples=samples), tmp_path, thin)
+    def spread(events: list[Event]) -> list[int]:
+        return list(range(1, len(events) + 1, max(1, len(events) // stops)))
+
+    check_resuming(replace(settings, samples=samples), tmp_path, spread)
 
 
 def stuck(events: list[Event]) -> list[int]:
@@ -136,13 +119,13 @@ def test_a_network_in_its_subspace_goes_on_where_it_was(tmp_path: Path) -> None:
 
 
 def test_a_run_can_be_interrupted_again_and_again(
-    settings: Settings, run: Path, tmp_path: Path
+    settings: Settings, workshop: Path, tmp_path: Path
 ) -> None:
     out = interrupted(settings, tmp_path / "run", 3)
     for move in (1, 4):
         interrupted(settings, out, move, resume=True)
     audit(settings, out, resume=True)
-    assert same(out, run)
+    assert same(out, workshop / "run")
     seconds = [event["seconds"] for event in events_of(out)]
     assert seconds == sorted(seconds)
 
@@ -152,8 +135,7 @@ def test_the_seconds_of_earlier_sittings_count(settings: Settings, tmp_path: Pat
     folder = RunFolder(interrupted(limited, tmp_path / "run", 3))
     begun = folder.resume(limited)
     assert begun is not None
-    problem = settings.open().problem
-    folder.save(progress.unpack(problem, begun), 2e6)
+    folder.save(progress.unpack(settings.open().problem, begun), 2e6)
     result = audit(limited, folder.path, resume=True)
     assert (result["outcome"], result["steps"]) == ("budget", 3)
     assert result["seconds"] >= 2e6
@@ -166,10 +148,6 @@ def late_events(out: Path) -> None:
     (out / EVENTS).write_text(kept + json.dumps(late) + "\n" + '{"seconds": 0.0, "st')
 
 
-def no_checkpoint(out: Path) -> None:
-    (out / CHECKPOINT).unlink()
-
-
 def only_settings(out: Path) -> None:
     (out / CHECKPOINT).unlink()
     (out / EVENTS).unlink()
@@ -180,9 +158,11 @@ def half_finished(out: Path) -> None:
     (out / f".{CHECKPOINT}.abc").write_bytes(b"half")
 
 
-@pytest.mark.parametrize("leave", [late_events, no_checkpoint, only_settings, half_finished])
+@pytest.mark.parametrize(
+    "leave", [late_events, lambda out: (out / CHECKPOINT).unlink(), only_settings, half_finished]
+)
 def test_a_run_killed_between_two_files_goes_on(
-    leave: Callable[[Path], None], settings: Settings, run: Path, tmp_path: Path
+    leave: Callable[[Path], None], settings: Settings, workshop: Path, tmp_path: Path
 ) -> None:
     out = interrupted(settings, tmp_path / "run", 5)
     leave(out)
@@ -190,20 +170,15 @@ def test_a_run_killed_between_two_files_goes_on(
     events = events_of(out)
     assert "late" not in {event["phase"] for event in events}
     assert [event["step"] for event in events][:4] == [1, 2, 3, 4]
-    assert same(out, run) and contents(out).keys() == FINISHED
-
-
-def damaged(name: str, content: bytes | None = None) -> Callable[[Path], None]:
-    """A file cut short, or with another content."""
-
-    def damage(out: Path) -> None:
-        (out / name).write_bytes((out / name).read_bytes()[:-8] if content is None else content)
-
-    return damage
+    assert same(out, workshop / "run") and names(out) == FINISHED
 
 
 def plain_checkpoint(out: Path) -> None:
     save_file({"candidates": gaussian(4, 20)}, out / CHECKPOINT)
+
+
+def cut_checkpoint(out: Path) -> None:
+    (out / CHECKPOINT).write_bytes((out / CHECKPOINT).read_bytes()[:-8])
 
 
 @pytest.mark.parametrize(
@@ -214,16 +189,15 @@ def plain_checkpoint(out: Path) -> None:
         ({"seed": 1}, None, "seed"),
         ({"method": "iurada2025"}, None, "method"),
         ({"product_limit": 900}, None, "product_limit"),
-        ({}, damaged(CHECKPOINT), CHECKPOINT),
+        ({}, cut_checkpoint, CHECKPOINT),
         ({}, plain_checkpoint, CHECKPOINT),
-        ({}, damaged(CONFIG, b""), CONFIG),
-        ({}, damaged(CONFIG, b"model: {"), CONFIG),
+        ({}, lambda out: (out / CONFIG).write_bytes(b""), CONFIG),
+        ({}, lambda out: (out / CONFIG).write_bytes(b"model: {"), CONFIG),
     ],
-    ids=range(9),
 )
 def test_what_cannot_go_on_is_refused_and_left_alone(
     changes: dict[str, Any],
-    damage: Callable[[Path], None] | None,
+    damage: Callable[[Path], object] | None,
     words: str,
     settings: Settings,
     tmp_path: Path,
@@ -231,62 +205,63 @@ def test_what_cannot_go_on_is_refused_and_left_alone(
     out = interrupted(settings, tmp_path / "run", 1)
     if damage is not None:
         damage(out)
-    before = contents(out)
+    before = tree(out)
     with pytest.raises(InputError, match=words):
         audit(replace(settings, **changes), out, resume=True)
-    assert contents(out) == before
+    assert tree(out) == before
 
-
-# Real signals
 
 CHILD = """
 import os, signal, sys
 from exhume.auditing import run
 from exhume.cli import main
-signal.signal(signal.SIGINT, signal.default_int_handler)
 run.CHECKPOINT_SECONDS = 0.0
 observe = run.Recorder.observe
 
 def waiting(recorder, progress, seconds):
     observe(recorder, progress, seconds)
-    if progress.total_steps >= int(sys.argv[1]):
+    if progress.total_steps >= 4:
         os.write(1, b"ready\\n")
         signal.pause()
 
 run.Recorder.observe = waiting
-main(sys.argv[2:])
+main(sys.argv[1:])
 """
 
 
-def ended(step: int, how: signal.Signals, words: list[str]) -> tuple[int, str]:
-    """`exhume` in a process of its own that waits at a step, and what it says at a signal."""
-    with subprocess.Popen(
-        [sys.executable, "-c", CHILD, str(step), *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout is not None and process.stdout.readline() == "ready\n"
-        process.send_signal(how)
-        _, errors = process.communicate()
-    return process.returncode, errors
-
-
 def test_a_run_survives_being_killed_and_being_interrupted(
-    model: Path, run: Path, tmp_path: Path
+    workshop: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    out = tmp_path / "run"
+    model, out = workshop / "model", tmp_path / "run"
     words = ["audit", str(model), "--samples", "4", "--device", "cpu", "--out", str(out)]
-    assert ended(4, signal.SIGKILL, words) == (-signal.SIGKILL, "")
+    command = [sys.executable, "-c", CHILD, *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        process.kill()
+    assert process.returncode == -signal.SIGKILL
     assert (out / CHECKPOINT).exists() and not (out / RESULT).exists()
 
-    code, errors = ended(9, signal.SIGINT, [*words, "--resume"])
-    assert code == 130
+    observe = Recorder.observe
+
+    def interrupting(recorder: Recorder, state: progress.Progress, seconds: float) -> None:
+        observe(recorder, state, seconds)
+        if state.total_steps >= 9:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Recorder, "observe", interrupting)
+    with pytest.raises(SystemExit) as ending:
+        main([*words, "--resume"])
+    assert ending.value.code == 130
+    errors = capsys.readouterr().err
     assert "--resume" in errors and str(out) in errors and "Traceback" not in errors
     assert (out / CHECKPOINT).exists() and not (out / RESULT).exists()
 
+    monkeypatch.undo()
     main([*words, "--resume"])
-    assert same(out, run) and result_of(out)["outcome"] == "converged"
+    assert same(out, workshop / "run") and result_of(out)["outcome"] == "converged"
     assert not (out / CHECKPOINT).exists()
     steps = [event["step"] for event in events_of(out)]
-    assert steps == sorted(steps)
+    assert steps == sorted(steps) and steps[-1] >= 9

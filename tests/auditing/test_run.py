@@ -1,4 +1,4 @@
-"""Run folders: what they hold, that the truth is not read, and going on after an end."""
+"""Run folders: what they hold, what is refused, and that the truth is not read."""
 
 import math
 import os
@@ -15,61 +15,39 @@ import yaml
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+from commands import AUDITED, FINISHED, audit, events_of, names, result_of, same, strict, tree
 from exhume import DataCard, data, files
 from exhume.auditing.folder import CANDIDATES, CONFIG, EVENTS, RunFolder
 from exhume.auditing.run import Event
 from exhume.auditing.settings import Settings
 from exhume.errors import InputError
 from exhume.evaluate.runs import score_run
-from exhume.files import write_private
 from exhume.models.folder import CARD, TRAINED, TRUTH
 from exhume.victims import random_features
-from folders import FINISHED, audit, contents, events_of, result_of, same, strict
 
 TOLD = DataCard((3, 2, 2), (0, 1), (0.1, 0.2, 0.3), 1.0, "sqrt_d", 2)
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models") / "model"
-    random_features(data.sphere(20, 4), 480).save(folder)
-    return folder
-
-
 @pytest.fixture
-def settings(model: Path) -> Settings:
-    return Settings(str(model), samples=4)
+def settings(workshop: Path) -> Settings:
+    return Settings(str(workshop / "model"), samples=4)
 
 
-@pytest.fixture(scope="module")
-def run(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run; not to be changed."""
-    folder = tmp_path_factory.mktemp("runs") / "run"
-    audit(Settings(str(model), samples=4), folder)
-    return folder
-
-
-# The run folder
-
-
-def test_a_run_folder_holds_what_it_should(run: Path, model: Path) -> None:
-    assert contents(run).keys() == FINISHED
+def test_a_run_folder_holds_all_that_a_report_needs(workshop: Path) -> None:
+    run = workshop / "run"
+    assert names(run) == AUDITED
     config = yaml.safe_load((run / CONFIG).read_text())
     assert {word: value for word, value in config.items() if value is not None} == {
-        **{"model": str(model), "samples": 4, "seed": 0},
+        **{"model": str(workshop / "model"), "samples": 4, "seed": 0},
         **{"method": "exhume", "device": "cpu"},
     }
     assert config.keys() == set(Settings.__dataclass_fields__)
     found = load_file(run / CANDIDATES)
-    assert {name: tuple(tensor.shape) for name, tensor in found.items()} == {
-        "samples": (4, 20),
-        "coefficients": (4, 1),
-    }
+    shapes = {name: tuple(tensor.shape) for name, tensor in found.items()}
+    assert shapes == {"samples": (4, 20), "coefficients": (4, 1)}
     assert all(t.dtype == torch.float64 and t.isfinite().all() for t in found.values())
     assert torch.allclose(found["samples"].norm(dim=1), torch.tensor(20.0).sqrt().double())
 
-
-def test_the_result_says_all_that_a_report_needs(run: Path) -> None:
     result = result_of(run)
     assert result.keys() == {
         *("schema", "exhume", "versions", "device", "device_name", "seed", "method", "started"),
@@ -90,20 +68,21 @@ def test_the_result_says_all_that_a_report_needs(run: Path) -> None:
 
 
 def test_a_private_folder_whatever_the_umask_with_what_is_shown_and_returned(
-    settings: Settings, tmp_path: Path
+    settings: Settings, workshop: Path, tmp_path: Path
 ) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run").chmod(0o755)
+    run = tmp_path / "run"
+    run.mkdir(mode=0o755)
     shown: list[Event] = []
     before = os.umask(0)
     try:
-        result = audit(settings, tmp_path / "run", show=shown.append)
+        result = audit(settings, run, show=shown.append)
     finally:
         os.umask(before)
-    assert files.finite(result) == result_of(tmp_path / "run")
-    assert stat.S_IMODE((tmp_path / "run").stat().st_mode) == 0o700
-    assert {stat.S_IMODE(p.stat().st_mode) for p in (tmp_path / "run").iterdir()} == {0o600}
-    events = events_of(tmp_path / "run")
+    assert same(run, workshop / "run"), "the same seed gives the same bits"
+    assert files.finite(result) == result_of(run)
+    assert stat.S_IMODE(run.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(path.stat().st_mode) for path in run.iterdir()} == {0o600}
+    events = events_of(run)
     assert [vars(event) for event in shown] == events
     for word in ("seconds", "step"):
         values = [event[word] for event in events]
@@ -112,22 +91,17 @@ def test_a_private_folder_whatever_the_umask_with_what_is_shown_and_returned(
     assert {event["phase"] for event in events} >= {"explore", "tidy"}
 
 
-def test_the_same_seed_gives_the_same_bits(settings: Settings, run: Path, tmp_path: Path) -> None:
-    audit(settings, tmp_path / "again")
-    assert same(tmp_path / "again", run)
-    audit(replace(settings, seed=1), tmp_path / "other")
-    assert not same(tmp_path / "other", run)
-
-
-@pytest.mark.parametrize("samples", [4, None])
+@pytest.mark.parametrize(("samples", "seed"), [(4, 1), (None, 0)])
 def test_the_samples_are_found(
-    samples: int | None, settings: Settings, model: Path, tmp_path: Path
+    samples: int | None, seed: int, settings: Settings, workshop: Path, tmp_path: Path
 ) -> None:
-    result = audit(replace(settings, samples=samples), tmp_path / "run")
+    run = tmp_path / "run"
+    result = audit(replace(settings, samples=samples, seed=seed), run)
     assert (result["candidates"], result["samples_given"]) == (4, samples)
-    score = score_run(tmp_path / "run", model / TRUTH)["score"]
+    assert not same(run, workshop / "run")
+    score = score_run(run, workshop / "model" / TRUTH)["score"]
     assert score["recovered"] == score["exact"] == score["precision"] == 1
-    assert strict((tmp_path / "run" / "score.json").read_text())["score"] == score
+    assert strict((run / "score.json").read_text())["score"] == score
 
 
 @pytest.mark.parametrize("limit", [{"time_limit": 0.0}, {"product_limit": 30}], ids=str)
@@ -138,7 +112,7 @@ def test_a_budget_ends_a_run(limit: dict[str, Any], settings: Settings, tmp_path
     assert (result["products"] >= 30) == ("product_limit" in limit)
     assert "time" in result["sentence"]
     assert "Nothing can be claimed" in " ".join(result["claims"])
-    assert contents(tmp_path / "run").keys() == FINISHED
+    assert names(tmp_path / "run") == FINISHED
 
 
 def test_a_run_without_numbers_is_still_json(tmp_path: Path) -> None:
@@ -153,9 +127,7 @@ def test_a_run_without_numbers_is_still_json(tmp_path: Path) -> None:
 def test_settings_survive_the_file_and_older_files_are_read(tmp_path: Path) -> None:
     settings = Settings(
         *("f.py:make", 3, 1, "tansley2026", 2.5, 900, "cpu", "last", "both", "gap"),
-        *("i.pt", "t.pt", {"width": 3}, "head"),
-        TOLD,
-        "change",
+        *("i.pt", "t.pt", {"width": 3}, "head", TOLD, "change"),
     )
     RunFolder(tmp_path / "run").begin(settings)
     assert RunFolder(tmp_path / "run").settings == settings
@@ -167,8 +139,7 @@ def test_settings_survive_the_file_and_older_files_are_read(tmp_path: Path) -> N
 
 def test_relative_names_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    folder = Settings("model").located()
-    assert folder.model == str(tmp_path / "model") and folder.trained is None
+    assert Settings("model").located() == Settings(str(tmp_path / "model"))
     named = Settings("a/b.py:f", initial="zero-head", trained="t.pt").located()
     assert (named.model, named.initial) == (f"{tmp_path}/a/b.py:f", "zero-head")
     assert named.trained == str(tmp_path / "t.pt")
@@ -180,17 +151,17 @@ def test_relative_names_become_absolute(tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("change", ["missing", "damaged", "another"])
 def test_the_truth_makes_no_difference(
-    change: str, settings: Settings, model: Path, run: Path, tmp_path: Path
+    change: str, settings: Settings, workshop: Path, tmp_path: Path
 ) -> None:
     blind = tmp_path / "model"
-    shutil.copytree(model, blind)
+    shutil.copytree(workshop / "model", blind)
     (blind / TRUTH).unlink()
     if change == "damaged":
         (blind / TRUTH).write_bytes(b"\xff" * 100)
     elif change == "another":
         data.save(data.sphere(20, 4, seed=9), blind / TRUTH)
     audit(replace(settings, model=str(blind)), tmp_path / "run")
-    assert same(tmp_path / "run", run)
+    assert same(tmp_path / "run", workshop / "run")
 
 
 def test_the_truth_is_not_opened(
@@ -254,21 +225,19 @@ def test_what_cannot_be_leaves_no_folder(
 
 
 def test_a_folder_in_use_is_refused_and_left_alone(
-    settings: Settings, run: Path, tmp_path: Path
+    settings: Settings, workshop: Path, tmp_path: Path
 ) -> None:
-    (tmp_path / "notes").write_text("mine")
-    for out in (tmp_path, tmp_path / "notes", tmp_path / "notes" / "run"):
-        with pytest.raises(InputError, match=str(out)):
-            audit(settings, out)
-    for out in (tmp_path, tmp_path / "new", tmp_path / "notes"):
-        with pytest.raises(InputError, match="no run to resume"):
-            audit(settings, out, resume=True)
-    assert contents(tmp_path) == {"notes": b"mine"}
-    before = contents(run)
-    for resume, words in ((False, "--resume"), (True, "complete")):
+    notes, run = tmp_path / "notes", workshop / "run"
+    notes.write_text("mine")
+    before = tree(run)
+    for out, resume, words in [
+        *((out, False, str(out)) for out in (tmp_path, notes, notes / "run")),
+        *((out, True, "no run to resume") for out in (tmp_path, tmp_path / "new", notes)),
+        *((run, False, "--resume"), (run, True, "complete")),
+    ]:
         with pytest.raises(InputError, match=words):
-            audit(settings, run, resume=resume)
-    assert contents(run) == before
+            audit(settings, out, resume=resume)
+    assert tree(tmp_path) == {"notes": b"mine"} and tree(run) == before
 
 
 def test_an_interruption_right_after_a_file_is_renamed_stays_one(
@@ -282,5 +251,5 @@ def test_an_interruption_right_after_a_file_is_renamed_stays_one(
 
     monkeypatch.setattr("exhume.files.os.replace", interrupted_rename)
     with pytest.raises(KeyboardInterrupt):
-        write_private(tmp_path / "file", b"whole")
+        files.write_private(tmp_path / "file", b"whole")
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"whole"]

@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,82 +15,80 @@ import yaml
 from rich.console import Console
 from safetensors.torch import load_file
 
-from commands import AUDITED, REPORT, exhume_, make_workshop, names
+from commands import AUDITED, REPORT, exhume_, names, result_of
 from exhume import data
-from exhume.auditing.folder import CONFIG, MATCHED, RESULT, SCORE
+from exhume.auditing.folder import CONFIG, MATCHED, SCORE
 from exhume.cli.victim import _training
 from exhume.models.folder import CARD, INITIAL, TRAINED, TRUTH
 
 
-@pytest.fixture(scope="module")
-def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Models and finished runs; not to be changed."""
-    return make_workshop(tmp_path_factory.getbasetemp())
-
-
 @pytest.fixture
-def bench(workshop: Path, tmp_path: Path) -> Path:
-    """A copy of the workshop, to be damaged."""
-    shutil.copytree(workshop, tmp_path / "bench")
-    return tmp_path / "bench"
+def said(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """A command, and what it prints."""
 
+    def call(*words: object) -> str:
+        capsys.readouterr()
+        exhume_(*words)
+        return capsys.readouterr().out
 
-def result_of(run: Path) -> dict[str, Any]:
-    record: dict[str, Any] = json.loads((run / RESULT).read_text())
-    return record
+    return call
 
 
 def test_vectors_from_victim_to_report(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, said: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     model, run = Path("my model"), Path("RUN")
-    exhume_("victim", "sphere", "--dim", 20, "--samples", 4, "--ratio", 6, "--out", model)
-    said = capsys.readouterr().out
-    assert "480 features" in said and "d = 20" in said and "ratio 6.00" in said
+    sizes = ("--dim", 20, "--samples", 4, "--ratio", 6)
+    printed = said("victim", "sphere", *sizes, "--out", model)
+    assert "480 features" in printed and "d = 20" in printed and "ratio 6.00" in printed
     assert names(model) == {CARD, TRAINED, TRUTH}
 
-    (line,) = re.findall(r"^next: exhume (.+)$", said, re.MULTILINE)  # it can be pasted
-    exhume_(*shlex.split(line))
-    said = capsys.readouterr().out
-    assert "converged" in said and "4 candidates" in said and str(run / REPORT) in said
-    assert "recovered" not in said
+    (line,) = re.findall(r"^next: exhume (.+)$", printed, re.MULTILINE)  # it can be pasted
+    printed = said(*shlex.split(line))
+    assert "converged" in printed and "4 candidates" in printed and str(run / REPORT) in printed
+    assert "recovered" not in printed
     assert names(run) == AUDITED
     assert "explain the weights" in (run / REPORT).read_text()
 
-    exhume_("score", run, "--truth", model / TRUTH)
-    said = capsys.readouterr().out
-    assert re.search(r"recovered\s+│\s+1\s", said) and "residual at the truth" in said
+    printed = said("score", run, "--truth", model / TRUTH)
+    assert re.search(r"recovered\s+│\s+1\s", printed) and "residual at the truth" in printed
     assert names(run) == AUDITED | {SCORE}
     assert "4 of 4 training samples recovered, 4 exactly." in (run / REPORT).read_text()
 
     before = (run / REPORT).read_bytes()
-    exhume_("report", run)
-    assert str(run / REPORT) in capsys.readouterr().out
+    assert str(run / REPORT) in said("report", run)
     assert (run / REPORT).read_bytes() == before
 
+    exhume_("audit", model, "--out", "new")  # samples may be left out, and names be relative
+    result = result_of(Path("new"))
+    assert (result["samples_given"], result["candidates"]) == (None, 4)
+    monkeypatch.chdir(tmp_path.parent)
+    assert "recovered" in said("score", tmp_path / "new")
 
-def test_images_from_victim_to_report(bench: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = bench / "pictures"
-    assert names(run) == AUDITED
-    exhume_("score", run)  # the truth is in the folder of the model, which is in the config
-    said = capsys.readouterr().out
-    assert "psnr" in said and "ssim" in said
+
+def test_images_from_victim_to_report(
+    workshop: Path, tmp_path: Path, said: Callable[..., str]
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(workshop / "pictures", run)
+    printed = said("score", run)  # the truth is in the folder of the model, which is in the config
+    assert "psnr" in printed and "ssim" in printed
     assert names(run) == AUDITED | {SCORE, MATCHED}
     pairs = load_file(run / MATCHED)
-    assert pairs["originals"].shape == pairs["reconstructions"].shape == (10, 8, 8)
+    assert pairs["originals"].shape == pairs["reconstructions"].shape == (6, 8, 8)
     assert torch.allclose(pairs["originals"], pairs["reconstructions"], atol=1e-3)
-    known = data.load("digits", 10)
+    known = data.load("digits", 6)
     assert torch.allclose(pairs["originals"], known.images().float(), atol=1e-6)
     exhume_("report", run, "--redact")
     page, redacted = (run / REPORT).read_text(), (run / "report-redacted.html").read_text()
     for text in (page, redacted):
-        assert "10 of 10 training samples recovered, 10 exactly." in text
+        assert "6 of 6 training samples recovered, 6 exactly." in text
     assert "data:image/png" in page and "data:image/png" not in redacted
 
 
 def test_a_demo_can_be_run_twice(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, said: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def small(name: str, samples: int, *_: object, **__: object) -> data.Data:
         assert name == "faces"
@@ -100,63 +97,44 @@ def test_a_demo_can_be_run_twice(
     original = data.load
     monkeypatch.setattr(data, "load", small)
     for _ in range(2):
-        exhume_("demo", "--out", tmp_path / "demo")
-        said = capsys.readouterr().out
-        assert "10 of 10 faces exact." in said and "faces.png" in said
+        printed = said("demo", "--out", tmp_path / "demo")
+        assert "10 of 10 faces exact." in printed and "faces.png" in printed
     assert names(tmp_path / "demo") == {"model", "run", "faces.png", ".demo"}
     assert names(tmp_path / "demo" / "run") == AUDITED | {SCORE, MATCHED}
 
 
-def test_samples_may_be_left_out_and_names_be_relative(
-    bench: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(bench)
-    exhume_("audit", "model", "--out", "new")
-    result = result_of(bench / "new")
-    assert (result["samples_given"], result["candidates"]) == (None, 4)
-    monkeypatch.chdir(bench.parent)
-    exhume_("score", "bench/new")
-    assert "recovered" in capsys.readouterr().out
-
-
 # Networks: the premise change
 
-
-QUICK = ("--samples", 3, "--classes", "parity", "--steps", 50)
-SIZES: dict[str, list[object]] = {
-    "two_layer": ["--ratio", 2, "--bias"],
-    "mlp": ["--widths", "30,20", "--activation", "tanh", "--loss", "logistic", "--decay", 0.01],
-    "resnet": ["--width", 2, "--blocks", 1, "--optimizer", "sgd", "--batch", 2, "--rate", 0.01],
-    "vit": ["--width", 8, "--heads", 2, "--blocks", 1, "--optimizer", "adam", "--dtype", "float32"],
-}
+FIRST = ("--parameters", "first", "--point", "initial")
 
 
-@pytest.mark.parametrize("architecture", SIZES)
+@pytest.mark.parametrize(
+    ("architecture", "sizes", "block"),
+    [
+        ("two_layer", "--ratio 2 --bias", ()),
+        ("mlp", "--widths 30,20 --activation tanh --loss logistic --decay 0.01", FIRST),
+        ("resnet", "--width 2 --blocks 1 --optimizer sgd --batch 2 --rate 0.01", ()),
+        ("vit", "--width 8 --heads 2 --blocks 1 --optimizer adam --dtype float32", FIRST),
+    ],
+)
 def test_a_network_from_victim_to_report(
-    architecture: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    architecture: str, sizes: str, block: tuple[str], tmp_path: Path, said: Callable[..., str]
 ) -> None:
     model, run = tmp_path / "model", tmp_path / "run"
-    words = ("--architecture", architecture, *SIZES[architecture], *QUICK, "--out", model)
-    exhume_("victim", "digits", *words)
-    said = capsys.readouterr().out
-    assert "first layer moved by" in said and "after 50 steps" in said
+    words = ("--samples", 3, "--classes", "parity", "--steps", 20, *sizes.split(), "--out", model)
+    printed = said("victim", "digits", "--architecture", architecture, *words)
+    assert "first layer moved by" in printed and "after 20 steps" in printed
     assert names(tmp_path) == {"model"} and names(model) == {CARD, INITIAL, TRAINED, TRUTH}
     card = json.loads((model / CARD).read_text())
     assert card["architecture"]["name"] == architecture
 
-    budget = ("--samples", 3, "--product-limit", 20)
-    exhume_("audit", model, *budget, "--out", tmp_path / "default")
-    default = result_of(tmp_path / "default")
-    assert (default["parameters"], default["point"]) == ("last", "midpoint")
-    blocks = ("--parameters", "first", "--point", "initial")
-    exhume_("audit", model, *budget, *blocks, "--out", run)
+    exhume_("audit", model, "--samples", 3, "--product-limit", 10, *block, "--out", run)
     result = result_of(run)
-    assert (result["parameters"], result["point"]) == ("first", "initial")
+    asked = ("first", "initial") if block else ("last", "midpoint")
+    assert (result["parameters"], result["point"]) == asked
     assert (result["premise"], result["outcome"]) == ("change", "budget")
-    capsys.readouterr()
-    exhume_("score", run)
-    said = capsys.readouterr().out
-    assert "samples recovered" in said and "residual at the truth" in said
+    printed = said("score", run)
+    assert "samples recovered" in printed and "residual at the truth" in printed
 
 
 def test_training_can_be_interrupted_and_goes_on(
@@ -180,8 +158,8 @@ def test_training_can_be_interrupted_and_goes_on(
     with pytest.raises(SystemExit) as ending:
         trained("model")
     assert ending.value.code == 130
-    said = capsys.readouterr().err
-    assert "same command" in said and str(tmp_path / ".model.training") in said
+    printed = capsys.readouterr().err
+    assert "same command" in printed and str(tmp_path / ".model.training") in printed
     assert names(tmp_path) == {"whole", ".model.training"}
     monkeypatch.undo()
     again = trained("model")
@@ -191,102 +169,66 @@ def test_training_can_be_interrupted_and_goes_on(
 
 
 def test_a_bar_grows_while_it_trains() -> None:
-    console = Console(file=io.StringIO(), force_terminal=True)
-    with _training(console, 1e-4) as show:
+    output = io.StringIO()
+    with _training(Console(file=output, force_terminal=True), 1e-4) as show:
         for step, loss in ((50, 1.0), (100, 1e-2), (150, 1e-5)):
             show(step, loss)
-    output = console.file
-    assert isinstance(output, io.StringIO)
     assert "step 150, loss 1.0e-05" in output.getvalue()
 
 
-def test_ctrl_c_says_how_to_go_on(
-    workshop: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    words = ("audit", workshop / "model", "--samples", 4, "--out", tmp_path / "run")
-    monkeypatch.setattr("exhume.auditing.run.reconstruct", interrupt)
-    with pytest.raises(SystemExit) as ending:
-        exhume_(*words)
-    assert ending.value.code == 130
-    said = capsys.readouterr().err
-    assert "--resume" in said and str(tmp_path / "run") in said
-    monkeypatch.undo()
-    exhume_(*words, "--resume")
-    assert names(tmp_path / "run") == AUDITED
-
-
 # Networks at rest: the premises margin and decay
-
 
 KKT = ("--architecture", "kkt_mlp", "--classes", "parity", "--samples", 4, "--widths", 30)
 
 
 def test_a_network_at_the_margin_from_victim_to_report(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, said: Callable[..., str]
 ) -> None:
     model, run = tmp_path / "model", tmp_path / "run"
-    exhume_("victim", "digits", *KKT, "--steps", 1500, "--out", model)
-    said = capsys.readouterr().out
-    assert "the premise margin holds in direction" in said and "on their kinks" in said
+    printed = said("victim", "digits", *KKT, "--steps", 1500, "--out", model)
+    assert "the premise margin holds in direction" in printed and "on their kinks" in printed
     training = json.loads((model / CARD).read_text())["training"]
     assert training["premise"] == "margin" and training["stationarity"] <= 1e-3
-    assert f"{training['violation']:.1e} of the weights" in said
+    assert f"{training['violation']:.1e} of the weights" in printed
     assert data.read(model / TRUTH).inputs.abs().max() <= 1
 
-    exhume_("audit", model, "--samples", 4, "--product-limit", 100, "--out", run)
-    said = capsys.readouterr().out
-    assert "premise margin, as the model's card says" in said and "warning" not in said
+    printed = said("audit", model, "--samples", 4, "--product-limit", 100, "--out", run)
+    assert "premise margin, as the model's card says" in printed and "warning" not in printed
     result = result_of(run)
-    assert [result[word] for word in ("premise", "parameters", "point")] == [
-        *("margin", "all", "final")
-    ]
+    told = [result[word] for word in ("premise", "parameters", "point")]
+    assert told == ["margin", "all", "final"]
     assert yaml.safe_load((run / CONFIG).read_text())["premise"] is None
     assert "weak evidence" in (run / REPORT).read_text()
+    printed = said("score", run)
+    assert f"residual at the truth {training['violation']:.1e}" in printed
+    assert "floor with features at" not in printed and "samples recovered" in printed
 
-    exhume_("score", run)
-    said = capsys.readouterr().out
-    assert f"residual at the truth {training['violation']:.1e}" in said
-    assert "floor with features at" not in said and "samples recovered" in said
-
-
-def test_weight_decay_that_has_not_come_to_rest(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    quick = ("--decay", 1e-3, "--steps", 100, "--loss", "squared", "--dtype", "float64")
-    exhume_("victim", "digits", *KKT, *quick, "--out", tmp_path / "model")
-    said = capsys.readouterr().out
-    assert "the premise decay does not hold yet; give more --steps" in said and "kinks" not in said
-    words = ("--samples", 4, "--product-limit", 50, "--method", "buzaglo2023")
-    exhume_("audit", tmp_path / "model", *words, "--out", tmp_path / "run")
-    assert "premise decay, as the model's card says" in capsys.readouterr().out
-    result = result_of(tmp_path / "run")
-    assert (result["premise"], result["candidates"]) == ("decay", 8)
-    exhume_("score", tmp_path / "run")
-    assert "samples recovered" in capsys.readouterr().out
-
-
-def test_the_change_of_a_network_at_the_margin_can_still_be_audited(
-    workshop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
     words = ("--premise", "change", "--point", "final", "--product-limit", 1, "--samples", 4)
-    exhume_("audit", workshop / "margin", *words, "--out", tmp_path / "run")
-    assert "as the model's card says" not in capsys.readouterr().out
-    config = yaml.safe_load((tmp_path / "run" / CONFIG).read_text())
-    assert config["premise"] == "change"
+    printed = said("audit", model, *words, "--out", tmp_path / "change")
+    assert "as the model's card says" not in printed
+    assert yaml.safe_load((tmp_path / "change" / CONFIG).read_text())["premise"] == "change"
+
+
+def test_weight_decay_that_has_not_come_to_rest(tmp_path: Path, said: Callable[..., str]) -> None:
+    model, run = tmp_path / "model", tmp_path / "run"
+    quick = ("--decay", 1e-3, "--steps", 100, "--loss", "squared", "--dtype", "float64")
+    printed = said("victim", "digits", *KKT, *quick, "--out", model)
+    assert "the premise decay does not hold yet; give more --steps" in printed
+    assert "kinks" not in printed
+    words = ("--samples", 4, "--product-limit", 50, "--method", "buzaglo2023")
+    printed = said("audit", model, *words, "--out", run)
+    assert "premise decay, as the model's card says" in printed
+    result = result_of(run)
+    assert (result["premise"], result["candidates"]) == ("decay", 8)
+    assert "samples recovered" in said("score", run)
 
 
 def test_weights_that_contradict_a_premise_are_warned_of(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, said: Callable[..., str]
 ) -> None:
-    words = ("--architecture", "two_layer", "--width", 40, "--classes", "parity", "--steps", 50)
+    words = ("--architecture", "two_layer", "--width", 40, "--classes", "parity", "--steps", 20)
     exhume_("victim", "digits", *words, "--samples", 4, "--out", tmp_path / "model")
     audit = ("--premise", "margin", "--samples", 4, "--product-limit", 1, "--out", tmp_path / "run")
-    exhume_("audit", tmp_path / "model", *audit)
-    assert "warning: The weights contradict the premise margin" in capsys.readouterr().out
+    printed = said("audit", tmp_path / "model", *audit)
+    assert "warning: The weights contradict the premise margin" in printed
     assert "contradict the premise" in (tmp_path / "run" / REPORT).read_text()

@@ -12,18 +12,12 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-from commands import exhume_, make_workshop, tree
+from commands import exhume_, tree
 from exhume.auditing.folder import CANDIDATES, CONFIG, RESULT
 from exhume.models.folder import CARD, INITIAL, TRAINED, TRUTH
 
 KKT = "--architecture kkt_mlp --classes parity --samples 4 --widths 30"
 OWN = "audit --model m:f --trained t.pt"
-
-
-@pytest.fixture(scope="module")
-def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Models and finished runs; not to be changed."""
-    return make_workshop(tmp_path_factory.getbasetemp())
 
 
 @pytest.fixture
