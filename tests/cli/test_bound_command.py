@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from commands import exhume_
 from exhume import data, victims
 from exhume.cli.bound import bound
 from exhume.errors import InputError
+from exhume.models.factory import load_factory
 from exhume.theory import counting, privacy, width
+from exhume.theory.overview import Sizes, overview
 
 SMALL: dict[str, Any] = {"tolerance": 0.5, "separation": 1.1}
 
@@ -67,29 +68,26 @@ def test_sizes_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         (40, "counting does not protect"),
     ],
 )
-def test_the_verdict_turns_at_the_thresholds(tmp_path: Path, size: int, said: str) -> None:
-    record = found(tmp_path, dim=8, samples=5, width=size, **SMALL)
+def test_the_verdict_turns_at_the_thresholds(size: int, said: str) -> None:
+    record = overview(Sizes(8, 1, size, None, 5), {})
     assert said in record["counting"]["verdict"]
+    assert "guarantee" not in record and "privacy" not in record
 
 
 def test_a_width_may_be_left_out_and_rho_come_from_epsilon_and_delta(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "bound.json"
-    sizes = ("--dim", 8, "--samples", 5, "--tolerance", 0.5, "--separation", 1.1)
-    exhume_("bound", *sizes, "--epsilon", 3, "--delta", 1e-5, "--out", out)
+    private = ("--epsilon", 3, "--delta", 1e-5, "--activation", "polynomial:0,0,0,1")
+    exhume_("bound", "--dim", 8, "--samples", 5, *private, "--out", out)
     record = json.loads(out.read_text())
     assert "verdict" not in record["counting"]
-    assert "failure_at_width" not in record["guarantee"]
     assert record["privacy"]["rho"] == privacy.rho_of(3.0, 1e-5)
     assert any("accountant" in sentence for sentence in record["assumptions"])
-    assert "if ε and δ come from that ρ" in capsys.readouterr().out
-
-
-def test_where_there_is_no_guarantee_the_rest_is_still_said(tmp_path: Path) -> None:
-    record = found(tmp_path, dim=8, samples=2, width=9, activation="polynomial:0,0,0,1")
     assert "slope" in record["guarantee"]["none"]
     assert record["hermite"]["sign"]["verdict"] == "lost"
+    printed = capsys.readouterr().out
+    assert "if ε and δ come from that ρ" in printed and "no guarantee" in printed
 
 
 def test_a_folder_of_random_features(tmp_path: Path) -> None:
@@ -113,11 +111,8 @@ def test_a_folder_of_a_network(tmp_path: Path, capsys: pytest.CaptureFixture[str
     victims.two_layer(data.sphere(dim=6, samples=3), 30, activation="tanh", steps=3).save(folder)
     record = found(tmp_path, model=str(folder), samples=3, **SMALL)
     sizes = {block["name"]: block["parameters"] for block in record["blocks"]}
-    assert sizes["first layer"] == 180
-    assert sizes["last layer"] == 30
-    assert sizes["all"] == 210
-    assert record["sizes"]["width"] == 30
-    assert record["sizes"]["activation"] == "tanh"
+    assert [sizes[name] for name in ("first layer", "last layer", "all")] == [180, 30, 210]
+    assert (record["sizes"]["width"], record["sizes"]["activation"]) == (30, "tanh")
     assert record["counting"]["thresholds"]["reconstruction in full space"] == 18
     assert [row["samples"] for row in record["safe_widths"]] == [3]
     assert "random features" in record["guarantee"]["none"]
@@ -125,10 +120,7 @@ def test_a_folder_of_a_network(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "safe width" in printed and "no guarantee: it is for random features" in printed
 
 
-@pytest.fixture
-def own(tmp_path: Path) -> Path:
-    """A model of somebody's own, head first, and its weights."""
-    source = """
+OWN = """
 from torch import nn
 class Net(nn.Module):
     def __init__(self, hidden=12):
@@ -138,26 +130,25 @@ class Net(nn.Module):
     def forward(self, x):
         return self.head(self.body(x.flatten(1)).relu())
 """
-    (tmp_path / "own.py").write_text(source)
-    body, head = nn.Linear(8, 12), nn.Linear(12, 3)
-    state = {f"body.{k}": v for k, v in body.state_dict().items()}
-    state |= {f"head.{k}": v for k, v in head.state_dict().items()}
-    torch.save(state, tmp_path / "own.pt")
-    return tmp_path
 
 
-def test_a_model_of_ones_own(own: Path) -> None:
-    record = found(own, model=f"{own}/own.py:Net", trained=str(own / "own.pt"), input_shape=[2, 4])
+def test_a_model_of_ones_own_with_its_head_first(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    model, trained = f"{tmp_path}/own.py:Net", str(tmp_path / "own.pt")
+    torch.save(load_factory(model).state_dict(), trained)
+    record = found(tmp_path, model=model, trained=trained, input_shape=[2, 4])
     sizes = {block["name"]: block["parameters"] for block in record["blocks"]}
-    assert sizes["last layer"] == 36
-    assert sizes["all"] == 36 + 3 + 96 + 12
+    assert (sizes["last layer"], sizes["all"]) == (36, 36 + 3 + 96 + 12)
     assert record["sizes"] == {
         **{"dim": 8, "outputs": 3, "width": 12, "samples": None},
         **{"subspace": None, "activation": None},
     }
     assert "hermite" not in record
     with pytest.raises(InputError, match="another architecture"):
-        bound(f"{own}/own.py:Net", str(own / "own.pt"), {"hidden": 5}, 8)
+        bound(model, trained, {"hidden": 5}, 8)
+
+
+SIZED = {"dim": 8, "samples": 2}
 
 
 @pytest.mark.parametrize(
@@ -167,17 +158,18 @@ def test_a_model_of_ones_own(own: Path) -> None:
         ({"dim": 8}, "dim and samples"),
         ({"dim": 0, "samples": 2}, "dim"),
         ({"dim": 8, "samples": 0}, "samples"),
-        ({"dim": 8, "samples": 2, "width": 0}, "width"),
-        ({"dim": 8, "samples": 2, "outputs": 0}, "outputs"),
-        ({"dim": 8, "samples": 2, "subspace": 9}, "subspace"),
-        ({"dim": 8, "samples": 2, "activation": "swish"}, "activation"),
-        ({"dim": 8, "samples": 2, "tolerance": 0.0}, "tolerance"),
-        ({"dim": 8, "samples": 2, "failure": 2.0}, "failure"),
-        ({"dim": 8, "samples": 2, "rho": -1.0}, "rho"),
-        ({"dim": 8, "samples": 2, "rho": 1.0, "epsilon": 1.0}, "one of them"),
-        ({"dim": 8, "samples": 2, "delta": 0.1}, "delta"),
-        ({"dim": 8, "samples": 2, "epsilon": 1.0, "delta": 1.5}, "delta"),
-        ({"dim": 8, "samples": 2, "trained": "x.pt"}, "trained"),
+        ({**SIZED, "width": 0}, "width"),
+        ({**SIZED, "outputs": 0}, "outputs"),
+        ({**SIZED, "subspace": 9}, "subspace"),
+        ({**SIZED, "activation": "swish"}, "activation"),
+        ({**SIZED, "tolerance": 0.0}, "tolerance"),
+        ({**SIZED, "failure": 2.0}, "failure"),
+        ({**SIZED, "rho": -1.0}, "rho"),
+        ({**SIZED, "rho": 1.0, "epsilon": 1.0}, "one of them"),
+        ({**SIZED, "delta": 0.1}, "delta"),
+        ({**SIZED, "epsilon": 1.0, "delta": 1.5}, "delta"),
+        ({**SIZED, "trained": "x.pt"}, "trained"),
+        ({**SIZED, "out": Path("mine")}, "already"),
         ({"model": "nowhere"}, "no such folder"),
         ({"model": "pkg.mod:make"}, "is a factory"),
         ({"model": "nowhere", "dim": 8}, "dim"),
@@ -190,20 +182,12 @@ def test_bad_input_is_refused_before_any_work(
     options: dict[str, Any],
     said: str,
     capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def never(*arguments: Any, **options: Any) -> float:
-        raise AssertionError("work was done")
-
-    monkeypatch.setattr(width, "kernel_gap", never)
+    monkeypatch.chdir(tmp_path)
+    Path("mine").touch()
+    monkeypatch.setattr(width, "kernel_gap", None)  # a call would fail
     with pytest.raises(InputError, match=said):
         bound(**options)
-    assert capsys.readouterr().out == ""
-
-
-def test_a_file_that_is_there_is_not_written_over(tmp_path: Path) -> None:
-    out = tmp_path / "bound.json"
-    out.write_text("mine")
-    with pytest.raises(InputError, match="already"):
-        bound(dim=8, samples=2, out=out)
-    assert out.read_text() == "mine"
+    assert capsys.readouterr().out == "" and Path("mine").read_bytes() == b""
