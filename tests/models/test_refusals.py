@@ -83,36 +83,18 @@ def recurrent() -> nn.Module:
     return Written(lambda self, x: self.head(self.a(x)[0][:, -1]), **parts)
 
 
-def damaged() -> nn.Module:
-    model = mlp()
-    nn.init.constant_(model[0].bias, torch.nan)
-    return model
+def changed(change: Callable[[nn.Sequential], object]) -> Make:
+    def make() -> nn.Module:
+        model = mlp()
+        change(model)
+        return model
 
-
-def untracked() -> nn.Module:
-    return nn.BatchNorm1d(8, track_running_stats=False)
-
-
-def computed() -> nn.Module:
-    model = mlp()
-    model.computed = model[0].weight * 2
-    return model
-
-
-def changed_by_a_hook() -> nn.Module:
-    model = mlp()
-    model[0].register_forward_hook(lambda module, args, outputs: 2 * outputs)
-    return model
+    return make
 
 
 class TwoInputs(nn.Linear):
     def forward(self, x: Tensor, mask: Tensor, *, scale: float, bias: float = 0) -> Tensor:
         return super().forward(x)
-
-
-class NoInput(nn.Linear):
-    def forward(self) -> Tensor:
-        return self.weight
 
 
 def without_gradients(self: Any, x: Tensor) -> Tensor:
@@ -127,8 +109,14 @@ def parametrized(by: Callable[[nn.Module], nn.Module]) -> Make:
 
 
 def pruned(layer: nn.Module) -> nn.Module:
-    pruned_: nn.Module = prune.random_unstructured(layer, "weight", 0.5)
-    return pruned_
+    return prune.random_unstructured(layer, "weight", 0.5)
+
+
+UNTRACKED = nn.BatchNorm1d(8, track_running_stats=False)
+
+
+def doubled(module: nn.Module, args: tuple[Tensor, ...], outputs: Tensor) -> Tensor:
+    return 2 * outputs
 
 
 REFUSED: list[tuple[Any, Shape, str]] = [
@@ -136,22 +124,21 @@ REFUSED: list[tuple[Any, Shape, str]] = [
     (lambda: {"weight": 1}, (5,), "expected a torch.nn.Module, got dict"),
     (lambda: nn.LazyLinear(3), (5,), "weight is not initialised yet (a lazy module)"),
     (lambda: nn.Linear(5, 3, device="meta"), (5,), "load the weights first"),
-    (damaged, (5,), "0.bias holds NaN or infinite entries"),
+    (changed(lambda m: m[0].bias.data.fill_(torch.nan)), (5,), "0.bias holds NaN or infinite"),
     (lambda: nn.Conv2d(1, 2, 3), (1, 5, 5), "has no nn.Linear"),
     (parametrized(parametrizations.weight_norm), (5,), "parametrize.remove_parametrizations."),
     (parametrized(nn.utils.weight_norm), (5,), "with torch.nn.utils.remove_weight_norm."),
     (parametrized(nn.utils.spectral_norm), (5,), "with torch.nn.utils.remove_spectral_norm."),
     (parametrized(pruned), (5,), "0 (Linear) is parametrized, such as by weight_norm, spectral"),
     (parametrized(pruned), (5,), "with torch.nn.utils.prune.remove."),
-    (lambda: normed(untracked()), (5,), "1 (BatchNorm1d) has no running statistics"),
+    (lambda: normed(UNTRACKED), (5,), "1 (BatchNorm1d) has no running statistics"),
     (lambda: torch.jit.trace(mlp(), torch.zeros(1, 5)), (5,), "is TorchScript"),
-    (computed, (5,), "cannot be copied (RuntimeError: Only Tensors created explicitly"),
+    (changed(lambda m: setattr(m, "more", 2 * m[0].weight)), (5,), "cannot be copied (RuntimeE"),
     # how it is called
     (mlp, (), "expected the positive sizes of one input"),
     (mlp, (5, -1), "expected the positive sizes of one input"),
     (mlp, (2**28,), "too many entries; at most 134,217,728"),
     (lambda: TwoInputs(5, 3), (5,), "positional argument: 'mask'); mend the shape, or wrap it"),
-    (lambda: NoInput(5, 3), (5,), "positional argument"),
     (mlp, (6,), "a batch of 8 with inputs of shape (6,) (RuntimeError: mat1 and mat2"),
     (chain(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(20, 3)), (5,), "takes integer tokens, but"),
     (with_head(lambda self, x: self.a(x.float())), (5,), "runs in float32 but not in float64"),
@@ -166,7 +153,7 @@ REFUSED: list[tuple[Any, Shape, str]] = [
     (with_head(lambda self, x: self.a(x - x.mean(0))), (5,), "depend on the other inputs"),
     (with_head(lambda self, x: x @ x.T + self.a(x)[:, :1]), (5,), "depend on the other inputs"),
     (with_head(lambda self, x: self.a(x.sub_(1))), (5,), "forward overwrites its input"),
-    (changed_by_a_hook, (5,), "if hooks take part in computing them"),
+    (changed(lambda m: m[0].register_forward_hook(doubled)), (5,), "if hooks take part"),
     # its head
     (chain(nn.Linear(5, 3), nn.Softmax(1)), (5,), "in softmax; return the logits, the output of 0"),
     (chain(nn.Linear(5, 3), nn.LogSoftmax(1)), (5,), "ends in log_softmax"),

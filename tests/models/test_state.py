@@ -29,16 +29,8 @@ def network(seed: int = 0) -> nn.Sequential:
     return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 2))
 
 
-class Wrapped(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.model = network()
-
-
-def tied() -> nn.Module:
-    model = nn.Sequential(OrderedDict(a=nn.Linear(3, 3), b=nn.Linear(3, 3)))
-    model.b.weight = model.a.weight
-    return model
+def wrapped() -> nn.Module:
+    return nn.Sequential(OrderedDict(model=network()))
 
 
 STATE: dict[str, Tensor] = network().state_dict()
@@ -147,13 +139,10 @@ def script(folder: Path) -> Path:
     return folder / "a.pt"
 
 
-def archive(compression: int) -> Callable[[Path], Path]:
-    def write(folder: Path) -> Path:
-        with zipfile.ZipFile(folder / "a.pt", "w", compression) as file:
-            file.writestr("a.txt", "hello")
-        return folder / "a.pt"
-
-    return write
+def archive(folder: Path, compression: int = zipfile.ZIP_STORED) -> Path:
+    with zipfile.ZipFile(folder / "a.pt", "w", compression) as file:
+        file.writestr("a.txt", "hello")
+    return folder / "a.pt"
 
 
 @pytest.mark.parametrize(
@@ -171,8 +160,8 @@ def archive(compression: int) -> Callable[[Path], Path]:
         (saved({"w": torch.ones(2, device="meta")}), "'w' is quantised, sparse"),
         (saved({"w": torch.eye(2).to_sparse()}), "'w' is quantised, sparse"),
         (script, "TorchScript archive"),
-        (archive(zipfile.ZIP_STORED), "cannot be read as what torch.save writes"),
-        (archive(zipfile.ZIP_DEFLATED), "holds compressed entries"),
+        (archive, "cannot be read as what torch.save writes"),
+        (lambda folder: archive(folder, zipfile.ZIP_DEFLATED), "holds compressed entries"),
         (lambda folder: folder / "b.pt", "no such file"),
         (lambda folder: written(folder / "a.pkl", {}), "expected one of .safetensors, .pt"),
         (lambda folder: folder, "holds neither model.safetensors nor"),
@@ -225,8 +214,8 @@ def test_truncated_files_are_refused(
     [
         *((network, prefix) for prefix in ("", "module.", "_orig_mod.", "model.")),
         *((network, p) for p in ("module._orig_mod.", "_orig_mod.module.", "model.module.")),
-        (Wrapped, ""),  # a prefix that belongs to the model stays
-        (Wrapped, "model."),
+        (wrapped, ""),  # a prefix that belongs to the model stays
+        (wrapped, "model."),
     ],
 )
 def test_a_state_fits_its_model_with_and_without_what_wrappers_add(
@@ -248,7 +237,8 @@ def test_compiled_parts_counters_tied_weights_and_precisions() -> None:
     fitted = fit_state(inside, network(), "a.pt")
     assert_same(fitted)
     assert fitted["1.num_batches_tracked"] == 0
-    model = tied()
+    model = nn.Sequential(OrderedDict(a=nn.Linear(3, 3), b=nn.Linear(3, 3)))
+    model.b.weight = model.a.weight
     for kept in ("a.weight", "b.weight"):
         state = {n: x for n, x in model.state_dict().items() if "bias" in n or n == kept}
         assert_same(fit_state(state, model, "a.safetensors"), model.state_dict())
