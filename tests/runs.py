@@ -1,7 +1,43 @@
-"""What an audit writes into result.json, made up for tests of who reads it."""
+"""Images and runs, made up for the tests of scores, evidence and reports."""
 
 import math
+from pathlib import Path
 from typing import Any
+
+import torch
+import yaml
+from torch import Tensor
+
+from exhume.data import Data, Transform
+from exhume.files import write_json, write_tensors
+
+
+def pictures(count: int, *shape: int, seed: int = 0) -> Tensor:
+    """Uniform pixels, (count, *shape)."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(count, *shape, generator=generator, dtype=torch.float64)
+
+
+def images(count: int, *shape: int, rescale: bool = False, centre: bool = False) -> Data:
+    """Random pictures as data: shifted and scaled, and on the sphere; or less their mean."""
+    pixels = pictures(count, math.prod(shape))
+    mean = pixels.mean(0) if centre else None
+    transform = Transform(0.5, 0.25) if mean is None else Transform(mean.mean().item(), mean=mean)
+    norms = transform.apply(pixels).norm(dim=1) if rescale else None
+    whole = Transform(transform.shift, transform.scale, norms, mean)
+    targets = torch.ones(count, 1, dtype=torch.float64)
+    return Data(transform.apply(pixels, norms), targets, shape, "random", whole)
+
+
+def make_run(path: Path, samples: Tensor, config: dict[str, Any], result: dict[str, Any]) -> Path:
+    """A run directory as an audit leaves it."""
+    path.mkdir(parents=True)
+    (path / "config.yaml").write_text(yaml.safe_dump(config))
+    write_json(path / "result.json", result)
+    sizes = torch.randn(len(samples), 1, generator=torch.Generator().manual_seed(0))
+    found = {"samples": samples.double(), "coefficients": sizes.double()}
+    write_tensors(path / "candidates.safetensors", found)
+    return path
 
 
 def result_of(samples: int, shape: tuple[int, ...], **changes: Any) -> dict[str, Any]:

@@ -14,25 +14,19 @@ from exhume.data import Data
 from exhume.errors import InputError
 from exhume.evaluate import chance_level, published_score, residual_at_truth
 from exhume.evaluate.runs import MATCHED, SCORE, score_run
-from exhume.files import read_tensors, write_json, write_tensors
+from exhume.files import read_tensors
 from exhume.models.formulation import POINTS
 from exhume.report import published_figures
 from exhume.victims import Victim, random_features, two_layer
-from pictures import images
 from problems import gaussian, on_sphere
-from runs import result_of
+from runs import images, make_run, result_of
 
 
-def make_run(path: Path, model: Path | None, samples: Tensor, **entries: Any) -> Path:
-    """A run directory as an audit leaves it, as far as a score looks."""
-    path.mkdir()
-    settings = {k: entries[k] for k in ("parameters", "point", "rank") if k in entries}
-    config = {"model": None if model is None else str(model), **settings}
-    (path / "config.yaml").write_text(yaml.safe_dump(config))
-    entries = {"residual": 1e-9} | entries
-    write_json(path / "result.json", result_of(len(samples), (samples.shape[1],), **entries))
-    write_tensors(path / "candidates.safetensors", {"samples": samples.double()})
-    return path
+def run_of(path: Path, model: Path | None, samples: Tensor, **entries: Any) -> Path:
+    """A run on a model, with these entries in its result, and in its settings if they are some."""
+    config = {k: entries[k] for k in ("parameters", "point", "rank") if k in entries}
+    result = result_of(len(samples), (samples.shape[1],), **({"residual": 1e-9} | entries))
+    return make_run(path, samples, {"model": model and str(model), **config}, result)
 
 
 @pytest.fixture(scope="module")
@@ -44,11 +38,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Victim, Path]:
     return made, folder
 
 
-def test_a_score_of_a_network_holds_floors_span_and_verdict(
-    tmp_path: Path, model: tuple[Victim, Path]
-) -> None:
+def test_a_network_has_floors_span_and_verdict(tmp_path: Path, model: tuple[Victim, Path]) -> None:
     made, folder = model
-    run = make_run(tmp_path / "run", folder, made.truth.inputs)
+    run = run_of(tmp_path / "run", folder, made.truth.inputs)
     record = score_run(run)
     assert record == json.loads((run / SCORE).read_text())
     assert set(record["floors"]) == set(POINTS)
@@ -57,7 +49,7 @@ def test_a_score_of_a_network_holds_floors_span_and_verdict(
     assert record["subspace"]["rank"] == 4 and record["subspace"]["kept"] == 1
     assert record["subspace"]["largest_angle"] < 1e-4 and record["subspace"]["outside"] < 1e-6
 
-    whole = make_run(tmp_path / "all", folder, on_sphere(4, 16), parameters="all", rank=3)
+    whole = run_of(tmp_path / "all", folder, on_sphere(4, 16), parameters="all", rank=3)
     record = score_run(whole)
     floor = residual_at_truth(made.posed("all", "midpoint"), made.truth)
     assert record["residual_at_truth"] == pytest.approx(floor, rel=1e-4)
@@ -71,17 +63,17 @@ def test_unknowns_are_counted_in_the_subspace_of_the_run(
     tmp_path: Path, rank: int | None, words: str
 ) -> None:
     two_layer(datasets.sphere(16, 4), width=64, until=1e-4).save(tmp_path / "model")
-    run = make_run(tmp_path / "run", tmp_path / "model", on_sphere(4, 16), rank=rank)
+    run = run_of(tmp_path / "run", tmp_path / "model", on_sphere(4, 16), rank=rank)
     assert words in score_run(run)["verdict"]
 
 
 def test_a_hidden_span_and_features_that_did_not_move(tmp_path: Path) -> None:
     made = two_layer(datasets.sphere(16, 4), width=128, until=1e-4, optimizer="adam")
     made.save(tmp_path / "adam")
-    record = score_run(make_run(tmp_path / "one", tmp_path / "adam", made.truth.inputs))
+    record = score_run(run_of(tmp_path / "one", tmp_path / "adam", made.truth.inputs))
     assert "Adam" in record["subspace"] and set(record["floors"]) == set(POINTS)
     random_features(datasets.sphere(16, 4), 128).save(tmp_path / "random")
-    run = make_run(tmp_path / "two", tmp_path / "random", on_sphere(4, 16), residual=1e-3)
+    run = run_of(tmp_path / "two", tmp_path / "random", on_sphere(4, 16), residual=1e-3)
     record = score_run(run)
     assert record["residual_at_truth"] < 1e-12 and record["floors"] == {}
     assert "subspace" not in record and "although the trace is there" in record["verdict"]
@@ -105,7 +97,7 @@ def test_refusals(
     dim: int | None,
     words: str,
 ) -> None:
-    run, truth = make_run(tmp_path / "run", model[1], on_sphere(4, 16)), None
+    run, truth = run_of(tmp_path / "run", model[1], on_sphere(4, 16)), None
     if config is None:
         (run / "result.json").unlink()
     else:
@@ -122,7 +114,7 @@ def scored(tmp_path: Path, known: Data, samples: Tensor) -> dict[str, Any]:
     """The score of a run of a model of one's own, against its truth in a file."""
     truth = tmp_path / "truth.safetensors"
     datasets.save(known, truth)
-    return score_run(make_run(tmp_path / "run", None, samples), truth)
+    return score_run(run_of(tmp_path / "run", None, samples), truth)
 
 
 def test_a_score_of_images_holds_the_published_figures(tmp_path: Path) -> None:

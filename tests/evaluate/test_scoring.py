@@ -15,8 +15,8 @@ from exhume import evaluate
 from exhume.errors import InputError
 from exhume.evaluate import assign, distances, metrics, score
 from exhume.evaluate.scoring import AGGREGATES
-from pictures import images, pictures
 from problems import gaussian, on_sphere
+from runs import images, pictures
 
 seeds = st.integers(0, 2**31 - 1)
 fast = settings(max_examples=30, deadline=None)
