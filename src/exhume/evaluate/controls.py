@@ -93,19 +93,18 @@ class Contrast:
     @property
     def advantage(self) -> float:
         """Return the share of pairs whose own sample is nearer, ties half: ½ is no recovery."""
-        return self._test()[0] / (len(self.own) * len(self.other))
+        return float(self._test().statistic) / (len(self.own) * len(self.other))
 
     @property
     def p_value(self) -> float:
         """Return the p-value of a one-sided Mann-Whitney test of own samples being nearer."""
-        return self._test()[1]
+        return float(self._test().pvalue)
 
-    def _test(self) -> tuple[float, float]:
+    def _test(self) -> Any:
         from scipy.stats import mannwhitneyu
 
-        own, other = (best.double().numpy() for best in (self.own, self.other))
-        result = mannwhitneyu(own, other, alternative="greater")
-        return float(result.statistic), float(result.pvalue)
+        own, other = self.own.double().numpy(), self.other.double().numpy()
+        return mannwhitneyu(own, other, alternative="greater")
 
     def shares(self, above: float) -> tuple[float, float]:
         """Return the share of own and of held-out samples with a similarity above a bar."""

@@ -10,15 +10,13 @@ from torch.nn import functional
 
 from exhume.errors import InputError
 
+Kind = Literal["sign_invariant", "signed", "published"]
+
 SSIM_WINDOW = 7
 """Side of the window of SSIM in pixels; 7 is what scikit-image takes unless told."""
 
 
-def distances(
-    truth: Tensor,
-    candidates: Tensor,
-    kind: Literal["sign_invariant", "signed", "published"] = "sign_invariant",
-) -> Tensor:
+def distances(truth: Tensor, candidates: Tensor, kind: Kind = "sign_invariant") -> Tensor:
     """Return the distance of every true sample x_i to every candidate y_j, (n, k) in float64.
 
     signed:          ‖x_i − y_j‖
@@ -113,10 +111,7 @@ def errors(truth: Tensor, paired: Tensor) -> Tensor:
 
 
 def published_errors(truth: Tensor, paired: Tensor) -> Tensor:
-    """Return the error of the published code, ‖|x_i| − |y_i|‖ / √d, absolute values by element.
-
-    Independent points on the sphere of radius √d are at √(2 − 4/π) ≈ 0.85, not at √2.
-    """
+    """Return the error of the published code, ‖|x_i| − |y_i|‖ / √d, absolute values by element."""
     return norms(truth.abs() - paired.abs()) / math.sqrt(truth.shape[1])
 
 

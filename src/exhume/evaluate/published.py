@@ -87,11 +87,15 @@ class PublishedScore:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the aggregates, for JSON: what is not finite is None."""
-        counts = {name: getattr(self, name) for name in ("samples", "candidates")}
-        good = {name: getattr(self, name) for name in ("good", "good_dssim")}
         means = ("top10_ssim", "top10_dssim", "top10_psnr", "top10_l2")
-        best = {name: finite(getattr(self, name)) for name in means}
-        return {**counts, "window": "uniform", **good, **best}
+        return {
+            "samples": self.samples,
+            "candidates": self.candidates,
+            "window": "uniform",
+            "good": self.good,
+            "good_dssim": self.good_dssim,
+            **{name: finite(getattr(self, name)) for name in means},
+        }
 
 
 def published_score(candidates: Tensor, data: Data) -> PublishedScore:

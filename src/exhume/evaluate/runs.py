@@ -12,14 +12,8 @@ from exhume.auditing.folder import MATCHED, RESULT, SCORE, RunFolder
 from exhume.auditing.settings import Settings
 from exhume.equation.problem import Premise, Problem
 from exhume.errors import InputError
+from exhume.evaluate import feature_space
 from exhume.evaluate.controls import chance, other_data
-from exhume.evaluate.feature_space import (
-    floors,
-    outside,
-    principal_angles,
-    residual_at_truth,
-    span_residual,
-)
 from exhume.evaluate.published import chance_level, is_published_for, published_score
 from exhume.evaluate.scoring import pictures, score
 from exhume.models.folder import TRUTH
@@ -30,18 +24,15 @@ __all__ = ["MATCHED", "SCORE", "score_run"]
 
 
 def score_run(run: Path, truth: Path | None = None, model: str | None = None) -> dict[str, Any]:
-    """Match the candidates of a run to the truth; write score.json and, for images, the pairs.
+    """Match the candidates of a run to the truth; write score.json, and return what it holds.
 
-    A run folder may come from anyone, so no factory is called because the run names it: floors
+    For images, the pairs are written too. A run folder may come from anyone, so no factory is called because the run names it: floors
     and angles of a model of one's own need the factory named again.
 
     Args:
         run: folder of an audit.
         truth: file with the training data; the one in the model's folder if None.
         model: the factory of the run's model, where it is not a model folder.
-
-    Returns:
-        What score.json holds.
     """
     if run.is_dir() and not (run / RESULT).exists():
         raise InputError(f"{run}: holds no finished audit; go on with exhume audit … --resume.")
@@ -109,13 +100,13 @@ def _against_the_model(
         return open_model(source, block, point, settings.premise, check=False).problem
 
     problem, result, samples = posed(settings.point), run.result, run.samples
-    premise, floor = problem.premise, residual_at_truth(problem, known)
+    premise, floor = problem.premise, feature_space.residual_at_truth(problem, known)
     moved = problem.drift > 0 and premise is Premise.CHANGE
-    by_point = floors(posed, known) if moved else {}
+    by_point = feature_space.floors(posed, known) if moved else {}
     recovered, _, total = counts(score)
     enough = ratio(problem, len(samples), result.get("rank"))
     record: dict[str, Any] = {
-        "span_residual": span_residual(problem.features, samples, known.inputs),
+        "span_residual": feature_space.span_residual(problem.features, samples, known.inputs),
         "residual_at_truth": floor,
         "floors": by_point,
         "verdict": verdict(result["residual"], floor, recovered, total, enough, by_point, premise),
@@ -128,8 +119,8 @@ def _against_the_model(
         return record | {"subspace": str(error)}
     record["subspace"] = {
         "rank": span.rank,
-        "largest_angle": float(principal_angles(span.basis, known).max()),
-        "outside": float(outside(span.basis, known).max()),
+        "largest_angle": float(feature_space.principal_angles(span.basis, known).max()),
+        "outside": float(feature_space.outside(span.basis, known).max()),
         "kept": span.kept,
     }
     return record

@@ -5,6 +5,7 @@
 
 import base64
 import io
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -14,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from numpy.typing import NDArray
 from PIL import Image
+from torch import Tensor
 
 from exhume.auditing.folder import MATCHED, RunFolder, read_run
 from exhume.equation.pixels import Pixels
@@ -56,39 +58,37 @@ def gallery(run: RunFolder) -> Gallery | None:
     """Show pairs where the truth was given, otherwise the candidates; None if there is nothing."""
     matched = run.matched()
     if matched is not None and run.scored is not None:
-        originals, found = (pictures.numpy() for pictures in matched)
-        return pairs(originals, found, run.errors(), run.scored["score"]["thresholds"])
-    samples, sizes = run.samples.numpy(), run.sizes.numpy()
+        return pairs(*matched, run.errors(), run.scored["score"]["thresholds"])
+    samples, sizes, shape = run.samples, run.sizes.numpy(), run.shape
     if len(samples) == 0:
         return None
-    order = np.argsort(-sizes, kind="stable")[:LIMIT]
+    order = np.argsort(-sizes, kind="stable")[:LIMIT].tolist()
     notes = [number(size) if size else "" for size in sizes]
     left_out = len(samples) - len(order)
-    if not is_image(run.shape) or samples[0].size != np.prod(run.shape):
-        stride = -(-samples.shape[1] // POINTS)
-        signals = [
-            Item(f"{i + 1}", notes[i], "", points=polyline(samples[i, ::stride])) for i in order
-        ]
-        return Gallery("signals", [("", signals)], left_out, stride)
-    display = run.result["display"]
-    if display is not None:
-        samples = Pixels(**display).to_pixels(run.samples).numpy()
-    images = samples.reshape(-1, *run.shape)
-    items = [Item(f"{i + 1}", notes[i], "", (data_uri(stretch(images[i])),)) for i in order]
-    return Gallery("pictures", [("", items)], left_out)
+    picture = len(shape) == 2 or (len(shape) == 3 and shape[0] in (1, 3))
+    if picture and math.prod(shape) == samples.shape[1]:
+        display = run.result["display"]
+        pixels = samples if display is None else Pixels(**display).to_pixels(samples)
+        images = pixels.reshape(-1, *shape).numpy()
+        items = [Item(f"{i + 1}", notes[i], "", (data_uri(stretch(images[i])),)) for i in order]
+        return Gallery("pictures", [("", items)], left_out)
+    stride = -(-samples.shape[1] // POINTS)
+    lines = [polyline(samples[i, ::stride].numpy()) for i in order]
+    items = [Item(f"{i + 1}", notes[i], "", points=x) for i, x in zip(order, lines, strict=True)]
+    return Gallery("signals", [("", items)], left_out, stride)
 
 
 def pairs(
-    originals: Array, found: Array, errors: Sequence[float | None], thresholds: dict[str, float]
+    originals: Tensor, found: Tensor, errors: Sequence[float | None], thresholds: dict[str, float]
 ) -> Gallery:
     """Show originals beside reconstructions, best first; of too many, the best and the worst."""
     half, left_out = LIMIT // 2, max(0, len(originals) - LIMIT)
     order = sorted(range(len(originals)), key=lambda i: np.inf if (e := errors[i]) is None else e)
     items = []
     for i in [*order[:half], *order[half + left_out :]]:
-        picture = data_uri(found[i]) if np.isfinite(found[i]).all() else None
+        picture = data_uri(found[i].numpy()) if found[i].isfinite().all() else None
         note = "no candidate" if picture is None else number(errors[i])
-        shown = (data_uri(originals[i]), picture)
+        shown = (data_uri(originals[i].numpy()), picture)
         items.append(Item(f"{i + 1}", note, grade(errors[i], thresholds), shown))
     if not left_out:
         return Gallery("pairs", [("", items)], 0)
@@ -97,28 +97,12 @@ def pairs(
 
 
 def grade(error: object, thresholds: dict[str, float]) -> str:
-    """Say what an error counts as.
-
-    Example:
-        >>> limits = {"recovered": 0.1, "exact": 0.01}
-        >>> [grade(error, limits) for error in (0.001, 0.05, 0.7, None)]
-        ['exact', 'recovered', 'missed', 'missed']
-    """
+    """Say what an error counts as: exact, recovered or missed."""
     x = finite(error)
     for name in ("exact", "recovered"):
         if x is not None and x < thresholds[name]:
             return name
     return "missed"
-
-
-def is_image(shape: tuple[int, ...]) -> bool:
-    """Tell whether samples of a shape can be shown as pictures.
-
-    Example:
-        >>> [is_image(shape) for shape in ((25, 25), (3, 32, 32), (100,), (2, 4, 4))]
-        [True, True, False, False]
-    """
-    return len(shape) == 2 or (len(shape) == 3 and shape[0] in (1, 3))
 
 
 def stretch(image: Array) -> Array:

@@ -13,8 +13,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import matplotlib
+import numpy as np
 from markupsafe import Markup
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from PIL import Image
@@ -103,12 +105,8 @@ def shades(count: int) -> list[str]:
         >>> shades(1), shades(3)[1]
         (['#b04a1e'], '#6e5e49')
     """
-    ends = [[int(colour[i : i + 2], 16) for i in (1, 3, 5)] for colour in (ACCENT, SECOND)]
-    mixed = []
-    for index in range(count):
-        share = index / max(1, count - 1)
-        mixed.append("#" + "".join(f"{round(a + share * (b - a)):02x}" for a, b in zip(*ends)))  # noqa: B905
-    return mixed
+    first, last = (np.array(to_rgb(colour)) for colour in (ACCENT, SECOND))
+    return [to_hex(first + share * (last - first)) for share in np.linspace(0, 1, count)]
 
 
 @styled
