@@ -95,17 +95,24 @@ def claims(problem: Problem, found: Reconstruction) -> list[str]:
     return said
 
 
+AT_REST = (
+    "The samples themselves leave a residual, since training ends before it is at rest, and rests "
+    "on the kinks of ReLU, where a slope may be anything from 0 to 1. How much is not known "
+    "without the truth: candidates that leave less are no better for it."
+)
 UNSEEN = {
     Premise.CHANGE: (),
     Premise.MARGIN: (
         "Only samples on the margin leave a trace: one that lies beyond it has the multiplier "
         "zero, and cannot be found by any search of this kind.",
         "A candidate's label is the one that the network, or the method, gives it; none was told.",
+        AT_REST,
     ),
     Premise.DECAY: (
         "Only samples at which the loss still has a slope leave a trace: one that is fitted "
         "perfectly cannot be found by any search of this kind.",
         "Coefficients may have either sign, and say nothing of the labels.",
+        AT_REST,
     ),
 }
 """What each premise leaves unseen."""
@@ -113,22 +120,16 @@ UNSEEN = {
 
 def limits(problem: Problem, found: Reconstruction) -> list[str]:
     """List what the result does not show."""
-    alone = problem.premise is not Premise.CHANGE
     sizes = found.coefficients.reshape(len(found.samples), -1).norm(dim=1)  # k rows a candidate
-    said = [*problem.features.undetermined, *UNSEEN[problem.premise]]
-    if alone:
-        said.append(
-            "The samples themselves leave a residual, since training ends before it is at rest, "
-            "and rests on the kinks of ReLU, where a slope may be anything from 0 to 1. How much "
-            "is not known without the truth: candidates that leave less are no better for it."
-        )
-    said += [
+    said = [
+        *problem.features.undetermined,
+        *UNSEEN[problem.premise],
         "Samples with a tiny coefficient leave a tiny trace and are the first to be missed; here "
         f"the smallest coefficient is {sizes.min() / sizes.max():.2g} of the largest.",
         "If more samples were asked for than there are, the rest are duplicates or have a "
         "negligible coefficient.",
     ]
-    if problem.drift > 0 and not alone:
+    if problem.drift > 0 and problem.premise is Premise.CHANGE:
         said.append(
             "Features moved in training, so the samples themselves leave a residual, and how much "
             "is not known without the truth: a residual above zero does not show that a sample is "

@@ -26,8 +26,8 @@ __all__ = ["MATCHED", "SCORE", "score_run"]
 def score_run(run: Path, truth: Path | None = None, model: str | None = None) -> dict[str, Any]:
     """Match the candidates of a run to the truth; write score.json, and return what it holds.
 
-    For images, the pairs are written too. A run folder may come from anyone, so no factory is called because the run names it: floors
-    and angles of a model of one's own need the factory named again.
+    For images, the pairs are written too. A run folder may come from anyone, so no factory is
+    called because the run names it: floors and angles of a model of one's own need it named again.
 
     Args:
         run: folder of an audit.
