@@ -80,16 +80,14 @@ def test_solvers(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyP
     assert "1 of 2 runs were stopped at 2 times our time" in said
 
 
-@pytest.mark.parametrize("limit", [0, 1])
-def test_threshold(
-    limit: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threshold(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(random_features, "momentum_until", lambda *_: (1.0, 0.25))
-    words = ("--seeds", 1, "--ratios", "[4,5.5]", "--momentum-limit", limit)
-    said = bench(capsys, "threshold", *SPHERE, *words)
-    for ratio in ("4", "5.5"):
-        assert row(said, ratio)[1:4] == ["1 of 1", "1 of 1", "100%"]
-        assert row(said, ratio)[6:] == (["0 of 1", "25%"] if limit else ["–", "–"])
+    for limit, slow in ((0, ["–", "–"]), (1, ["0 of 1", "25%"])):
+        words = ("--seeds", 1, "--ratios", "[4,5.5]", "--momentum-limit", limit)
+        said = bench(capsys, "threshold", *SPHERE, *words)
+        for ratio in ("4", "5.5"):
+            assert row(said, ratio)[1:4] == ["1 of 1", "1 of 1", "100%"]
+            assert row(said, ratio)[6:] == slow
 
 
 def test_streaming(capsys: pytest.CaptureFixture[str]) -> None:
@@ -166,22 +164,17 @@ def test_splitting(
     assert "split, adaptive, of 1 seeds" in said
 
 
-@pytest.fixture
-def tiny_kkt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A network of 20 neurons and 4 digits, and one of three classes, in place of the cases."""
-    load = partial(data.load, "digits", centre="pixels")
+def test_kkt(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    few, some = (
+        partial(data.load, "digits", count, classes=words, centre="pixels")
+        for count, words in ((4, "parity"), (6, (1, 4, 7)))
+    )
     cases = {
-        "tiny": margin.Case(lambda seed: load(4, seed, classes="parity"), (20,), "haim2022", 100),
-        "classes": margin.Case(
-            lambda seed: load(6, seed, classes=(1, 4, 7)), (20,), "buzaglo2023", 100
-        ),
+        "tiny": margin.Case(few, (20,), "haim2022", 100),
+        "classes": margin.Case(some, (20,), "buzaglo2023", 100),
     }
     monkeypatch.setattr(margin, "CASES", cases)
     monkeypatch.setattr(margin, "reconstruct", budgeted(60))
-
-
-@pytest.mark.usefixtures("tiny_kkt")
-def test_kkt(capsys: pytest.CaptureFixture[str]) -> None:
     said = bench(capsys, "kkt", "--cases", "[tiny]", "--first-seed", 3, "--device", "cpu")
     rows = table(said)
     assert [(cells[1], cells[2]) for cells in rows] == [
@@ -205,10 +198,6 @@ def test_kkt(capsys: pytest.CaptureFixture[str]) -> None:
     assert wrong[7:10] == ["0.0%", "0", "0"]  # where no sample can lie
     assert said.count("samples active") == 2  # the network and that of the held-out
     assert "twice as many held-out images" in said and "of 4" in said
-
-
-@pytest.mark.usefixtures("tiny_kkt")
-def test_kkt_of_several_classes_without_controls(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("--cases", "[classes]", "--boxes", "[pixels]", "--controls", "False")
     rows = table(bench(capsys, "kkt", *words, "--device", "cpu"))
     assert [cells[2] for cells in rows[2:]] == ["exhume", "buzaglo2023", "shen2026"]
@@ -227,10 +216,10 @@ def test_kkt_of_several_classes_without_controls(capsys: pytest.CaptureFixture[s
         ("images --device cpu", "EXHUME_DATA"),
         ("images --cases [axb] --device cpu", "axb"),
         ("images --device abacus", "abacus"),
-        ("networks --cases [digit]", "case 'digit': expected some of digits"),
-        ("splitting --cases [margins]", "case 'margins': expected some of margin"),
-        ("kkt --cases [digit]", "case 'digit': expected some of digits"),
-        ("kkt --boxes [wide,pixel]", "box 'pixel': expected some of wide, pixels"),
+        ("networks --cases [digit]", "case: expected one of digits"),
+        ("splitting --cases [margins]", "case: expected one of margin"),
+        ("kkt --cases [digit]", "case: expected one of digits"),
+        ("kkt --boxes [wide,pixel]", "box: expected one of wide, pixels"),
         ("kkt --seeds 0", "seeds"),
         ("kkt --device abacus", "abacus"),
     ],

@@ -1,19 +1,18 @@
 """What benchmarks share: heading and table, an attack as a row, a run watched with a stop-watch."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
+import exhume
 from exhume.checks import whole_number
 from exhume.device import device_name
-from exhume.errors import InputError
 from exhume.evaluate import score
 from exhume.experiments.cells.attack import Attack
 from exhume.methods import seen_by, threads_for
@@ -21,22 +20,14 @@ from exhume.methods.iurada2025 import Iurada2025
 from exhume.methods.progress import Progress
 from exhume.victims import Victim
 
-console = Console(highlight=False)
-if not console.is_terminal:
-    console = Console(highlight=False, width=160)
-
-Row = Mapping[str, Any]
+console = Console(highlight=False, width=None if Console().is_terminal else 160)
 
 
 def heading(title: str, device: str = "cpu") -> None:
     """Print what is measured, on what, and when."""
-    import exhume
-
     today = datetime.now(UTC).date().isoformat()
-    console.print(f"[bold]{title}[/]")
-    console.print(
-        f"{device_name(device)}; torch {torch.__version__}; exhume {exhume.__version__}; {today}"
-    )
+    versions = f"torch {torch.__version__}; exhume {exhume.__version__}"
+    say(f"{title}\n{device_name(device)}; {versions}; {today}")
 
 
 def say(text: str) -> None:
@@ -44,31 +35,25 @@ def say(text: str) -> None:
     console.print(text, markup=False)
 
 
-def show(columns: Mapping[str, str], rows: Iterable[Row], title: str | None = None) -> None:
+def show(columns: Mapping[str, str], rows: Iterable[Mapping[str, Any]], title: str = "") -> None:
     """Print a table.
 
     Args:
         columns: by heading, how a row is written, such as `{recovered:.0%}`.
-        rows: their values by name; what was not measured is None.
+        rows: their values by name; what was not measured is None, and written as a dash.
         title: stands above it.
     """
-    table = Table(*columns, title=title)
+
+    def written(form: str, row: Mapping[str, Any]) -> str:
+        try:
+            return form.format_map(row)
+        except TypeError:  # None has no digits
+            return "–"
+
+    table = Table(*columns, title=title or None)
     for row in rows:
-        table.add_row(*(_written(form, row) for form in columns.values()))
+        table.add_row(*(written(form, row) for form in columns.values()))
     console.print(table)
-
-
-def _written(form: str, row: Row) -> str:
-    """One entry.
-
-    Example:
-        >>> _written("{share:.0%}", {"share": 0.5}), _written("{share:.0%}", {"share": None})
-        ('50%', '–')
-    """
-    try:
-        return form.format_map(row)
-    except TypeError:  # None has no digits
-        return "–"
 
 
 def seeded(cell: Attack, seeds: int, first: int) -> Sequence[Attack]:
@@ -76,18 +61,6 @@ def seeded(cell: Attack, seeds: int, first: int) -> Sequence[Attack]:
     whole_number("seeds", seeds)
     cell.check()
     return [replace(cell, seed=seed) for seed in range(first, first + seeds)]
-
-
-def each(cells: Sequence[Any], what: str = "seeds") -> Iterator[Any]:
-    """Go through cells under a bar."""
-    yield from track(cells, what, console=console, transient=True)
-
-
-def expect_known(word: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Refuse a word that names nothing."""
-    unknown = [one for one in given if one not in known]
-    if unknown:
-        raise InputError(f"{word} {unknown[0]!r}: expected some of {', '.join(known)}.")
 
 
 def trained(cell: Attack, device: str = "cpu") -> Victim:
@@ -103,26 +76,19 @@ def attacked(
     limit: float | None = None,
     watch: "Watch | None" = None,
 ) -> dict[str, Any]:
-    """Attack a victim, and return the row of a table.
-
-    Args:
-        cell: the attack.
-        victim: what it attacks.
-        device: where to run.
-        limit: most seconds.
-        watch: looks on; its own time is not counted.
+    """Attack a victim for `limit` seconds at most, and return the row of a table.
 
     Returns:
-        The fields of the cell, what its `run` gives, `seconds`, `training` (how the victim was
-        trained) and `equations` for each unknown, in the subspace if there is one.
+        The fields of the cell, what its `run` gives, `seconds` (without those of the watch),
+        `reached`, `training` (how the victim was trained) and `equations` for each unknown, in the
+        subspace if there is one.
     """
     problem = victim.posed(cell.block).to(device)
     found = cell.attack(problem, limit, watch)
-    sizes = cell.sizes(victim.truth, cell.width(victim.truth))
     unknowns = (found.rank or problem.dim) * victim.truth.samples
     return {
         **asdict(cell),
-        **sizes,
+        **cell.sizes(victim.truth, cell.width(victim.truth)),
         **cell.scored(victim, problem, found),
         "seconds": found.seconds - (watch.spent if watch else 0.0),
         "reached": watch and watch.reached,
@@ -187,20 +153,17 @@ class Watch:
         """Take a look; the time that takes is noted, to be left out."""
         clock = time.perf_counter()
         seconds -= self.spent
-        share = self._share(progress.candidates)
-        if self.reached is None and share is not None and share >= 0.99:
-            self.reached = seconds
+        candidates, found = progress.candidates, ""
+        if self.truth is not None and candidates.shape[1] == self.truth.shape[1]:
+            share = score(candidates, self.truth).recall
+            found = f"  found {share:.0%}"
+            if self.reached is None and share >= 0.99:
+                self.reached = seconds
         if seconds - self.last > self.every:
             self.last = seconds
             say(
                 f"  {self.name}{seconds:6.1f} s  {progress.phase:8} round {progress.rounds:3} step "
-                f"{progress.total_steps:4}  {len(progress.candidates)} candidates  residual "
-                f"{progress.residual:.1e}" + ("" if share is None else f"  found {share:.0%}")
+                f"{progress.total_steps:4}  {len(candidates)} candidates  residual "
+                f"{progress.residual:.1e}{found}"
             )
         self.spent += time.perf_counter() - clock
-
-    def _share(self, candidates: torch.Tensor) -> float | None:
-        """None where candidates are coordinates in a subspace."""
-        if self.truth is None or candidates.shape[1] != self.truth.shape[1]:
-            return None
-        return score(candidates, self.truth).recall

@@ -3,26 +3,20 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from exhume import data, victims
-from exhume.checks import whole_number
+from exhume.checks import one_of, whole_number
 from exhume.data import Data
 from exhume.device import usable_device
 from exhume.equation.domain import Box
 from exhume.equation.problem import Problem
 from exhume.evaluate import chance_level, other_data, published_score, score, wrong_prior
-from exhume.experiments.benchmarks.common import (
-    Watch,
-    expect_known,
-    heading,
-    say,
-    show,
-    training_shown,
-)
+from exhume.experiments.benchmarks.common import Watch, heading, say, show, training_shown
 from exhume.methods import Reconstruction, reconstruct
 from exhume.methods.buzaglo2023 import Buzaglo2023
 from exhume.methods.exhume import Exhume
@@ -69,15 +63,15 @@ class Case:
     steps: int = 6000
 
 
-def _images(name: str, samples: int, classes: Literal["all", "parity"]) -> Callable[[int], Data]:
-    return partial(data.load, name, samples, classes=classes, centre="pixels")
-
-
+images = partial(data.load, centre="pixels")
+parity = partial(images, classes="parity")
 CASES = {
-    "digits": Case(_images("digits", 20, "parity"), (200, 200), "haim2022"),
-    "mnist": Case(_images("mnist", 100, "parity"), (500, 500), "haim2022"),
-    "mnist_full": Case(_images("mnist", 500, "parity"), (1000, 1000), "haim2022", 15_000),
-    "cifar10": Case(_images("cifar10", 500, "all"), (1000, 1000), "buzaglo2023", 30_000),
+    "digits": Case(partial(parity, "digits", 20), (200, 200), "haim2022"),
+    "mnist": Case(partial(parity, "mnist", 100), (500, 500), "haim2022"),
+    "mnist_full": Case(partial(parity, "mnist", 500), (1000, 1000), "haim2022", 15_000),
+    "cifar10": Case(
+        partial(images, "cifar10", 500, classes="all"), (1000, 1000), "buzaglo2023", 30_000
+    ),
 }
 
 
@@ -107,8 +101,10 @@ def kkt(
         device: where to run.
     """
     whole_number("seeds", seeds)
-    expect_known("case", cases, CASES)
-    expect_known("box", boxes, ("wide", "pixels"))
+    for name in cases:
+        one_of("case", name, CASES)
+    for box in boxes:
+        one_of("box", box, ("wide", "pixels"))
     device = usable_device(device)
     heading("kkt", device)
     for name in cases:
@@ -213,7 +209,8 @@ class Board:
         self, box: str, attack: str, candidates: Tensor, found: Reconstruction | None = None
     ) -> None:
         """Score candidates and add a row."""
-        best = _cosines(self.known.inputs, candidates)
+        truth, rows = (normalize(x.double()) for x in (self.known.inputs, candidates))
+        best = (truth @ rows.T).amax(1)  # the largest cosine of each sample with a candidate
         published = published_score(candidates, self.known)
         contrast = other_data(candidates, self.known, self.held_out).cosines
         close, closer = (int((best > level).sum()) for level in (CLOSE, CLOSER))
@@ -240,10 +237,3 @@ class Board:
             f"  {attack} ({box}): {close} samples with a cosine over {CLOSE}, median "
             f"{float(best.median()):.2f}"
         )
-
-
-def _cosines(truth: Tensor, candidates: Tensor) -> Tensor:
-    """The largest cosine of each sample with any candidate, (n,)."""
-    rows = torch.nn.functional.normalize(truth.double(), dim=1)
-    columns = torch.nn.functional.normalize(candidates.double(), dim=1)
-    return (rows @ columns.T).amax(1)

@@ -3,11 +3,13 @@
 from dataclasses import asdict
 from typing import Any
 
+from rich.progress import track
+
 from exhume import theory
 from exhume.checks import whole_number
 from exhume.errors import InputError
 from exhume.evaluate import score
-from exhume.experiments.benchmarks.common import each, heading, say, show
+from exhume.experiments.benchmarks.common import console, heading, say, show
 from exhume.experiments.cells.identifiability import EXACT, Stationary, module_of
 from exhume.theory import Identifiability, fewest_neurons
 from exhume.victims import Victim
@@ -55,7 +57,7 @@ def identifiability(
         f"{samples}, seeds {drawn[0]} to {drawn[-1]}"
     )
     holding, failing = [], []
-    for seed in each(drawn):
+    for seed in track(drawn, console=console, transient=True):
         cell = Stationary(dim, samples, degree, seed)
         victim, found = cell.victim()
         holding.append(_row(cell, victim, found))

@@ -1,14 +1,14 @@
 """Random features: speed, thresholds, an unknown number of samples, images, and no memory for V."""
 
+import re
 import resource
 import statistics
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
+from rich.progress import track
 
 from exhume.device import usable_device
 from exhume.equation.objective import fitted, gradient
@@ -17,14 +17,13 @@ from exhume.experiments.benchmarks import common
 from exhume.experiments.benchmarks.common import (
     Watch,
     attacked,
-    each,
     heading,
     momentum_until,
     say,
     seeded,
     show,
     trained,
-)
+)  # fmt: skip
 from exhume.experiments.cells.attack import Attack
 from exhume.features.weights import Seeded
 from exhume.models.folder import random_features_problem
@@ -53,7 +52,7 @@ def solvers(
     last = first_seed + seeds - 1
     heading(f"solvers: sphere d={dim} n={samples} p={ratio:g}dn, seeds {first_seed} to {last}")
     rows = []
-    for cell in each(cells):
+    for cell in track(cells, console=common.console, transient=True):
         victim = trained(cell)
         row = attacked(cell, victim)
         limit = factor * row["seconds"]
@@ -107,12 +106,25 @@ def threshold(
     rows = []
     for ratio, cells in grid.items():
         ours, slow = [], []
-        for cell in each(cells, f"ratio {ratio:g}"):
+        for cell in track(cells, f"ratio {ratio:g}", console=common.console, transient=True):
             victim = trained(cell)
             ours.append(attacked(cell, victim, limit=limit))
             if momentum_limit > 0:
                 slow.append(momentum_until(victim, 1.0, momentum_limit, cell.seed)[1])
-        rows.append({"ratio": ratio, "seeds": seeds, **_over_seeds(ours, slow)})
+        seconds = [row["seconds"] for row in ours]
+        rows.append(
+            {
+                "ratio": ratio,
+                "seeds": seeds,
+                "whole": sum(row["recovered"] == 1 for row in ours),
+                "exact": sum(row["exact"] == 1 for row in ours),
+                "recovered": statistics.fmean(row["recovered"] for row in ours),
+                "median": statistics.median_high(seconds),
+                "most": max(seconds),
+                "slow_whole": sum(share == 1 for share in slow) if slow else None,
+                "slow": statistics.fmean(slow) if slow else None,
+            }
+        )
     columns = {
         "ratio": "{ratio:g}",
         f"ours (≤ {limit:g} s): whole": "{whole} of {seeds}",
@@ -124,20 +136,6 @@ def threshold(
         "mean recovered ": "{slow:.0%}",  # a heading of its own
     }
     show(columns, rows)
-
-
-def _over_seeds(ours: Sequence[dict[str, Any]], slow: Sequence[float]) -> dict[str, Any]:
-    """What our runs, and the shares that momentum recovered, come to."""
-    seconds = sorted(row["seconds"] for row in ours)
-    return {
-        "whole": sum(row["recovered"] == 1 for row in ours),
-        "exact": sum(row["exact"] == 1 for row in ours),
-        "recovered": statistics.fmean(row["recovered"] for row in ours),
-        "median": seconds[len(seconds) // 2],
-        "most": seconds[-1],
-        "slow_whole": sum(share == 1 for share in slow) if slow else None,
-        "slow": statistics.fmean(slow) if slow else None,
-    }
 
 
 def count(
@@ -155,7 +153,10 @@ def count(
     cell = Attack(dim=dim, samples=samples, ratio=ratio, told=0, products=None)
     cells = seeded(cell, seeds, first_seed)
     heading(f"count: sphere d={dim} n={samples} p={ratio:g}dn, n not given")
-    rows = [attacked(cell, trained(cell)) for cell in each(cells)]
+    rows = [
+        attacked(cell, trained(cell))
+        for cell in track(cells, console=common.console, transient=True)
+    ]
     columns = {
         "seed": "{seed}",
         "found": "{candidates}",
@@ -188,8 +189,10 @@ def images(
     heading(f"images: {name}", device)
     rows = []
     for case in cases:
-        samples, ratio = _case(case)
-        cell = Attack(data=name, samples=samples, ratio=ratio, seed=seed, products=None)
+        if (sizes := re.fullmatch(r"(\d+)x(\d+\.?\d*)", case)) is None:
+            raise InputError(f"case {case!r}: expected samples and ratio, for example 100x5.")
+        count, ratio = int(sizes[1]), float(sizes[2])
+        cell = Attack(data=name, samples=count, ratio=ratio, seed=seed, products=None)
         cell.check()
         known = replace(cell, seed=0).known()  # the first images of each class, as published
         width = cell.width(known)
@@ -217,14 +220,6 @@ def images(
         "products": "{products_used}",
     }
     show(columns, rows)
-
-
-def _case(text: str) -> tuple[int, float]:
-    try:
-        count, ratio = text.split("x")
-        return int(count), float(ratio)
-    except ValueError:
-        raise InputError(f"case {text!r}: expected samples and ratio, for example 100x5.") from None
 
 
 def streaming(samples: int = 100, dim: int = 3072, width: int = 3_072_000, seed: int = 0) -> None:

@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from exhume.checks import whole_number
+from exhume.checks import one_of, whole_number
 from exhume.equation.problem import Problem
-from exhume.experiments.benchmarks.common import expect_known, heading, say, show
-from exhume.experiments.cells.splitting import ALIKE, CASES, RULES, Splitting
+from exhume.experiments.benchmarks.common import heading, say, show
+from exhume.experiments.cells.splitting import ALIKE, ARMS, CASES, RULES, Splitting
 from exhume.methods.progress import Method, Progress
 
-ARMS = ("base", *(arm for rule in RULES for arm in (f"split, {rule}", f"count of {rule}")))
 COLUMNS = {
     "candidates": ".0f",
     "steps": ".0f",
@@ -23,9 +22,6 @@ COLUMNS = {
     "recovered": ".0%",
 }
 HEADINGS = {"residual": "stationarity", "alike": f"over {ALIKE}"}
-
-Runs = Mapping[str, Sequence[Mapping[str, Any]]]
-"""What was measured of the runs of all seeds, by arm."""
 
 
 def splitting(
@@ -51,7 +47,8 @@ def splitting(
         width: of the networks' hidden layer.
     """
     whole_number("seeds", seeds)
-    expect_known("case", cases, CASES)
+    for name in cases:
+        one_of("case", name, CASES)
     heading(f"splitting: n={samples}, width {width}, {limit / len(ARMS):g} s a run")
     for name in cases:
         found = []
@@ -61,12 +58,23 @@ def splitting(
             cosines = (f"{arm} {found[-1]['runs'][arm]['cosine']:.3f}" for arm in ARMS)
             say(f"  {name} seed {seed}: cosine {', '.join(cosines)}")
         runs = {arm: [one["runs"][arm] for one in found] for arm in ARMS}
+        rows = [_row(arm, runs[arm]) for arm in ARMS]
         columns = {HEADINGS.get(word, word): f"{{{word}}}" for word in COLUMNS}
-        show({name: "{arm}", **columns}, [_row(arm, runs[arm]) for arm in ARMS])
+        show({name: "{arm}", **columns}, rows)
         predicted = ", ".join(f"{one['predicted']:.4f}" for one in found)
         say(f"{name}: predicted ΔL / measured ΔL, by seed: {predicted}")
         for rule in RULES:
-            say(f"{name}: {_sentence(rule, runs)}")
+            for other, words in (
+                ("base", "without"),
+                (f"count of {rule}", "as many from the start"),
+            ):
+                pairs = list(zip(runs[f"split, {rule}"], runs[other], strict=True))
+                closer = sum(one["cosine"] > two["cosine"] for one, two in pairs)
+                lower = sum(one["residual"] < two["residual"] for one, two in pairs)
+                say(
+                    f"{name}: split, {rule}, of {seeds} seeds, against {words}: closer to the "
+                    f"truth in {closer}, lower residual in {lower}"
+                )
 
 
 def _spent(method: Method, problem: Problem, progress: Progress, limit: float) -> Progress:
@@ -86,15 +94,3 @@ def _row(arm: str, runs: Sequence[Mapping[str, Any]]) -> dict[str, str]:
         if len(values) > 1:
             row[word] += f" ± {format(statistics.stdev(values), form)}"
     return row
-
-
-def _sentence(rule: str, runs: Runs) -> str:
-    """In how many seeds splitting was better than each baseline."""
-    split = runs[f"split, {rule}"]
-    parts = []
-    for other, name in (("base", "without"), (f"count of {rule}", "with as many from the start")):
-        pairs = list(zip(split, runs[other], strict=True))
-        closer = sum(one["cosine"] > two["cosine"] for one, two in pairs)
-        lower = sum(one["residual"] < two["residual"] for one, two in pairs)
-        parts.append(f"than {name}: closer to the truth in {closer}, lower residual in {lower}")
-    return f"split, {rule}, of {len(split)} seeds, {'; '.join(parts)}."

@@ -3,17 +3,9 @@
 from dataclasses import replace
 from functools import partial
 
-from exhume.checks import whole_number
+from exhume.checks import one_of, whole_number
 from exhume.device import usable_device
-from exhume.experiments.benchmarks.common import (
-    Watch,
-    attacked,
-    expect_known,
-    heading,
-    say,
-    show,
-    trained,
-)
+from exhume.experiments.benchmarks.common import Watch, attacked, heading, say, show, trained
 from exhume.experiments.cells.attack import SUBSPACE, Attack
 
 COLUMNS = {
@@ -87,7 +79,8 @@ def networks(
         device: where to run.
     """
     whole_number("seeds", seeds)
-    expect_known("case", cases, CASES)
+    for name in cases:
+        one_of("case", name, CASES)
     device = usable_device(device)
     heading("networks", device)
     for name in cases:

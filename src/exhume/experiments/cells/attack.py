@@ -3,7 +3,7 @@
 import base64
 import io
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +44,15 @@ SIZED = {"random_features": "width", "two_layer": "width", "resnet": "width", "v
 
 STEPS = {"vit": 4}
 """What that number must be a multiple of: the four heads of a transformer."""
+
+WORDS: dict[str, Collection[str]] = {
+    "architecture": SIZED,
+    "method": METHODS,
+    "loss": LOSSES,
+    "block": ("last", "all"),
+    "dtype": ("float32", "float64"),
+}
+"""What fields may be."""
 
 LARGEST = 10_000
 """The largest ratio; a larger one is taken for a slip."""
@@ -93,25 +102,33 @@ class Attack(Samples):
     def check(self) -> None:
         """Refuse what could not be run, before any work."""
         super().check()
-        one_of("architecture", self.architecture, SIZED)
-        one_of("method", self.method, METHODS)
-        one_of("loss", self.loss, LOSSES)
-        one_of("block", self.block, ("last", "all"))
-        one_of("dtype", self.dtype, ("float32", "float64"))
+        for field, known in WORDS.items():
+            one_of(field, getattr(self, field), known)
         named_activation(self.activation)
         if number("ratio", self.ratio, above=0) > LARGEST:
             raise InputError(f"ratio: expected at most {LARGEST:,}, got {self.ratio:g}.")
         if whole_number("keep", self.keep, 0) and self.data == "sphere":
             raise InputError("keep: sphere data has no pictures to keep; expected 0.")
-        for field in ("until", "lazy"):
-            if getattr(self, field) is not None:
-                number(field, getattr(self, field), above=0)
-        for field, least in (("told", 0), ("products", 1)):
-            if getattr(self, field) is not None:
-                whole_number(field, getattr(self, field), least)
+        self.check_given(number, "until", "lazy", above=0)
+        self.check_given(whole_number, "told", least=0)
+        self.check_given(whole_number, "products")
         if self.dim is not None:
             self._equations(self.dim)
-        self._check_model()
+        fixed = self.architecture == "random_features"
+        if fixed:
+            self.check_absent("random_features, which are solved for", "until", "lazy")
+        own = self.architecture in ("resnet", "vit")
+        for wrong, words in (
+            (
+                fixed and self.loss == "cross_entropy",
+                "loss: random features take squared or logistic",
+            ),
+            (fixed and self.block != "last", "block: random features have only the last layer"),
+            (own and self.data == "sphere", f"architecture: {self.architecture} takes images"),
+            (own and self.activation != "relu", f"activation: {self.architecture} has its own"),
+        ):
+            if wrong:
+                raise InputError(f"{words}.")
 
     def _equations(self, dim: int) -> float:
         """The parameters that are asked for, ratio · d · n."""
@@ -119,33 +136,11 @@ class Attack(Samples):
         check_size("ratio · dim · samples, the parameters that are attacked", round(equations))
         return equations
 
-    def _check_model(self) -> None:
-        if self.architecture == "random_features":
-            if self.loss == "cross_entropy":
-                raise InputError(
-                    "loss: random features are fitted with squared or logistic, got cross_entropy."
-                )
-            self.check_absent("random_features, which are solved for", "until", "lazy")
-            if self.block != "last":
-                raise InputError("block: of random features only the last layer is trained.")
-        elif self.architecture != "two_layer":
-            if self.data == "sphere":
-                raise InputError(f"architecture: {self.architecture} takes images, not sphere.")
-            if self.activation != "relu":
-                raise InputError(
-                    f"activation: {self.architecture} has its own; leave relu, got "
-                    f"{self.activation!r}."
-                )
-
     def run(self, device: str) -> dict[str, Any]:
         """Train, attack, score.
 
         Where there are no more features than candidates, any candidates explain the weights:
-        nothing is attacked, the outcome is `undetermined`, and scores are None. Where an attack
-        diverged, entries that are not finite score as zero.
-
-        Returns:
-            What `sizes` and `scored` have.
+        nothing is attacked, the outcome is `undetermined`, and scores are None.
         """
         self.check()
         known = self.known()
@@ -160,12 +155,7 @@ class Attack(Samples):
         return sizes | self.scored(victim, problem, self.attack(problem))
 
     def sizes(self, known: Data, width: int) -> dict[str, Any]:
-        """Return what was asked for in numbers.
-
-        Returns:
-            `inputs` (d), `width`, `outputs` (m), `parameters` (p·m), `actual_ratio` (as the width
-            has it), `subspace` (told, estimated, or None).
-        """
+        """Return what was asked for in numbers: d, p, m, p·m, and the ratio as the width has it."""
         equations = self._parameters(known, width)[1]
         return {
             "inputs": known.dim,
@@ -232,15 +222,9 @@ class Attack(Samples):
         if self.architecture == "random_features":
             if weights is None and torch.device(device).type == "cuda":
                 weights = self.drawn(known, width, device)
+            ridge = RIDGE if self.loss == "logistic" else 0.0
             return victims.random_features(
-                known,
-                width,
-                self.activation,
-                self.seed,
-                self.loss,
-                RIDGE if self.loss == "logistic" else 0.0,
-                weights,
-                device,
+                known, width, self.activation, self.seed, self.loss, ridge, weights, device
             )
         own = {"activation": self.activation} if self.architecture == "two_layer" else {}
         trained: Victim = getattr(victims, self.architecture)(
@@ -265,35 +249,28 @@ class Attack(Samples):
         method: str | Method = self.method
         if subspace_is(self.method, self.architecture, self.rank) == TOLD and self.dim:
             method = Tansley2026(basis=data.subspace(self.dim, self.rank or 0, self.seed))
-        return reconstruct(
-            problem,
-            told,
-            self.seed,
-            method,
-            time_limit=limit,
-            observe=observe,
-            product_limit=self.products,
-        )
+        budget: Any = {"time_limit": limit, "product_limit": self.products}
+        return reconstruct(problem, told, self.seed, method, observe=observe, **budget)
 
     def scored(self, victim: Victim, problem: Problem, found: Reconstruction) -> dict[str, Any]:
-        """Compare a reconstruction with the truth.
+        """Compare a reconstruction with the truth; entries that are not finite count as zero.
 
-        Returns:
-            `fit` (training loss), `label_error` (the same, over that of a model that answers
-            zero), what `Score.summary` has, `flips`, `recovered_flips` (those among the
-            recovered), `candidates`, `outcome`, `steps`, `products_used`, `residual`, `floor` (the
-            residual at the truth), `span_residual`, `chance` (error of random candidates),
-            `neighbour` (error of the nearest other sample), `confined` (rank that candidates were
-            held to), and `picture` (PNG, base64) where one is kept.
+        `label_error` is the training loss over that of a model that answers zero, `floor` the
+        residual at the truth, `chance` the error of random candidates, `neighbour` that of the
+        nearest other sample, `confined` the rank that candidates were held to.
         """
         known, training = victim.truth, victim.training
         fit = training["fit"] if "fit" in training else training["loss"]
+        nothing = float(known.targets.square().mean())
+        if self.loss != "squared":
+            several = self.loss == "cross_entropy" and known.outputs > 1
+            nothing = math.log(known.outputs if several else 2)
         candidates = found.samples.nan_to_num(0.0, 0.0, 0.0)
         result = score(candidates, known)
         level = chance(known.inputs, len(candidates), self.seed)
         values: dict[str, Any] = {
             "fit": fit,
-            "label_error": fit / self._loss_of_nothing(known),
+            "label_error": fit / nothing,
             **result.summary(),
             "flips": result.flips,
             "recovered_flips": int((result.flipped & (result.errors < RECOVERED)).sum()),
@@ -311,12 +288,6 @@ class Attack(Samples):
         if self.keep:
             values["picture"] = picture(known, candidates, result, self.keep)
         return values
-
-    def _loss_of_nothing(self, known: Data) -> float:
-        """The training loss of a model that answers zero."""
-        if self.loss == "squared":
-            return float(known.targets.square().mean())
-        return math.log(known.outputs if self.loss == "cross_entropy" and known.outputs > 1 else 2)
 
 
 RESULTS = (

@@ -69,11 +69,8 @@ class Failure:
     def run(self, device: str) -> dict[str, Any]:
         """Look for exact solutions; the worst of them decides.
 
-        Returns:
-            `exact` (starts that ended at one), `failed` (whether one within the ceiling misses a
-            sample), `wrong` (whether any does, whatever its coefficients), `error` (largest
-            distance of a sample from its candidate in the worst exact solution), `residual` (the
-            least of all starts).
+        `exact` starts ended at one; it `failed` if one within the ceiling misses a sample, and is
+        `wrong` if any does, whatever its coefficients.
         """
         self.check()
         truth = self.drawn()

@@ -1,5 +1,6 @@
 """Which training data a cell is about."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -39,17 +40,11 @@ class Samples:
     seed: int = 0
 
     def check(self) -> None:
-        """Refuse what could not be run, before any work.
-
-        Raises:
-            InputError: with the field, what it is, and what is expected.
-        """
+        """Refuse what could not be run, before any work."""
         one_of("data", self.data, ("sphere", *DEFAULT_CLASSES))
         whole_number("samples", self.samples)
         whole_number("seed", self.seed, 0)
-        for field in ("dim", "rank", "size"):
-            if getattr(self, field) is not None:
-                whole_number(field, getattr(self, field))
+        self.check_given(whole_number, "dim", "rank", "size")
         if self.data != "sphere":
             self.check_absent(f"{self.data}; it is for sphere", "dim", "rank")
             return
@@ -59,6 +54,12 @@ class Samples:
             raise InputError(f"rank: expected at most the dimension, {dim}, got {self.rank}.")
         check_size("dim · samples", dim * self.samples)
         check_size("dim · rank", dim * (self.rank or 1))
+
+    def check_given(self, check: Callable[..., Any], *fields: str, **options: Any) -> None:
+        """Check fields that are not left out."""
+        for field in fields:
+            if (value := getattr(self, field)) is not None:
+                check(field, value, **options)
 
     def check_absent(self, what: str, *fields: str) -> None:
         """Refuse fields that would be ignored."""

@@ -24,7 +24,6 @@ from exhume.methods.progress import Method, Progress, stream
 from exhume.methods.shen2026 import (
     SMOOTHING,
     Choice,
-    Loss,
     Penalty,
     Projection,
     Shen2026,
@@ -50,16 +49,6 @@ TRIALS, PROBE = 9, 100
 """How many settings are tuned over, and for how many steps: enough for networks of this size."""
 
 
-@dataclass(frozen=True, eq=False)
-class Case:
-    """A problem in float64, its samples, the method without splits, and its first candidates."""
-
-    problem: Problem
-    truth: Tensor
-    base: Penalised | Iurada2025
-    count: int
-
-
 Spent = Callable[[Method, Problem, Progress], Progress]
 """Advances a run until its budget is spent."""
 
@@ -79,11 +68,7 @@ class Splitting:
     seed: int = 0
 
     def run(self, device: str) -> dict[str, Any]:
-        """Run all, on the processor, whatever the device.
-
-        Returns:
-            What `compared` has.
-        """
+        """Run all, on the processor, whatever the device."""
 
         def spent(method: Method, problem: Problem, progress: Progress) -> Progress:
             end = progress.total_steps + self.steps
@@ -96,44 +81,42 @@ class Splitting:
     def compared(self, spent: Spent) -> dict[str, Any]:
         """Run all, each on the same budget.
 
-        Returns:
-            `runs`, what was measured of each run by its name, and `predicted`, the predicted
-            decrease of a split over the measured one, where the base ends.
+        `runs` has what was measured by arm, `predicted` the predicted decrease of a split over the
+        measured one, where the base ends.
         """
-        case = CASES[self.case](self.samples, self.width, self.seed)
-        base, samples = case.base, len(case.truth)
-        problem = seen_by(base, case.problem)
-        tuned = _tuned(base, problem, samples, self.seed)
+        problem, known, count = posed(self.case, self.samples, self.width, self.seed)
+        kind, tuned = CASES[self.case][0], 0
+        base: Penalised | Iurada2025
+        if issubclass(kind, Penalised):  # nothing is tuned in the projection
+            base = kind(steps=10**9, trials=TRIALS, probe=PROBE)
+            problem = seen_by(base, problem)
+            trying = base.init(problem, self.samples, self.seed)
+            while trying.phase == "tune" and trying.outcome is None:
+                trying = base.advance(problem, trying)
+            tuned = trying.state.trial
+        else:
+            base = kind()
+            problem = seen_by(base, problem)
 
         def go(method: Method, count: int) -> tuple[dict[str, Any], Progress]:
             started = begun_with(base, problem, count, self.seed, tuned)
             progress: Progress = with_splits(started) if isinstance(method, Shen2026) else started
-            with threads_for(problem, samples):
+            with threads_for(problem, self.samples):
                 progress = spent(method, problem, progress)
-            point = method.finish(problem, progress)
-            return _measured(point, progress.total_steps, case.truth), progress
+            fit = method.finish(problem, progress)
+            return _measured(fit, progress.total_steps, known.inputs), progress
 
-        alone, at_rest = go(base, case.count)
+        alone, at_rest = go(base, count)
         found = {"base": alone}
         for rule in RULES:
             method = Shen2026(base, max(1, alone["steps"] // 4), rule=rule)
-            split, control = go(method, case.count)[0], alone
-            if split["candidates"] > case.count:
+            split, control = go(method, count)[0], alone
+            if split["candidates"] > count:
                 control = go(base, split["candidates"])[0]
             else:
                 split = alone  # nothing was split: the same run, but for where its budget ended
             found |= {f"split, {rule}": split, f"count of {rule}": control}
         return {"runs": found, "predicted": predicted_over_measured(base, problem, at_rest)}
-
-
-def _tuned(base: Penalised | Iurada2025, problem: Problem, samples: int, seed: int) -> int:
-    """The trial that tuning chose; nothing is tuned in the projection."""
-    if isinstance(base, Iurada2025):
-        return 0
-    progress = base.init(problem, samples, seed)
-    while progress.phase == "tune" and progress.outcome is None:
-        progress = base.advance(problem, progress)
-    return progress.state.trial
 
 
 def predicted_over_measured(
@@ -144,7 +127,7 @@ def predicted_over_measured(
     The published surrogate of ReLU has a forward and a backward function that do not belong
     together, so no loss has its second derivative: softplus of the same slope takes its place.
     """
-    loss: Loss
+    loss: Penalty | Projection
     if isinstance(base, Penalised):
         assert isinstance(progress, Descending)
         settings = base.settings_of(problem, progress)
@@ -162,32 +145,19 @@ def predicted_over_measured(
     size = float(loss.candidates.norm(dim=1).median())
     for share in EPSILONS:
         epsilon, chosen = share * size, torch.arange(len(loss.candidates))
-        if isinstance(loss, Penalty):
-            chosen = _off_the_edge(loss, epsilon * pairs.vectors)
+        if isinstance(loss, Penalty):  # its second derivative jumps at the bounds of the box
+            low, high = bounds(loss.problem.domain, loss.candidates)
+            room = torch.minimum((loss.candidates - low).abs(), (loss.candidates - high).abs())
+            chosen = (room > epsilon * pairs.vectors.abs()).all(1).nonzero()[:, 0]
         if 2 * len(chosen) >= len(loss.candidates):
             break
     moved = halves(loss.candidates, chosen, pairs.vectors, epsilon)
-    after = loss.after(moved, chosen) if isinstance(loss, Penalty) else _held(loss, moved, chosen)
+    if isinstance(loss, Penalty):
+        after = loss.after(moved, chosen)
+    else:  # each half keeps half the coefficients of its parent
+        parts = shared(fit.shares, chosen).reshape(-1, fit.coefficients.shape[1])
+        after = fitted_with(smooth, smooth.domain.project(moved), parts).value
     return 0.5 * epsilon**2 * float(pairs.values[chosen].sum()) / (after - loss.value)
-
-
-def _off_the_edge(loss: Penalty, step: Tensor) -> Tensor:
-    """Candidates whose halves, at x ± step, are on the same side of every bound of the box as x.
-
-    The second derivative of the penalty jumps at a bound, from 0 to 2.
-    """
-    low, high = bounds(loss.problem.domain, loss.candidates)
-    room = torch.minimum((loss.candidates - low).abs(), (loss.candidates - high).abs())
-    return (room > step.abs()).all(1).nonzero()[:, 0]
-
-
-def _held(loss: Loss, moved: Tensor, chosen: Tensor) -> float:
-    """The relative residual of halves with half the coefficients of their parent each."""
-    if not isinstance(loss, Projection):
-        raise TypeError("only the projection has coefficients to hold")
-    point = loss.progress.state.fit
-    parts = shared(point.shares, chosen).reshape(-1, point.coefficients.shape[1])
-    return fitted_with(loss.problem, loss.problem.domain.project(moved), parts).value
 
 
 def _measured(point: Fit, steps: int, truth: Tensor) -> dict[str, Any]:
@@ -203,42 +173,30 @@ def _measured(point: Fit, steps: int, truth: Tensor) -> dict[str, Any]:
     }
 
 
-def _at_rest(known: Data, width: int, loss: str, seed: int) -> Problem:
-    """The weights of a network that weight decay holds: θ = Σ λ_i y_i ∇f(x_i), as at the margin."""
-    victim = victims.two_layer(
-        known, width, loss=loss, seed=seed, decay=1e-3, until=0.0, steps=4000
-    )
-    return victim.posed(premise="margin")
+REST = {"decay": 1e-3, "until": 0.0, "steps": 4000}
+"""Training until weight decay holds the network: θ = Σ λ_i y_i ∇f(x_i), as at the margin."""
 
-
-def _margin(samples: int, width: int, seed: int) -> Case:
-    known = data.load("digits", samples, seed, classes="parity", centre="pixels")
-    base = Haim2022(steps=10**9, trials=TRIALS, probe=PROBE)
-    return Case(_at_rest(known, width, "logistic", seed), known.inputs, base, 2 * samples)
-
-
-def _classes(samples: int, width: int, seed: int) -> Case:
-    known = data.load("digits", samples, seed, classes=(0, 1, 2), centre="pixels")
-    base = Buzaglo2023(steps=10**9, trials=TRIALS, probe=PROBE)
-    return Case(_at_rest(known, width, "cross_entropy", seed), known.inputs, base, 2 * samples)
-
-
-def _change(samples: int, width: int, seed: int) -> Case:
-    known = data.load("digits", samples, seed, classes="parity", centre="pixels")
-    victim = victims.two_layer(known, width, seed=seed, until=1e-6, lazy=10.0)
-    base = Loo2023(steps=10**9, trials=TRIALS, probe=PROBE)
-    return Case(victim.posed("all", "final"), known.inputs, base, 2 * samples)
-
-
-def _projection(samples: int, width: int, seed: int) -> Case:
-    known = data.sphere(20, samples, seed)
-    victim = victims.random_features(known, 4 * known.dim * samples, seed=seed)
-    return Case(victim.problem.to("cpu", torch.float64), known.inputs, Iurada2025(), samples)
-
-
-CASES: dict[str, Callable[[int, int, int], Case]] = {
-    "margin": _margin,
-    "classes": _classes,
-    "change": _change,
-    "projection": _projection,
+CASES: dict[str, tuple[type[Penalised] | type[Iurada2025], dict[str, Any]]] = {
+    "margin": (Haim2022, {**REST, "loss": "logistic"}),
+    "classes": (Buzaglo2023, {**REST, "loss": "cross_entropy"}),
+    "change": (Loo2023, {"until": 1e-6, "lazy": 10.0}),
+    "projection": (Iurada2025, {}),
 }
+"""The method without splits, and how its victim is trained: on digits, but for the projection."""
+
+
+def posed(name: str, samples: int, width: int, seed: int) -> tuple[Problem, Data, int]:
+    """Return the problem of a case in float64, its samples, and how many candidates it starts with.
+
+    The projection has random features of points of a sphere, and as many candidates as samples.
+    """
+    if name == "projection":
+        known = data.sphere(20, samples, seed)
+        victim = victims.random_features(known, 4 * known.dim * samples, seed=seed)
+        return victim.problem.to("cpu", torch.float64), known, samples
+    words: Any = (0, 1, 2) if name == "classes" else "parity"
+    known = data.load("digits", samples, seed, classes=words, centre="pixels")
+    victim = victims.two_layer(known, width, seed=seed, **CASES[name][1])
+    change = name == "change"
+    problem = victim.posed("all", "final") if change else victim.posed(premise="margin")
+    return problem, known, 2 * samples
