@@ -89,56 +89,42 @@ def test_the_smallest_coefficient_is_that_of_a_candidate(rows: int) -> None:
 
 
 FLOORS = {"initial": 0.3, "final": 0.4, "midpoint": 5e-3, "both": 1e-5}
-
-
 NONE, TRACE = "None of 8 samples recovered. ", "The attack failed although the trace is there"
-TOO_FEW = "0.80 equations for each unknown are too few"
+TOO_FEW, NO_TRACE = "0.80 equations for each unknown are too few", "no such trace at this width or"
 
 
 @pytest.mark.parametrize(
-    ("residual", "floor", "recovered", "ratio", "words"),
+    ("premise", "residual", "floor", "recovered", "ratio", "words"),
     [
-        (1e-12, 1e-13, 8, 4.0, "All 8 samples recovered"),
-        (None, 0.3, 8, 4.0, "All 8 samples recovered"),
-        (1e-3, 1e-8, 0, 4.0, NONE + TRACE),
-        (1e-3, 1e-8, 5, 4.0, f"5 of 8 samples recovered. {TRACE}"),
-        (None, 1e-8, 0, 4.0, "ended at a residual of inf"),
-        (1e-7, 1e-30, 0, 4.0, TRACE),
-        (1e-3, 1e-2, 0, 4.0, "no such trace at this width or laziness"),
-        (1e-3, math.nan, 0, 4.0, "no such trace at this width or laziness"),
-        (1e-3, 9e-3, 0, 4.0, "fits below the floor with wrong candidates"),
-        (1e-3, 1e-8, 0, 0.8, TOO_FEW),
-        (1e-3, 9e-3, 0, 0.8, TOO_FEW),
-        (1e-2, 2e-2, 7, 4.0, "7 of 8 samples recovered. The attack fits below the floor"),
-        (1e-12, 1e-30, 2, 4.0, "fits as well as the samples do with wrong candidates"),
-        (5e-4, 1e-4, 7, 4.0, "7 of 8 samples recovered. The attack fits nearly as well"),
-        (5e-4, 1e-4, 7, 4.0, "the trace of what was missed is too small"),
+        (CHANGE, 1e-12, 1e-13, 8, 4.0, "All 8 samples recovered"),
+        (CHANGE, None, 0.3, 8, 4.0, "All 8 samples recovered"),
+        (CHANGE, 1e-3, 1e-8, 0, 4.0, NONE + TRACE),
+        (CHANGE, 1e-3, 1e-8, 5, 4.0, f"5 of 8 samples recovered. {TRACE}"),
+        (CHANGE, None, 1e-8, 0, 4.0, "ended at a residual of inf"),
+        (CHANGE, 1e-7, 1e-30, 0, 4.0, TRACE),
+        (CHANGE, 1e-3, 1e-2, 0, 4.0, NO_TRACE),
+        (CHANGE, 1e-3, math.nan, 0, 4.0, NO_TRACE),
+        (CHANGE, 1e-3, 9e-3, 0, 4.0, "fits below the floor with wrong candidates"),
+        (CHANGE, 1e-3, 1e-8, 0, 0.8, TOO_FEW),
+        (CHANGE, 1e-2, 2e-2, 7, 4.0, "7 of 8 samples recovered. The attack fits below the floor"),
+        (CHANGE, 1e-12, 1e-30, 2, 4.0, "fits as well as the samples do with wrong candidates"),
+        (CHANGE, 5e-4, 1e-4, 7, 4.0, "7 of 8 samples recovered. The attack fits nearly as well"),
+        (CHANGE, 5e-4, 1e-4, 7, 4.0, "the trace of what was missed is too small"),
+        (MARGIN, 1e-3, 0.07, 8, 4.0, "All 8 samples recovered"),
+        (MARGIN, 1e-7, 0.07, 0, 4.0, "explain the weights better than the samples do"),
+        (MARGIN, 0.1, 0.07, 3, 4.0, "3 of 8 samples recovered. Candidates that are not samples"),
+        (MARGIN, 0.1, 0.07, 3, 4.0, "about as well as the samples do"),
+        (MARGIN, 0.5, 0.01, 0, 4.0, TRACE),
+        (MARGIN, 1e-3, 0.6, 0, 4.0, "The premise margin does not hold for this model"),
+        (MARGIN, 1e-3, math.nan, 0, 4.0, "The premise margin does not hold for this model"),
+        (MARGIN, 1e-3, 0.07, 0, 0.8, TOO_FEW),
     ],
 )
 def test_a_verdict_tells_the_attack_from_the_model(
-    residual: float | None, floor: float, recovered: int, ratio: float, words: str
+    premise: Premise, residual: float | None, floor: float, recovered: int, ratio: float, words: str
 ) -> None:
-    assert words in verdict(residual, floor, recovered, 8, ratio)
-
-
-@pytest.mark.parametrize(
-    ("residual", "floor", "recovered", "ratio", "words"),
-    [
-        (1e-3, 0.07, 8, 4.0, "All 8 samples recovered"),
-        (1e-7, 0.07, 0, 4.0, "explain the weights better than the samples do"),
-        (0.1, 0.07, 3, 4.0, "3 of 8 samples recovered. Candidates that are not samples"),
-        (0.1, 0.07, 3, 4.0, "about as well as the samples do"),
-        (0.5, 0.01, 0, 4.0, TRACE),
-        (1e-3, 0.6, 0, 4.0, "The premise margin does not hold for this model"),
-        (1e-3, math.nan, 0, 4.0, "The premise margin does not hold for this model"),
-        (1e-3, 0.07, 0, 0.8, TOO_FEW),
-    ],
-)
-def test_a_verdict_on_trained_weights_alone(
-    residual: float, floor: float, recovered: int, ratio: float, words: str
-) -> None:
-    said = verdict(residual, floor, recovered, 8, ratio, {"final": 1e-9}, MARGIN)
-    assert words in said and "laziness" not in said and "at the point" not in said
+    said = verdict(residual, floor, recovered, 8, ratio, {"final": 1e-9}, premise)
+    assert words in said and ("at the point 'final'" in said) == (words is NO_TRACE)
 
 
 def test_where_a_verdict_turns_and_the_point_that_it_names() -> None:
