@@ -1,12 +1,8 @@
 """What weights determine: identifiability of the training samples.
 
-found = exhume.theory.identifiability(model)          # two-layer networks, polynomial σ
-found.holds, found.margin, found.samples
-exhume.theory.local_identifiability(problem, candidates)  # any problem, at a solution
-
-What theory knows before any attack is in modules of its own: `counting` (thresholds), `hermite`
-(coefficients of activations, kernels, signs), `width` (from which width exact solutions are the
-samples), `privacy` (what differential privacy forbids).
+`identifiability` is for two-layer networks with a polynomial σ, `local_identifiability` for any
+problem at a solution. What is known before any attack: `counting` (thresholds), `hermite` (kernels
+and signs), `width` (where exact solutions are the samples), `privacy` (what it forbids).
 """
 
 from exhume.theory import counting, hermite, privacy, width

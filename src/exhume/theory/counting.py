@@ -1,11 +1,9 @@
 """Counting equations against unknowns: from which width on a last layer can determine samples.
 
-Fewer equations than unknowns leave a continuum of solutions: not all samples are determined, though
-single ones may be. As many or more make it possible, in general position, and promise nothing.
-
-Everywhere d is the dimension of an input, n the number of samples, m of outputs. `subspace` is r,
-d if None; `norm` says whether the norm of a sample is known, or leaves no trace (σ homogeneous).
-Where no paper is named, the count is our derivation.
+Fewer equations than unknowns leave a continuum of solutions; as many make a single one possible, in
+general position, and promise nothing. d is the dimension of an input, n the number of samples, m of
+outputs, `subspace` r (d if None); `norm` says whether the norm of a sample is known, or leaves no
+trace (σ homogeneous). Where no paper is named, the count is our derivation.
 """
 
 from bisect import bisect_left
@@ -23,6 +21,9 @@ from exhume.features.network import named_block
 Where = int | Literal["span"] | None
 """Where samples are known to lie: in r dimensions; in their own span, which the change of a dense
 first layer shows (r = min(n, d)); or anywhere."""
+
+PLACES: tuple[Where, Where] = (None, "span")
+"""What an attacker may know without any prior: nothing, or what the first layer shows."""
 
 
 def unknowns(
@@ -128,7 +129,7 @@ def blocks(
     head: str | None = None,
     norm: bool = True,
 ) -> tuple[Block, ...]:
-    """Return the parameters of a model, tensor by tensor and together, and what each could give up.
+    """Return what each tensor of a model could give up, then its first and last layer, and all.
 
     The change of any P parameters combines the gradients of m outputs for n samples: P equations in
     n(r − 1 + m) unknowns. For the weight of the last layer it is `most_samples`, as there outputs
@@ -140,10 +141,6 @@ def blocks(
         outputs: m.
         head: name of the last layer; that of the last parameter if None.
         norm: whether the norm of a sample is known.
-
-    Returns:
-        One block for each tensor, then, if there are several, the first layer, the weight of the
-        last layer, and all.
 
     Example:
         >>> shapes = {"hidden.weight": (1000, 20), "head.weight": (1, 1000)}
@@ -158,21 +155,20 @@ def blocks(
     shapes = {name: tuple(shape) for name, shape in model.items()}
     if not shapes or any(size < 1 for shape in shapes.values() for size in shape):
         raise InputError("model: has no parameters, or some without entries; nothing to count.")
-    last = _head_weight(tuple(shapes), head)
+    names = tuple(shapes)
+    # The weight of the last layer, without its bias, which says nothing of inputs.
+    last = named_block(names, "last")[0] if head is None else f"{head}.weight".lstrip(".")
+    if last not in names:
+        raise InputError(f"head: no parameter {last!r}; there are {', '.join(names)}.")
     every = sum(prod(shape) for shape in shapes.values())
 
     def block(name: str, *members: str) -> Block:
         own = members or (name,)
         count = sum(prod(shapes[member]) for member in own)
-        full, spanned = (
-            most_samples(count, dim, outputs, subspace, norm)
-            if own == (last,)
-            else _most_in_block(count, dim, outputs, subspace, norm)
-            for subspace in (None, "span")
-        )
+        most = most_samples if own == (last,) else _most_in_block
+        full, spanned = (most(count, dim, outputs, where, norm) for where in PLACES)
         return Block(name, None if members else shapes[name], count, count / every, full, spanned)
 
-    names = tuple(shapes)
     alone = tuple(block(name) for name in names)
     if len(alone) == 1:
         return alone
@@ -180,19 +176,7 @@ def blocks(
     return (*alone, *(block(name, *members) for name, members in together.items()))
 
 
-def _head_weight(names: tuple[str, ...], head: str | None) -> str:
-    """Return the weight of the last layer, without its bias, which says nothing of inputs."""
-    if head is None:
-        return named_block(names, "last")[0]
-    name = f"{head}.weight" if head else "weight"
-    if name not in names:
-        raise InputError(f"head: no parameter {name!r}; there are {', '.join(names)}.")
-    return name
-
-
-def _most_in_block(
-    parameters: int, dim: int, outputs: int, subspace: Literal["span"] | None, norm: bool
-) -> int:
+def _most_in_block(parameters: int, dim: int, outputs: int, subspace: Where, norm: bool) -> int:
     """Return the largest n with P ≥ n(r − 1 + m)."""
     return _largest(
         lambda n: parameters >= n * (_rank(dim, n, subspace) - norm + outputs), parameters

@@ -63,12 +63,8 @@ class Expansion:
 def coefficients(activation: Function, orders: int = 30) -> Expansion:
     """Return the Hermite coefficients h_k = E[σ(g) He_k(g)]/√k! for k = 0 … K.
 
-    Accurate to about 1e-14 where σ is smooth between multiples of 1/2, on scales down to 1/1000
-    near 0; a kink elsewhere shows in the error.
-
-    Args:
-        activation: σ, with E σ(g)² finite.
-        orders: K, at most 100.
+    K is at most 100. Accurate to about 1e-14 where σ is smooth between multiples of 1/2, on scales
+    down to 1/1000 near 0; a kink elsewhere shows in the error.
 
     Example:
         >>> found = coefficients("relu", 3)
@@ -94,9 +90,8 @@ def kernel(activation: Function, rho: Tensor | float) -> Tensor:
 
         κ = (1/2π) ∫ dθ ∫ r exp(−r²/2) σ(r cos θ) σ(r cos(θ − α)) dr
 
-    has its kinks on four rays and is smooth in α. It is taken at Chebyshev points of α ∈ [0, π],
-    once for an activation, and interpolated: to about 1e-12 where σ is smooth on either side of 0,
-    to no more than 1e-4 where it has kinks elsewhere. The result has the shape of ρ, float64.
+    has its kinks on four rays and is smooth in α. It is interpolated between Chebyshev points of α:
+    to about 1e-12 where σ is smooth on either side of 0, to 1e-4 where it has kinks elsewhere.
 
     Example:
         >>> [round(k, 9) for k in kernel("relu", torch.tensor([-1.0, 0.0, 1.0])).tolist()]
@@ -195,8 +190,7 @@ def _line(
     energies = weighted * values
     if float(energies[[0, -1]].max()) > 1e-20 * float(energies.sum()):
         raise InputError(
-            f"activation: grows too fast: at ±{FAR:g} its square is not small beside the density "
-            "of a Gaussian, so that its Hermite coefficients cannot be found; bound it."
+            f"activation: grows too fast, at ±{FAR:g} as the density of a Gaussian falls; bound it."
         )
     before, now = torch.zeros_like(z), torch.ones_like(z)
     found, sizes = [], []
@@ -213,9 +207,8 @@ def _finite(sigma: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
         values = sigma(z)
     if values.shape != z.shape or not bool(values.isfinite().all()):
         raise InputError(
-            f"activation: expected a finite number for each entry of a tensor, with entries from "
-            f"{float(z.min()):.3g} to {float(z.max()):.3g}; found NaN, infinities, or another "
-            "shape. Give a function that acts on each entry."
+            f"activation: expected a finite number for each entry from {float(z.min()):.3g} to "
+            f"{float(z.max()):.3g}; found NaN, infinities, or another shape."
         )
     return values.double()
 

@@ -1,12 +1,9 @@
 """Whether the weights of a two-layer polynomial network determine its training samples.
 
-The weights show tensors T_q = Σ_i b_i x_i^{⊗q} by linear equations (`moments`). If these have one
-solution only, the tensors are known, and for α ≥ 3 their rank-one terms are unique while the x_i
-are independent: every sample with λ_i ≠ 0 follows (`recovery`).
-
-Neurons of a KKT point are eigenvectors of T, not in general position: so the rank of the equations
-is computed, not assumed. The condition is sufficient and not necessary: that T is a sum of few
-rank-one terms is not made use of.
+The weights show tensors T_q = Σ_i b_i x_i^{⊗q} by linear equations. If these have one solution
+only, the tensors are known, and for α ≥ 3 their rank-one terms are unique while the x_i are
+independent: every sample with λ_i ≠ 0 follows. The condition is sufficient and not necessary, and
+its rank is computed: neurons of a KKT point are not in general position.
 """
 
 from collections.abc import Mapping
@@ -15,11 +12,23 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import normalize, pad
 
 from exhume.checks import number
-from exhume.theory.moments import Moments, View, fewest_neurons, moments_of, sufficient, view_of
+from exhume.theory.moments import (
+    Moments,
+    View,
+    at_scale,
+    by_margin,
+    decompose,
+    dimension,
+    fewest_neurons,
+    moments_of,
+    powers,
+    refine,
+    view_of,
+)
 from exhume.theory.neurons import LOCAL, neurons_of, violation
-from exhume.theory.recovery import at_scale, by_margin, decompose, refine
 
 UNEXPLAINED = 1e-2
 """Most of the weights that recovered samples may leave unexplained: at a KKT point they leave
@@ -133,12 +142,12 @@ def identifiability(
     found = _recovered(view, moments, level) if moments.determined else None
     if found is not None and not found.residual <= UNEXPLAINED:
         reasons.append(
-            f"The samples found leave {found.residual:.1e} of the weights unexplained: the weights "
-            "are not at a KKT point (train longer, without a bias that is not penalised), or more "
-            f"than {view.rank} samples are active, which is not solved here."
+            f"The samples found leave {found.residual:.1e} of the weights unexplained: these are "
+            f"not at a KKT point (train longer), or more than {view.rank} samples are active."
         )
         found = None
-    sufficient_rank, sufficient_unknowns = sufficient(view)
+    unit, lower = normalize(view.inside.first, dim=1), [q - 1 for q in view.inside.degrees]
+    values = torch.linalg.svdvals(torch.cat([powers(unit, q) for q in lower], 1))
     return Identifiability(
         degrees=view.inside.degrees,
         dim=view.dim,
@@ -149,8 +158,8 @@ def identifiability(
         rank=moments.rank,
         smallest=moments.smallest,
         tolerance=view.tolerance,
-        sufficient_rank=sufficient_rank,
-        sufficient_unknowns=sufficient_unknowns,
+        sufficient_rank=int((values > view.tolerance * values[0]).sum()),
+        sufficient_unknowns=sum(dimension(view.rank, q) for q in lower),
         misfit=moments.misfit,
         samples=None if found is None else found.samples,
         multipliers=None if found is None else found.multipliers,
@@ -169,9 +178,8 @@ def recover(
 ) -> Recovered:
     """Return samples from the tensor of least norm that fits, whatever the condition says.
 
-    Where it holds that tensor is the only one. Where it fails there are others, the samples are
-    those of a tensor picked among them, and there is no reason why they should be true. Arguments
-    are those of `identifiability`.
+    Where it fails other tensors fit as well, and there is no reason why these samples should be
+    true. Arguments are those of `identifiability`.
     """
     number("level", level, above=0)
     view = view_of(neurons_of(model, trained), rank, tolerance)
@@ -209,17 +217,14 @@ def _whole(view: View, found: Recovered) -> bool:
     Outside of it the weights are zero, Σ_i b_i σ'(w_k·x_i) x_i⊥ = 0 for every k: if the (K, n)
     matrix of b_i σ'(w_k·x_i) has rank n, every x_i⊥ is zero.
     """
-    samples = found.samples
-    if view.neurons.lifted:
-        samples = torch.nn.functional.pad(samples, (0, 1), value=1.0)
+    samples = pad(found.samples, (0, 1), value=1.0) if view.neurons.lifted else found.samples
     slopes = view.inside.slope(view.inside.first @ (samples @ view.basis).T)
-    values = torch.linalg.svdvals(torch.nn.functional.normalize(slopes, dim=0))
+    values = torch.linalg.svdvals(normalize(slopes, dim=0))
     return len(values) == len(samples) and bool(values[-1] > view.tolerance * values[0])
 
 
 def _too_few(view: View, moments: Moments) -> str:
     """Say why the condition fails."""
-    free = moments.unknowns - moments.rank
     needed = ""
     if len(view.inside.degrees) == 1:
         needed = (
@@ -227,8 +232,7 @@ def _too_few(view: View, moments: Moments) -> str:
             f"do, there are {len(view.inside.first)}, and twins count once."
         )
     return (
-        f"The equations have rank {moments.rank} for {moments.unknowns} unknowns: {free} "
-        f"combination{'s' if free > 1 else ''} of the samples' moments left no trace, so that many "
+        f"The equations have rank {moments.rank} for {moments.unknowns} unknowns, so that many "
         f"tensors fit the weights.{needed} {LOCAL}"
     )
 
@@ -245,18 +249,17 @@ def _undetermined(view: View, level: float, whole: bool) -> tuple[str, ...]:
             if whole
             else f"Whatever of a sample lies outside {where} may leave no trace."
         )
-    if view.neurons.lifted:
-        return tuple(said)
-    if len(degrees) == 1:
-        said.append(
-            "The norm of a sample leaves no trace of its own: it is set so that |f(x)| = "
-            f"{level:g}, the margin that active samples are assumed to share."
-        )
-    if all(q % 2 == 0 for q in degrees):
-        said.append("A sample and its negative leave the same trace; the sign cannot be found.")
-    if all(q % 2 for q in degrees):
-        said.append(
-            "A sample and its label leave the same trace as the negatives of both; the sign is "
-            "the one with label +1."
-        )
+    if not view.neurons.lifted:
+        if len(degrees) == 1:
+            said.append(
+                "The norm of a sample leaves no trace of its own: it is set so that |f(x)| = "
+                f"{level:g}, the margin that active samples are assumed to share."
+            )
+        if all(q % 2 == 0 for q in degrees):
+            said.append("A sample and its negative leave the same trace; the sign cannot be found.")
+        if all(q % 2 for q in degrees):
+            said.append(
+                "A sample and its label leave the same trace as the negatives of both; the sign is "
+                "the one with label +1."
+            )
     return tuple(said)

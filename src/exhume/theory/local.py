@@ -1,9 +1,8 @@
 """What the weights determine near a solution, for any problem.
 
-Near candidates X with Δ = Φ(X)ᵀA the equations are linear in the changes of X and A. A direction of
-the candidates that some change of A makes up for leaves the weights as they are: it is not
-determined. That is the null space of P⊥J, with J = ∂(ΦᵀA)/∂X and P⊥ the projector off the span of
-the features. All of this is local: it does not say that there is no other solution elsewhere.
+Near candidates X with Δ = Φ(X)ᵀA a direction of X that some change of A makes up for leaves the
+weights as they are: it is in the null space of P⊥J, J = ∂(ΦᵀA)/∂X, P⊥ the projector off the span of
+the features. This does not say that there is no other solution elsewhere.
 """
 
 from dataclasses import dataclass
@@ -85,15 +84,17 @@ def local_identifiability(
             f"candidates: expected shape (n, {problem.dim}), got {tuple(candidates.shape)}."
         )
     count, dim = candidates.shape
-    if count * dim > UNKNOWNS or count * dim * problem.target.numel() > ENTRIES:
+    equations = problem.target.numel()
+    if count * dim > UNKNOWNS or count * dim * equations > ENTRIES:
         raise InputError(
-            f"candidates: {count} of dimension {dim} are {count * dim} unknowns in "
-            f"{problem.target.numel()} equations; the dense check takes up to {UNKNOWNS} unknowns "
-            f"and {ENTRIES} entries. Give some of the candidates, or fewer rows of the target."
+            f"candidates: {count} of dimension {dim} in {equations} equations are too many: up to "
+            f"{UNKNOWNS} unknowns and {ENTRIES} entries. Give some of them, or fewer rows."
         )
     problem = problem.to(problem.features.device, torch.float64)
     fit = fitted(problem, candidates)
-    features = _features(fit)
+    identity = torch.eye(len(fit.coefficients), dtype=torch.float64).to(fit.residual)
+    left, values, _ = torch.linalg.svd(fit.linearization.combine(identity), full_matrices=False)
+    features = left[:, values > TOLERANCE * values[0]]  # a basis of the features' span
     moves = [_moves(problem, fit.candidates[i : i + 1], within) for i in range(count)]
     blocks = [_block(problem, fit, features, i, moves[i]) for i in range(count)]
     sizes = torch.stack([block.square().sum().sqrt() for block in blocks])
@@ -102,7 +103,7 @@ def local_identifiability(
     _, values, vectors = torch.linalg.svd(scaled, full_matrices=True)
     rank = int((values > tolerance * values[0]).sum())
     free = vectors[rank:].split([len(move) for move in moves], 1)
-    directions = torch.stack(
+    directions = torch.cat(
         [
             part * (scale if scale > 0 else 1.0) @ move
             for part, scale, move in zip(free, scales, moves, strict=True)
@@ -111,21 +112,12 @@ def local_identifiability(
     )
     return LocalIdentifiability(
         unknowns=scaled.shape[1],
-        equations=problem.target.numel() - features.shape[1] * problem.target.shape[1],
+        equations=equations - features.shape[1] * problem.target.shape[1],
         rank=rank,
         singular_values=values,
-        undetermined=_orthonormal(directions),
+        undetermined=torch.linalg.qr(directions.T).Q.T.reshape(-1, count, dim),
         residual=fit.value,
     )
-
-
-def _features(fit: Fit) -> Tensor:
-    """Return an orthonormal basis of the span of the features, (p, at most n·k)."""
-    rows = len(fit.coefficients)
-    spanned = fit.linearization.combine(torch.eye(rows, dtype=torch.float64).to(fit.residual))
-    left: Tensor
-    left, values, _ = torch.linalg.svd(spanned, full_matrices=False)
-    return left[:, values > TOLERANCE * values[0]]
 
 
 def _moves(problem: Problem, candidate: Tensor, within: bool) -> Tensor:
@@ -141,18 +133,10 @@ def _moves(problem: Problem, candidate: Tensor, within: bool) -> Tensor:
 
 def _block(problem: Problem, fit: Fit, features: Tensor, i: int, moves: Tensor) -> Tensor:
     """Return the columns of P⊥J that belong to candidate i, (p·m, t)."""
-    alone = fit.candidates[i : i + 1]
     own = fit.coefficients[i * fit.rows : (i + 1) * fit.rows]
-    linearization = problem.features.linearize(alone)
+    linearization = problem.features.linearize(fit.candidates[i : i + 1])
     columns = []
     for direction in moves:
         pushed = linearization.push(direction[None], own)
         columns.append((pushed - features @ (features.T @ pushed)).flatten())
     return torch.stack(columns, 1)
-
-
-def _orthonormal(directions: Tensor) -> Tensor:
-    """Return the same span with orthonormal members, (q, n, d)."""
-    flat = directions.flatten(1)
-    basis: Tensor = torch.linalg.qr(flat.T).Q.T
-    return basis.reshape(directions.shape)

@@ -1,25 +1,22 @@
-"""The linear equations by which the weights of a two-layer polynomial network show moments.
+"""Moments T_q = Σ_i b_i x_i^{⊗q} of samples: what weights show of them, and the samples in them.
 
-At a KKT point of margin maximisation with σ(z) = z^α the weights are stationary,
-
-    w_k = α a_k T(w_k, …, w_k, ·),    a_k = T(w_k, …, w_k),    T = Σ_i b_i x_i^{⊗α},  b_i = λ_i y_i,
-
-and both are linear in T. A polynomial σ = Σ_q s_q z^q has one such tensor for each of its degrees,
-and the equations are linear in all of them together (Shen 2026; the form with symmetric coordinates
-is ours). Every w_k is a combination of the x_i, so all of this happens in U, the span of the
-neurons.
+At a KKT point of margin maximisation with σ(z) = z^α weights are linear in T, with b_i = λ_i y_i:
+w_k = α a_k T(w_k, …, w_k, ·) and a_k = T(w_k, …, w_k) (Shen 2026). T ∈ Sym^α(R^r) is held by the
+coordinates √(α!/m!) T_m, |m| = α, whose inner products are those of the full array.
 """
 
+import itertools
 import math
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.func import jacrev
+from torch.nn.functional import normalize, one_hot
 
 from exhume.checks import number, whole_number
 from exhume.errors import InputError
-from exhume.theory.neurons import LOCAL, Neurons
-from exhume.theory.tensors import dimension, powers, slices
+from exhume.theory.neurons import LOCAL, Neurons, explained, output
 
 GAP = 1e3
 """Least ratio of neighbouring singular values of the neurons that ends their span: inside of it
@@ -42,12 +39,79 @@ uncertain the tensor is: without a limit none would be."""
 DEFECTIVE = {(3, 5), (4, 3), (4, 4), (4, 5)}
 """(α, r) where the tangent spaces of general neurons fill less than their number allows."""
 
+DRAWS = 20
+"""Pairs of random contractions that are tried: one may be nearly degenerate, the best is kept."""
+
+STEPS = 60
+"""Most Gauss-Newton steps of a refinement: near a solution it takes a few, far from one many."""
+
+
+def dimension(size: int, degree: int) -> int:
+    """Return C(r+α−1, α), the dimension of Sym^α(R^r)."""
+    return math.comb(size + degree - 1, degree)
+
+
+def exponents(size: int, degree: int) -> Tensor:
+    """Return the multi-indices m with |m| = α over r letters, (M, r) int64.
+
+    Example:
+        >>> exponents(2, 2).tolist()
+        [[2, 0], [1, 1], [0, 2]]
+    """
+    words = list(itertools.combinations_with_replacement(range(size), degree))
+    letters = torch.tensor(words, dtype=torch.int64).reshape(len(words), degree)
+    return one_hot(letters, size).sum(1)
+
+
+def _weights(letters: Tensor) -> Tensor:
+    """Return √(α!/m!) for each multi-index, (M,) float64."""
+    counts = letters.double()
+    logarithms = torch.lgamma(counts.sum(1) + 1) - torch.lgamma(counts + 1).sum(1)
+    return logarithms.exp().round().sqrt()
+
+
+def powers(vectors: Tensor, degree: int) -> Tensor:
+    """Return coordinates √(α!/m!) v^m of v^{⊗α} for each row, (k, r) → (k, M)."""
+    letters = exponents(vectors.shape[1], degree)
+    monomials = (vectors[:, None, :] ** letters).prod(2)
+    return monomials * _weights(letters).to(vectors)
+
+
+def slices(vectors: Tensor, degree: int) -> Tensor:
+    """Return the maps T ↦ T(v, …, v, ·) for each row v, as matrices on coordinates, (k, r, M).
+
+    T(v^{α−1}, e_j) = (1/α) ∂/∂v_j T(v^α). Its rows span the tangent space at v of the cone of
+    rank-one tensors.
+    """
+    letters = exponents(vectors.shape[1], degree)
+    weights = _weights(letters).to(vectors)
+    rows = []
+    for j in range(vectors.shape[1]):
+        lowered = letters.clone()
+        lowered[:, j] = (lowered[:, j] - 1).clamp_min(0)
+        monomials = (vectors[:, None, :] ** lowered).prod(2)
+        rows.append(monomials * weights * letters[:, j].to(vectors) / degree)
+    return torch.stack(rows, 1)
+
+
+def contract(tensor: Tensor, vectors: Tensor, degree: int) -> Tensor:
+    """Return coordinates of T(v, ·, …, ·), one degree less, for each row v, (M,), (k, r) → (k, M').
+
+    With v = e_1 … e_r these are the rows of the flattening of T; for α = 2 that is the matrix T.
+    """
+    size = vectors.shape[1]
+    letters, shorter = exponents(size, degree), exponents(size, degree - 1)
+    entries = tensor / _weights(letters).to(tensor)
+    place = {tuple(m): k for k, m in enumerate(letters.tolist())}
+    raised = shorter[:, None, :] + torch.eye(size, dtype=torch.int64)  # m' + e_j, (M', r, r)
+    index = torch.tensor([[place[tuple(m)] for m in row] for row in raised.tolist()])
+    return (vectors @ entries[index].T) * _weights(shorter).to(tensor)
+
 
 def fewest_neurons(degree: int, size: int) -> int:
     """Return how many neurons in general position determine T ∈ Sym^α(R^r); fewer never do.
 
-    The functionals T ↦ T(w_k, …, w_k, ·) span the tangent space at w_k of the cone of rank-one
-    tensors. For neurons in general position these fill the space as soon as their number allows,
+    Tangent spaces of general neurons fill the space as soon as their number allows,
     ⌈C(r+α−1, α)/r⌉, but for four cases, which need one more (Alexander and Hirschowitz, 1995).
 
     Example:
@@ -59,19 +123,12 @@ def fewest_neurons(degree: int, size: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """A view is a network in coordinates of the span of its neurons.
+    """A view is a network in coordinates of the span of its neurons."""
 
-    Attributes:
-        neurons: the network.
-        inside: the same with w_k (K, r) in coordinates of the span, without silent neurons.
-        basis: U, (d, r); (d + 1, r) with a bias.
-        tolerance: relative singular value that counts as zero.
-    """
-
-    neurons: Neurons
-    inside: Neurons
-    basis: Tensor
-    tolerance: float
+    neurons: Neurons  # the network
+    inside: Neurons  # with w_k (K, r) in coordinates of the span, without silent neurons
+    basis: Tensor  # U, (d, r); (d + 1, r) with a bias
+    tolerance: float  # relative singular value that counts as zero
 
     @property
     def dim(self) -> int:
@@ -85,64 +142,48 @@ class View:
 
 
 def view_of(neurons: Neurons, rank: int | None, tolerance: float | None) -> View:
-    """Return a network as its own neurons see it; arguments are those of `identifiability`."""
+    """Return a network as its own neurons see it; arguments are those of `identifiability`.
+
+    Each neuron counts at length 1. Rounding and unfinished training leave something in every
+    direction, so the span ends at the widest gap between singular values, if that is wide.
+    """
     if tolerance is not None and not number("tolerance", tolerance, above=0) < 1:
         raise InputError(f"tolerance: expected a number between 0 and 1, got {tolerance}.")
     sizes, last = neurons.first.norm(dim=1), neurons.last.abs()
     heard = (sizes > SILENT * sizes.max()) & (last > SILENT * last.max())
     if not heard.any():
         raise InputError("model: every neuron is zero, so its weights hold no trace of any sample.")
-    first = neurons.first[heard]
-    basis, noise = _span(first, neurons.eps, rank)
-    inside = replace(neurons, first=first @ basis, last=neurons.last[heard])
-    blurred = max(ROUNDED * neurons.eps, 10 * noise)
-    if tolerance is None and blurred >= 1:
-        raise InputError(
-            f"model: weights are rounded to {neurons.eps:.0e}, and {noise:.0e} of the neurons lies "
-            f"outside of {basis.shape[1]} dimensions: too much for a rank to be told. Save the "
-            "weights with more digits, leave out the rank, or give a tolerance below 1."
-        )
-    return View(neurons, inside, basis, tolerance or blurred)
-
-
-def _span(first: Tensor, eps: float, rank: int | None) -> tuple[Tensor, float]:
-    """Return a basis (d, r) of the span of the rows, and the size of what lies outside of it.
-
-    Each row counts at length 1. Rounding and unfinished training leave something in every
-    direction, so the span ends at the widest gap between singular values, if that is wide.
-    """
-    rows = torch.nn.functional.normalize(first, dim=1)
-    _, values, vectors = torch.linalg.svd(rows, full_matrices=False)
+    first, eps = neurons.first[heard], neurons.eps
+    _, values, vectors = torch.linalg.svd(normalize(first, dim=1), full_matrices=False)
     values = (values / values[0]).clamp_min(eps)
     gaps = values[:-1] / values[1:]
     if rank is not None and whole_number("rank", rank) > len(values):
         raise InputError(f"rank: expected a number from 1 to {len(values)}, got {rank}.")
     size = rank or (int(gaps.argmax()) + 1 if (gaps > GAP).any() else len(values))
     noise = float(values[size]) if size < len(values) else 0.0
-    return vectors[:size].T.contiguous(), noise
+    basis = vectors[:size].T.contiguous()
+    blurred = max(ROUNDED * eps, 10 * noise)
+    if tolerance is None and blurred >= 1:
+        raise InputError(
+            f"model: weights are rounded to {eps:.0e}, and {noise:.0e} of the neurons lies outside "
+            f"of {size} dimensions, too much to tell a rank; save the weights with more digits, "
+            "leave out the rank, or give a tolerance below 1."
+        )
+    inside = replace(neurons, first=first @ basis, last=neurons.last[heard])
+    return View(neurons, inside, basis, tolerance or blurred)
 
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """Moments are the tensors of least norm that fit the equations best.
+    """Moments are the tensors of least norm that fit the equations best."""
 
-    Attributes:
-        tensors: T_q in coordinates, by degree.
-        unknowns: how many coordinates they have.
-        equations: how many there are.
-        rank: of the equations.
-        smallest: their last singular value, relative to the first; 0 with too few equations.
-        misfit: what the tensors leave of the equations, relative.
-        uncertainty: of the tensors, relative, where weights are off by the tolerance.
-    """
-
-    tensors: dict[int, Tensor]
-    unknowns: int
-    equations: int
-    rank: int
-    smallest: float
-    misfit: float
-    uncertainty: float
+    tensors: dict[int, Tensor]  # T_q in coordinates, by degree
+    unknowns: int  # how many coordinates they have
+    equations: int  # how many there are
+    rank: int  # of the equations
+    smallest: float  # their last singular value, relative to the first; 0 with too few equations
+    misfit: float  # what the tensors leave of the equations, relative
+    uncertainty: float  # of the tensors, relative, where weights are off by the tolerance
 
     @property
     def determined(self) -> bool:
@@ -181,29 +222,116 @@ def _equations(neurons: Neurons) -> tuple[Tensor, Tensor, float]:
     """Return A (K·e, M), c (K·e,) and ω of A t = c for t = (s_q ω^q T_q)_q.
 
     ω is the root mean square of |w_k|. With v = w/ω a neuron's equations are
-    Σ_q q t_q(v^{q−1}, ·) = ω² v / a and, with several degrees, Σ_q t_q(v^q) = a (for one degree it
-    follows from the others and |w|² = α a²). Each neuron's are divided by the norm of its rows, so
-    neither units nor sizes count.
+    Σ_q q t_q(v^{q−1}, ·) = ω² v / a and, with several degrees, Σ_q t_q(v^q) = a, all divided by the
+    norm of its rows, so neither units nor sizes count.
     """
     scale = float(neurons.first.square().sum(1).mean().sqrt())
     v = neurons.first / scale
-    several = len(neurons.degrees) > 1
-    blocks = []
-    for q in neurons.degrees:
-        block = q * slices(v, q)
-        blocks.append(torch.cat([block, powers(v, q)[:, None, :]], 1) if several else block)
-    rows = torch.cat(blocks, 2)  # (K, e, M)
+    rows = torch.cat([q * slices(v, q) for q in neurons.degrees], 2)  # (K, e, M)
     right = scale**2 * v / neurons.last[:, None]
-    right = torch.cat([right, neurons.last[:, None]], 1) if several else right
+    if len(neurons.degrees) > 1:
+        rows = torch.cat([rows, torch.cat([powers(v, q) for q in neurons.degrees], 1)[:, None]], 1)
+        right = torch.cat([right, neurons.last[:, None]], 1)
     sizes = rows.flatten(1).norm(dim=1)
     rows, right = rows / sizes[:, None, None], right / sizes[:, None]
     return rows.flatten(0, 1), right.flatten(), scale
 
 
-def sufficient(view: View) -> tuple[int, int]:
-    """Return the dimension of span{(w_k^{⊗(q−1)})_q}, and that of the whole space."""
-    unit = torch.nn.functional.normalize(view.inside.first, dim=1)
-    lower = [q - 1 for q in view.inside.degrees]
-    values = torch.linalg.svdvals(torch.cat([powers(unit, q) for q in lower], 1))
-    rank = int((values > view.tolerance * values[0]).sum())
-    return rank, sum(dimension(view.rank, q) for q in lower)
+def decompose(
+    tensor: Tensor, size: int, degree: int, tolerance: float
+) -> tuple[Tensor, Tensor, float]:
+    """Split T = Σ_i c_i v_i^{⊗α}, α ≥ 3, with independent unit v_i; simultaneous diagonalisation.
+
+    Two contractions T(g, …, g, ·, ·) = V D Vᵀ with random g share V: it holds the eigenvectors of
+    (V D Vᵀ)(V D' Vᵀ)⁻¹ = V D D'⁻¹ V⁻¹. Their number is the rank of the flattening of T, by the
+    relative tolerance. Returned are v_i (n, r), c_i (n,), and what of T is left, relative.
+    """
+    axes = torch.eye(size, dtype=tensor.dtype)
+    left, values, _ = torch.linalg.svd(contract(tensor, axes, degree), full_matrices=False)
+    inside: Tensor = left[:, values > tolerance * values[0]]
+    generator = torch.Generator().manual_seed(0)
+
+    def contraction() -> Tensor:
+        """T(g, …, g, ·, ·) inside the span of the v_i, (n, n)."""
+        direction = torch.randn(1, size, generator=generator, dtype=tensor.dtype)
+        less = tensor
+        for order in range(degree, 2, -1):
+            less = contract(less, direction, order)[0]
+        return inside.T @ contract(less, axes, 2) @ inside
+
+    def draw() -> tuple[Tensor, Tensor, float]:
+        mixed = torch.linalg.lstsq(contraction(), contraction(), driver="gelsd").solution.T
+        vectors = inside @ torch.linalg.eig(mixed).eigenvectors.real
+        vectors = normalize(vectors.T, dim=1)
+        return vectors, *_strengths(tensor, vectors, degree)
+
+    return min((draw() for _ in range(DRAWS)), key=lambda found: found[2])
+
+
+def _strengths(tensor: Tensor, vectors: Tensor, degree: int) -> tuple[Tensor, float]:
+    """Return the c_i with T ≈ Σ_i c_i v_i^{⊗α}, and the relative rest."""
+    terms = powers(vectors, degree)
+    strengths: Tensor = torch.linalg.lstsq(terms.T, tensor[:, None], driver="gelsd").solution[:, 0]
+    tiny = torch.finfo(tensor.dtype).tiny
+    return strengths, float((strengths @ terms - tensor).norm() / tensor.norm().clamp_min(tiny))
+
+
+def at_scale(
+    vectors: Tensor, strengths: Tensor, tensors: dict[int, Tensor], degree: int
+) -> tuple[Tensor, Tensor]:
+    """Return samples and multipliers from unit vectors, where lower degrees tell the norm.
+
+    T_q = Σ_i b_i |x_i|^q v_i^{⊗q} and strengths b_i |x_i|^α give |x_i|^{α−q}, and the sign of v_i
+    where α − q is odd.
+    """
+    norms = torch.ones_like(strengths)
+    for q in sorted(tensors):  # the last one, nearest to α, gives the norm
+        ratios = strengths / _strengths(tensors[q], vectors, q)[0]
+        norms = ratios.abs() ** (1 / (degree - q))
+        if (degree - q) % 2:
+            signs = ratios.sign()
+            vectors, strengths = vectors * signs[:, None], strengths * (signs**degree)
+    return vectors * norms[:, None], strengths / norms**degree
+
+
+def by_margin(
+    neurons: Neurons, samples: Tensor, multipliers: Tensor, level: float
+) -> tuple[Tensor, Tensor]:
+    """Return the same trace of σ = s z^α with |f(x_i)| = level: x_i → c x_i and b_i → b_i / c^α."""
+    tiny = torch.finfo(samples.dtype).tiny
+    scale = (level / output(neurons, samples).abs().clamp_min(tiny)) ** (1 / neurons.degree)
+    return samples * scale[:, None], multipliers / scale**neurons.degree
+
+
+def refine(neurons: Neurons, samples: Tensor, multipliers: Tensor) -> tuple[Tensor, Tensor]:
+    """Take Gauss-Newton steps on the stationarity equations themselves, for as long as that helps.
+
+    Unknowns are the samples, in units of their norms, and the multipliers, in units of their own;
+    each neuron's equations are divided by its size. Steps are those of least norm, so that
+    directions which change nothing stay as they are.
+    """
+    lengths = samples.norm(dim=1, keepdim=True)
+    count, size = samples.shape
+
+    def split(unknowns: Tensor) -> tuple[Tensor, Tensor]:
+        inside, factors = unknowns[: count * size], unknowns[count * size :]
+        return inside.reshape(count, size) * lengths, factors * multipliers
+
+    def missed(unknowns: Tensor) -> Tensor:
+        first, last = explained(neurons, *split(unknowns))
+        rows = (neurons.first - first) / neurons.first.norm(dim=1, keepdim=True)
+        return torch.cat([rows.flatten(), (neurons.last - last) / neurons.last])
+
+    unknowns = torch.cat([(samples / lengths).flatten(), torch.ones_like(multipliers)])
+    rest = missed(unknowns)
+    for _ in range(STEPS):
+        jacobian = jacrev(missed)(unknowns)
+        step = torch.linalg.lstsq(jacobian, -rest[:, None], rcond=1e-12, driver="gelsd").solution
+        length = 1.0
+        while length > 1e-4 and not missed(unknowns + length * step[:, 0]).norm() < rest.norm():
+            length /= 2
+        if length <= 1e-4:
+            break
+        unknowns = unknowns + length * step[:, 0]
+        rest = missed(unknowns)
+    return split(unknowns)

@@ -10,15 +10,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.functional import pad
 
 from exhume.errors import InputError
 from exhume.features.layers import Elementwise
 from exhume.models.state import fit_state, read_state
 
-LOCAL = (
-    "For other networks exhume.theory.local_identifiability tells what the weights determine at a "
-    "solution."
-)
+LOCAL = "See exhume.theory.local_identifiability for what other weights determine at a solution."
 """Every refusal ends with it: a model that this theory does not cover may be covered there."""
 
 AGREEMENT = 1e-3
@@ -106,18 +104,24 @@ def neurons_of(model: nn.Module, trained: Mapping[str, Tensor] | Path | str | No
     own = model.state_dict() if given is None else given
     eps = max(torch.finfo(w.dtype).eps for w in own.values() if w.is_floating_point())
     state = {n: w.cpu().double() for n, w in fit_state(own, model, source).items()}
-    names = {part: name for name, part in model.named_modules()}
-    first = state[_entry(names[hidden], "weight")]
-    if hidden.bias is not None:
-        first = torch.cat([first, state[_entry(names[hidden], "bias")][:, None]], 1)
-    last = state[_entry(names[head], "weight")][0]
-    neurons = Neurons(first, last, _coefficients(sigma), hidden.bias is not None, eps)
-    _check_agreement(model, state, neurons)
+    names = {id(w): name for name, w in model.named_parameters()}
+    first, last = state[names[id(hidden.weight)]], state[names[id(head.weight)]][0]
+    lifted = hidden.bias is not None
+    if lifted:
+        first = torch.cat([first, state[names[id(hidden.bias)]][:, None]], 1)
+    neurons = Neurons(first, last, _coefficients(sigma), lifted, eps)
+    size = first.norm(dim=1).max().clamp_min(torch.finfo(torch.float64).tiny)
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(4, hidden.in_features, generator=generator, dtype=torch.float64) / size
+    expected = output(neurons, pad(inputs, (0, 1), value=1.0) if lifted else inputs)
+    with torch.no_grad():
+        found: Tensor = functional_call(model, state, (inputs,))
+    if found.numel() != 4 or (found.flatten() - expected).norm() > AGREEMENT * expected.norm():
+        raise InputError(
+            "model: its layers are those of a two-layer network, but its outputs are not "
+            f"Σ a_k σ(w_k·x); write it as a Sequential. {LOCAL}"
+        )
     return neurons
-
-
-def _entry(layer: str, word: str) -> str:
-    return f"{layer}.{word}" if layer else word
 
 
 def _layers(model: nn.Module) -> tuple[nn.Linear, Elementwise, nn.Linear]:
@@ -130,15 +134,13 @@ def _layers(model: nn.Module) -> tuple[nn.Linear, Elementwise, nn.Linear]:
             if head.out_features != 1 or head.bias is not None:
                 raise InputError(
                     f"model: the last layer has {head.out_features} outputs and "
-                    f"{'no' if head.bias is None else 'a'} bias; the conditions are known for one "
-                    f"output without a bias. {LOCAL}"
+                    f"{'no' if head.bias is None else 'a'} bias, not one output without. {LOCAL}"
                 )
             return hidden, sigma, head
     found = ", ".join(type(part).__name__ for part in leaves) or "nothing"
     raise InputError(
-        "model: expected two linear layers with a polynomial activation between them "
-        "(models.architectures.two_layer with activation polynomial:…, or a Sequential of Linear, "
-        f"Elementwise and Linear), found {found}. {LOCAL}"
+        "model: expected two linear layers with a polynomial activation between them (Linear, "
+        f"Elementwise, Linear), found {found}. {LOCAL}"
     )
 
 
@@ -147,43 +149,20 @@ def _coefficients(sigma: Elementwise) -> tuple[float, ...]:
     name = sigma.activation.name
     kind, _, rest = name.partition(":")
     if kind != "polynomial":
-        raise InputError(
-            f"activation {name}: is no polynomial, so that the weights are not linear in finitely "
-            f"many moments of the samples. {LOCAL}"
-        )
+        raise InputError(f"activation {name}: is no polynomial. {LOCAL}")
     coefficients = [float(c) for c in rest.split(",")]
     while coefficients and coefficients[-1] == 0:
         coefficients.pop()
     degree = len(coefficients) - 1
     if degree < 3:
         reason = {
-            2: "degree 2 determines the matrix Σ b_i x_i x_iᵀ and no more, and a matrix is a sum "
-            "of rank-one terms in infinitely many ways",
-            1: "degree 1 determines the vector Σ b_i x_i and no more",
-        }.get(degree, "a constant does not see the samples")
-        raise InputError(
-            f"activation {name}: {reason}; samples can be identified from degree 3 on. {LOCAL}"
-        )
+            2: "shows the matrix Σ b_i x_i x_iᵀ, a sum of rank-one terms in infinitely many ways",
+            1: "shows the vector Σ b_i x_i and no more",
+        }.get(degree, "does not see the samples")
+        raise InputError(f"activation {name}: degree {degree} {reason}; use 3 or more. {LOCAL}")
     if coefficients[0]:
         raise InputError(
-            f"activation {name}: its constant term {coefficients[0]:g} is not covered by the "
-            f"conditions; use a polynomial with σ(0) = 0. {LOCAL}"
+            f"activation {name}: its constant term {coefficients[0]:g} is not covered; use a "
+            f"polynomial with σ(0) = 0. {LOCAL}"
         )
     return tuple(coefficients)
-
-
-def _check_agreement(model: nn.Module, state: Mapping[str, Tensor], neurons: Neurons) -> None:
-    """Refuse a module that computes something else from the same layers."""
-    dim = neurons.first.shape[1] - neurons.lifted
-    size = neurons.first.norm(dim=1).max().clamp_min(torch.finfo(torch.float64).tiny)
-    generator = torch.Generator().manual_seed(0)
-    inputs = torch.randn(4, dim, generator=generator, dtype=torch.float64) / size
-    lifted = torch.cat([inputs, torch.ones(4, 1, dtype=torch.float64)], 1)
-    expected = output(neurons, lifted if neurons.lifted else inputs)
-    with torch.no_grad():
-        found: Tensor = functional_call(model, dict(state), (inputs,))
-    if found.numel() != 4 or (found.flatten() - expected).norm() > AGREEMENT * expected.norm():
-        raise InputError(
-            "model: its layers are those of a two-layer network, but its outputs are not "
-            f"Σ a_k σ(w_k·x); write it as a Sequential. {LOCAL}"
-        )

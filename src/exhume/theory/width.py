@@ -2,19 +2,7 @@
 
 Tansley et al., "Efficient Techniques for Data Reconstruction, with Finite-Width Recovery
 Guarantees", prove a bound of this shape in the dimension r of the data's subspace; their constants
-are not public. What stands here is our own derivation from the same ingredients.
-
-Unit vectors u_i in R^r are samples over √d, w_1 … w_p are Gaussian, and G(w) is what a solution
-leaves of the equation of w (`hits`). A solution is exact if G is zero at every w_k, and fails if a
-sample has no candidate within ε, up to sign.
-
-1. Gap. Then E G² ≥ δ = c²·gap, at Σ|b_j| ≤ T = (2n − 1) C/c, c and C the least and the largest
-   coefficient (`gap`).
-2. Hits. π is the probability that |G(w)| > τ = √(δ/8) and |w| ≤ R. Certified: E G² ≤ τ² + M π +
-   tails with M the largest G² there, so π ≥ ⅝ δ/M. Numerical: the smallest π that a search finds.
-3. Covering. A net of N solutions moves G by at most τ where |w| ≤ R, so an exact solution fails
-   with probability at most N (1 − π)^p; by Hoeffding's inequality, which is what the paper uses,
-   at most N exp(−2p (⅝ δ/M)²).
+are not public. These are our own derivation from a gap, hits and a covering: docs/theory.md has it.
 """
 
 import math
@@ -27,8 +15,7 @@ from exhume.checks import number, whole_number
 from exhume.errors import InputError
 from exhume.features.activations import Activation
 from exhume.features.activations import activation as named_activation
-from exhume.theory.gap import kernel_gap
-from exhume.theory.hits import Setting, smallest_hit
+from exhume.theory.gap import Setting, kernel_gap, smallest_hit
 
 FAR = 40.0
 """Up to where the slope of an activation is looked at; all bundled ones are straight before it."""
@@ -105,16 +92,22 @@ def width_bound(
     _check(setting, dim, failure)
     sigma = named_activation(activation) if isinstance(activation, str) else activation
     slope = steepest(sigma)
-    gap = _gap(sigma, setting)
+    mass = (2 * samples - 1) * setting.largest / setting.least
+    gap = setting.least**2 * kernel_gap(sigma, rank, tolerance, mass)
+    if not gap > 0:
+        raise NoBoundError(
+            f"kernel gap of {sigma.name} in dimension {rank}: too small to resolve; ask for a "
+            f"larger tolerance (now {tolerance:g}), fewer samples or a higher floor."
+        )
     tau = math.sqrt(gap / 8)
     certified, radius = _certified(sigma, setting, gap)
     found = smallest_hit(sigma, setting, tau, seed=0)
     if not found > 0:
         raise NoBoundError(
-            f"hits of {sigma.name} in dimension {rank}: a solution was found that violates no "
-            "equation noticeably; ask for a larger tolerance or a higher floor."
+            f"hits of {sigma.name} in dimension {rank}: a wrong solution was found that violates "
+            "no equation noticeably; ask for a larger tolerance or a higher floor."
         )
-    numerical = found - found / 20  # of the hits found, a twentieth may lie beyond R
+    numerical = found - found / 20  # a twentieth of the hits found may lie beyond R
     radius = max(radius, stats.chi.isf(found / 20, rank))
     origin = abs(float(sigma.value(torch.zeros(1, dtype=torch.float64))[0]))
     log_covering = covering(setting, tau, slope, origin, radius)
@@ -132,30 +125,17 @@ def width_bound(
     )
 
 
-def _gap(sigma: Activation, setting: Setting) -> float:
-    """Return δ, the least E G² of a solution that fails."""
-    mass = (2 * setting.samples - 1) * setting.largest / setting.least
-    gap = setting.least**2 * kernel_gap(sigma, setting.rank, setting.tolerance, mass)
-    if not gap > 0:
-        raise NoBoundError(
-            f"kernel gap of {sigma.name} in dimension {setting.rank}: not above what can be "
-            "resolved, so there is no bound. Ask for a larger tolerance (now "
-            f"{setting.tolerance:g}), fewer samples or a higher floor of the coefficients."
-        )
-    return gap
-
-
 def _certified(sigma: Activation, setting: Setting, gap: float) -> tuple[float, float]:
     """Return π as it follows from the gap, and the R beyond which G² may be left out.
 
     The tails are a share of the gap, by the inequality of Cauchy and Schwarz.
     """
     total = 2 * setting.samples * setting.largest
-    fourth = total**4 * moment(sigma, 4)
-    rare = (gap / 8) ** 2 / fourth
+    rare = (gap / 8) ** 2 / (total**4 * fourth_moment(sigma))
     reach = stats.norm.isf(min(rare / (4 * setting.samples), 0.25))
     radius = stats.chi.isf(min(rare, 0.5), setting.rank)
-    largest = (total * largest_value(sigma, reach)) ** 2
+    z = torch.linspace(-reach, reach, 20_001, dtype=torch.float64)
+    largest = (total * float(sigma.value(z).abs().max())) ** 2
     return 5 / 8 * gap / largest, radius
 
 
@@ -164,9 +144,8 @@ def covering(setting: Setting, tau: float, slope: float, origin: float, radius: 
 
     G moves by 2n·η_c (|σ(0)| + L R) with the coefficients, and by n C L R·η_u with the candidates,
     L the slope of σ; half of τ each. A sphere in R^r has nets of (1 + 2/η)^r points (Vershynin,
-    High-Dimensional Probability, corollary 4.2.13), an interval of length 2C has ⌈C/η_c⌉. The
-    samples' own coefficients are covered too, since training chose them after the features. Any of
-    n samples may be the one that is missed.
+    High-Dimensional Probability, corollary 4.2.13), an interval of length 2C has ⌈C/η_c⌉. Training
+    chose the samples' own coefficients after the features, so they are covered too.
 
     Example:
         >>> found = covering(Setting(1, 2, 0.1, 0.5), tau=1.0, slope=1.0, origin=0.0, radius=1.0)
@@ -209,14 +188,11 @@ def _check(setting: Setting, dim: int, failure: float) -> None:
             raise InputError(f"{name}: expected a number between 0 and 1, got {value}.")
     if not 2 * tolerance < separation <= math.sqrt(2):
         raise InputError(
-            f"separation: expected more than twice the tolerance ({2 * tolerance:g}) and at most "
-            f"√2, got {separation}."
+            f"separation: expected above 2ε = {2 * tolerance:g}, up to √2, got {separation}."
         )
     if not 0 < setting.least <= setting.largest < math.inf:
-        raise InputError(
-            "floor and ceiling: expected 0 < floor ≤ ceiling of the coefficients, got "
-            f"{setting.least}, {setting.largest}."
-        )
+        sizes = f"{setting.least}, {setting.largest}"
+        raise InputError(f"floor and ceiling: expected 0 < floor ≤ ceiling, got {sizes}.")
 
 
 def steepest(sigma: Activation) -> float:
@@ -227,20 +203,13 @@ def steepest(sigma: Activation) -> float:
     )
     if far > 1.01 * near:
         raise NoBoundError(
-            f"activation {sigma.name}: its slope is not bounded, which the bound needs; a "
-            "polynomial also has a kernel of finite rank, which many sets of samples share."
+            f"activation {sigma.name}: its slope is unbounded, so there is no bound."
         )
     return near
 
 
-def largest_value(sigma: Activation, reach: float) -> float:
-    """Return the largest |σ(z)| over |z| ≤ reach."""
-    z = torch.linspace(-reach, reach, 20_001, dtype=torch.float64)
-    return float(sigma.value(z).abs().max())
-
-
-def moment(sigma: Activation, order: int) -> float:
-    """Return E|σ(g)|^order of a standard normal g, by the trapezoidal rule on a fine grid."""
+def fourth_moment(sigma: Activation) -> float:
+    """Return E σ(g)⁴ of a standard normal g, by the trapezoidal rule on a fine grid."""
     z = torch.linspace(-14, 14, 56_001, dtype=torch.float64)
     density = torch.exp(-0.5 * z.square()) / math.sqrt(2 * math.pi)
-    return float(torch.trapezoid(density * sigma.value(z).abs() ** order, z))
+    return float(torch.trapezoid(density * sigma.value(z).abs() ** 4, z))

@@ -14,8 +14,7 @@ from exhume.experiments.cells.attack import Attack
 from exhume.models.architectures import initialise, two_layer
 from exhume.models.folder import NetworkModel
 from exhume.theory import Identifiability, local_identifiability
-from exhume.theory.recovery import decompose
-from exhume.theory.tensors import matrix, powers
+from exhume.theory.moments import contract, decompose, powers
 from exhume.victims import Victim
 
 EXACT = 1e-4
@@ -91,7 +90,7 @@ class TensorTerms:
         weights = 1 + torch.rand(self.samples, generator=generator, dtype=torch.float64)
         tensor = weights @ powers(known, self.degree)
         if self.degree == 2:
-            square = matrix(tensor, self.dim)
+            square = contract(tensor, torch.eye(self.dim, dtype=tensor.dtype), 2)
             values, vectors = torch.linalg.eigh(square)
             terms = vectors[:, -self.samples :].T
             rest = float((square - vectors @ torch.diag(values) @ vectors.T).norm() / square.norm())

@@ -1,6 +1,7 @@
 """Bounds of differential privacy against simulated channels, closed forms and mechanisms."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,29 +21,24 @@ from exhume.theory.privacy import (
 )
 from problems import gaussian, on_sphere
 
-positive = st.floats(1e-3, 1e3)
-
 
 @pytest.mark.parametrize("ratio", [0.05, 0.5, 2.0])
 def test_a_gaussian_channel_attains_the_bound_and_nobody_does_better(ratio: float) -> None:
     """y = x + noise holds I = (d/2) ln(1 + 1/s) nats; the posterior mean is y/(1 + s)."""
     dim, count = 8, 40_000
-    rho = ratio * dim
-    noise = 1 / math.expm1(2 * rho / dim)
+    noise = 1 / math.expm1(2 * ratio)
     x = gaussian(count, dim)
     y = x + math.sqrt(noise) * gaussian(count, dim, seed=1)
-    least = error_bound(rho, dim)
 
     def error(shrink: float) -> float:
         return float((x - shrink * y).square().sum() / x.square().sum())
 
     best = 1 / (1 + noise)
-    assert error(best) == pytest.approx(least, rel=0.01)
-    for shrink in (0.0, 0.8 * best, 1.2 * best):
-        assert error(shrink) > error(best)
+    assert error(best) == pytest.approx(error_bound(ratio * dim, dim), rel=0.01)
+    assert all(error(shrink) > error(best) for shrink in (0.0, 0.8 * best, 1.2 * best))
 
 
-def test_a_gaussian_that_is_not_isotropic_attains_it_too_where_noise_follows_it() -> None:
+def test_entropy_and_subspace_move_the_bound() -> None:
     """Error D in every direction costs Σ ½ ln(v_k/D) nats, as long as D is under every v_k."""
     variances = torch.tensor([0.5, 1.0, 4.0], dtype=torch.float64)
     level = 0.3
@@ -50,11 +46,7 @@ def test_a_gaussian_that_is_not_isotropic_attains_it_too_where_noise_follows_it(
     entropy = 3 * PER_DIMENSION + 0.5 * float((variances / variances.mean()).log().sum())
     relative = 3 * level / float(variances.sum())
     assert error_bound(rho, 3, entropy) == pytest.approx(relative, rel=1e-12)
-
-
-def test_a_known_subspace_takes_the_place_of_the_space() -> None:
-    """Samples in s of d dimensions: d → s, which protects them less."""
-    assert error_bound(3.0, 6) < error_bound(3.0, 600)
+    assert error_bound(3.0, 6) < error_bound(3.0, 600)  # in 6 of 600 dimensions: less protection
     uniform = 6 * math.log(math.sqrt(12))  # in a box, scaled to a variance of one
     assert error_bound(3.0, 6, uniform) < error_bound(3.0, 6)
 
@@ -69,10 +61,10 @@ def test_on_the_circle_and_in_three_dimensions_there_are_closed_forms(kappa: flo
     assert sphere_error_bound(nats, 2) == pytest.approx(1 - length**2, rel=1e-6)
 
 
-@pytest.mark.parametrize("dim", [2, 3, 5, 40])
+@pytest.mark.parametrize("dim", [2, 3, 40])
 def test_the_error_on_a_sphere_is_convex_in_the_information(dim: int) -> None:
     """Then no mixture of better and worse days beats the bound; it stays below the Gaussian one."""
-    rho = torch.linspace(0.02, 3, 60, dtype=torch.float64) * dim
+    rho = torch.linspace(0.02, 3, 30, dtype=torch.float64) * dim
     errors = torch.tensor([sphere_error_bound(r, dim) for r in rho.tolist()], dtype=torch.float64)
     assert bool((errors.diff().diff() > -1e-12).all())
     assert bool((errors.diff() < 0).all())
@@ -98,17 +90,13 @@ def test_on_large_spheres_the_bound_is_the_gaussian_one() -> None:
     assert sphere_error_bound(41 * 5, 5) == 0.0
 
 
-@given(positive, st.integers(1, 5000), st.floats(-2, 0))
+@given(st.floats(1e-3, 1e3), st.integers(1, 5000), st.floats(-2, 0), st.floats(1e-12, 0.5))
 @settings(deadline=None)
-def test_the_error_and_its_inverse_go_round(rho: float, dim: int, less: float) -> None:
+def test_inverses_go_round(rho: float, dim: int, less: float, delta: float) -> None:
     entropy = (PER_DIMENSION + less) * dim
     error = error_bound(rho, dim, entropy)
     if error > 1e-290:
         assert rho_at_error(error, dim, entropy) == pytest.approx(rho, rel=1e-6, abs=1e-6)
-
-
-@given(positive, st.floats(1e-12, 0.5))
-def test_epsilon_and_rho_go_round(rho: float, delta: float) -> None:
     assert rho_of(epsilon_of(rho, delta), delta) == pytest.approx(rho, rel=1e-9)
 
 
@@ -119,10 +107,8 @@ def test_the_gaussian_mechanism_keeps_what_the_conversion_promises(
 ) -> None:
     """Its exact δ(ε) = Φ(a/2 − ε/a) − e^ε Φ(−a/2 − ε/a), a = √(2ρ), is under δ."""
     epsilon, ratio = epsilon_of(rho, delta), math.sqrt(2 * rho)
-    exact = stats.norm.cdf(ratio / 2 - epsilon / ratio) - math.exp(
-        epsilon + stats.norm.logcdf(-ratio / 2 - epsilon / ratio)
-    )
-    assert exact <= delta
+    tail = epsilon + stats.norm.logcdf(-ratio / 2 - epsilon / ratio)
+    assert stats.norm.cdf(ratio / 2 - epsilon / ratio) - math.exp(tail) <= delta
 
 
 def test_pure_privacy_is_zcdp_with_half_the_square() -> None:
@@ -148,7 +134,6 @@ def test_pure_privacy_is_zcdp_with_half_the_square() -> None:
         (lambda: rho_of(-1.0), "epsilon"),
     ],
 )
-def test_what_cannot_be_is_refused(call: object, said: str) -> None:
-    assert callable(call)
+def test_what_cannot_be_is_refused(call: Any, said: str) -> None:
     with pytest.raises(InputError, match=said):
         call()

@@ -20,8 +20,6 @@ from exhume.theory.counting import (
 )
 from problems import gaussian, make_features, on_sphere
 
-SIZES = [(4, 3, 1), (4, 3, 2), (3, 4, 3), (6, 2, 1), (5, 2, 4), (2, 5, 2)]  # d, n, m
-
 
 def rank_at(width: int, dim: int, samples: int, outputs: int, basis: torch.Tensor | None) -> bool:
     """Whether random samples are determined to first order, from the dense Jacobian.
@@ -32,71 +30,56 @@ def rank_at(width: int, dim: int, samples: int, outputs: int, basis: torch.Tenso
     v, sigma = features.weights.rows(0, width).double(), features.activation
     inside = torch.eye(dim, dtype=torch.float64) if basis is None else basis
     z = on_sphere(samples, inside.shape[1], seed=1) * math.sqrt(dim / inside.shape[1])
-    a = gaussian(samples, outputs, seed=2)
+    a, axes = gaussian(samples, outputs, seed=2), torch.eye(outputs, dtype=torch.float64)
     columns = []
     for i in range(samples):
         tangent = torch.linalg.svd(z[i : i + 1]).Vh[1:] @ inside.T
         slope = sigma.slope(v @ inside @ z[i])
         columns += [torch.outer(slope * (v @ t), a[i]).flatten() for t in tangent]
         feature = sigma.value(v @ inside @ z[i])
-        columns += [
-            torch.outer(feature, e).flatten() for e in torch.eye(outputs, dtype=torch.float64)
-        ]
+        columns += [torch.outer(feature, e).flatten() for e in axes]
     matrix = torch.stack(columns, 1)
     values = torch.linalg.svdvals(matrix / matrix.norm(dim=0))
     return len(values) == matrix.shape[1] and bool(values[-1] > 1e-9 * values[0])
 
 
-@pytest.mark.parametrize(("dim", "samples", "outputs"), SIZES)
+@pytest.mark.parametrize("sizes", [(4, 3, 1), (4, 3, 2), (3, 4, 3), (5, 2, 4), (2, 5, 2)])
 @pytest.mark.parametrize("subspace", [None, 2, "span"])
 def test_the_threshold_is_where_the_jacobian_gets_full_rank(
-    dim: int, samples: int, outputs: int, subspace: Any
+    sizes: tuple[int, int, int], subspace: Any
 ) -> None:
-    least = reconstruction(dim, samples, outputs, subspace)
+    least, (dim, samples, _) = reconstruction(*sizes, subspace), sizes
     rank = min(samples, dim) if subspace == "span" else subspace
     basis = None if rank is None else torch.linalg.qr(gaussian(dim, rank)).Q
-    assert rank_at(least, dim, samples, outputs, basis)
-    assert not rank_at(least - 1, dim, samples, outputs, basis)
+    assert rank_at(least, *sizes, basis)
+    assert not rank_at(least - 1, *sizes, basis)
 
 
-sizes = st.integers(1, 60)
-places = st.one_of(st.none(), st.just("span"), st.just(1))
-
-
-@given(sizes, sizes, sizes, places)
-@settings(deadline=None)
-def test_the_thresholds_are_each_others_inverse(dim, samples, outputs, subspace) -> None:  # type: ignore[no-untyped-def]
-    least = reconstruction(dim, samples, outputs, subspace)
+@given(*[st.integers(1, 60)] * 3, st.sampled_from([None, "span", 1]))
+@settings(deadline=None, max_examples=50)
+def test_thresholds_are_monotone_and_each_others_inverse(dim, samples, outputs, subspace) -> None:  # type: ignore[no-untyped-def]
+    sizes = dim, samples, outputs
+    least = reconstruction(*sizes, subspace)
     assert most_samples(least * outputs, dim, outputs, subspace) >= samples
     if least > 1:
         assert most_samples((least - 1) * outputs, dim, outputs, subspace) < samples
-    assert safe_width(dim, samples, outputs, subspace) == least - 1
-    assert label_fitting(samples) <= least
-
-
-@given(sizes, sizes, sizes, places)
-@settings(deadline=None)
-def test_more_samples_need_more_and_more_outputs_less(dim, samples, outputs, subspace) -> None:  # type: ignore[no-untyped-def]
-    least = reconstruction(dim, samples, outputs, subspace)
+    assert safe_width(*sizes, subspace) == least - 1
+    assert label_fitting(samples) <= least <= reconstruction(*sizes)
     assert reconstruction(dim, samples + 1, outputs, subspace) > least
     assert reconstruction(dim, samples, outputs + 1, subspace) <= least
     assert reconstruction(dim + 1, samples, outputs, subspace) >= least
-    assert least <= reconstruction(dim, samples, outputs)
-    assert unknowns(dim, samples, outputs, subspace, norm=False) == samples + unknowns(
-        dim, samples, outputs, subspace
-    )
+    assert unknowns(*sizes, subspace, norm=False) == samples + unknowns(*sizes, subspace)
 
 
 @given(st.integers(1, 10**12), st.integers(1, 10**4), st.integers(1, 50))
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 def test_most_samples_solves_its_equation(width: int, dim: int, outputs: int) -> None:
     """Closed forms: linear where n > d, quadratic below, p ≥ 2n − 1 where outputs abound."""
     root = (math.isqrt((outputs - 1) ** 2 + 4 * width * outputs) - (outputs - 1)) // 2
     linear = width * outputs // (dim - 1 + outputs)
     spanned = root if root < dim else max(linear, min(root, dim))
     if spanned <= outputs:
-        spanned = max(min((width + 1) // 2, dim), width - dim + 1)
-        spanned = min(spanned, outputs)
+        spanned = min(max(min((width + 1) // 2, dim), width - dim + 1), outputs)
     assert most_samples(width * outputs, dim, outputs, "span") == spanned
     full = linear if linear >= outputs else max(width - dim + 1, 0)
     assert most_samples(width * outputs, dim, outputs) == full
@@ -113,10 +96,8 @@ def test_for_one_output_the_count_is_the_law() -> None:
 def test_blocks_of_a_module() -> None:
     net = nn.Sequential(nn.Linear(20, 50), nn.ReLU(), nn.Linear(50, 10))
     found = {block.name: block for block in blocks(net, 20, 10)}
-    assert list(found) == [
-        *("0.weight", "0.bias", "2.weight", "2.bias"),
-        *("first layer", "last layer", "all"),
-    ]
+    own = ["0.weight", "0.bias", "2.weight", "2.bias"]
+    assert list(found) == [*own, "first layer", "last layer", "all"]
     assert found["0.weight"].shape == (50, 20)
     assert found["first layer"].parameters == 50 * 20 + 50
     assert found["last layer"].parameters == 500
@@ -124,11 +105,9 @@ def test_blocks_of_a_module() -> None:
     assert found["all"].samples == found["all"].parameters // 29
     assert found["last layer"].samples == most_samples(500, 20, 10) == 500 // 29
     assert found["last layer"].spanned == most_samples(500, 20, 10, "span") == 18
-    assert sum(found[name].share for name in list(found)[:4]) == pytest.approx(1)
+    assert sum(found[name].share for name in own) == pytest.approx(1)
     assert found["2.bias"].samples == 0
 
-
-def test_the_head_can_be_named_and_one_tensor_stands_alone() -> None:
     shapes = {"head.weight": (1, 40), "body.weight": (40, 5)}
     named = {block.name: block for block in blocks(shapes, 5, head="head")}
     assert named["last layer"].parameters == 40
@@ -150,7 +129,6 @@ def test_the_head_can_be_named_and_one_tensor_stands_alone() -> None:
         (lambda: blocks({"a.weight": (2, 2)}, 5, head="b"), "head"),
     ],
 )
-def test_what_cannot_be_is_refused(call: object, said: str) -> None:
-    assert callable(call)
+def test_what_cannot_be_is_refused(call: Any, said: str) -> None:
     with pytest.raises(InputError, match=said):
         call()
