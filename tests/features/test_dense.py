@@ -107,10 +107,9 @@ def test_single_precision_factors_are_multiplied_in_double() -> None:
     fast = gradients([30, 20], 2, ["gelu"]).to(torch.device("cpu"), torch.float32)
     here = fast.linearize(on_sphere(1, DIM).repeat(3, 1) + 1e-4 * gaussian(3, DIM, seed=1))
     (states,) = here.passes
-    deltas = [*(d.transpose(0, 1) for d in states.deltas), torch.eye(2).expand(3, 2, 2)]
     parts = []
-    for h, delta in zip(states.inputs, deltas, strict=True):
-        left = delta.double()
+    for h, delta in zip(states.inputs, states.deltas, strict=True):
+        left = delta.transpose(0, 1).double()
         parts += [(left[..., None] * h.double()[:, None, None]).flatten(2), left]
     phi, t = torch.cat(parts, 2).flatten(0, 1), gaussian(fast.width, 2)
     close(here.gram(), phi @ phi.T, 1e-14)

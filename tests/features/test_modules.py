@@ -8,9 +8,8 @@ from torch import Tensor, nn
 
 from exhume.features.activations import smoothed_relu, softplus
 from exhume.features.gradient import ParameterGradients
-from exhume.features.last_layer import LastLayer
 from exhume.features.layers import Elementwise
-from exhume.features.modules import probes, sum_over_blocks
+from exhume.features.modules import LastLayer, probes, sum_over_blocks
 from exhume.features.network import known_network
 from exhume.features.random import RandomFeatures
 from exhume.models.formulation import features_at

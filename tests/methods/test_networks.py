@@ -14,7 +14,7 @@ from exhume.equation.objective import fitted
 from exhume.equation.problem import Problem
 from exhume.errors import InputError
 from exhume.evaluate import residual_at_truth, score
-from exhume.features.last_layer import LastLayer
+from exhume.features.modules import LastLayer
 from exhume.features.random import RandomFeatures
 from exhume.methods import Progress, reconstruct
 from exhume.methods.exhume import Exhume

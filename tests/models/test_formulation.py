@@ -11,7 +11,7 @@ from exhume.equation.objective import fitted, gradient
 from exhume.equation.pixels import Pixels
 from exhume.errors import InputError
 from exhume.features.gradient import ParameterGradients
-from exhume.features.last_layer import LastLayer
+from exhume.features.modules import LastLayer
 from exhume.features.random import RandomFeatures
 from exhume.models.formulation import DRIFT, POINTS, Told, features_at, first_layer, network_problem
 from nets import SIZES, Net, make

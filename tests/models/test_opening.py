@@ -20,7 +20,7 @@ from exhume.equation.problem import FirstLayer, Premise
 from exhume.errors import InputError
 from exhume.evaluate import residual_at_truth, wrong_prior
 from exhume.features.gradient import ParameterGradients
-from exhume.features.last_layer import LastLayer
+from exhume.features.modules import LastLayer
 from exhume.features.network import Network
 from exhume.methods.tansley2026 import reduced
 from exhume.models import architectures

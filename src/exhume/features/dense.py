@@ -89,9 +89,6 @@ class DenseLinearization:
                 outer = self._inputs_gram(k)
                 if outer is None:
                     continue
-                if k == len(self.features.chain.activations):  # δ is the identity
-                    gram.diagonal(dim1=1, dim2=3).add_(outer[:, :, None])
-                    continue
                 delta = self._by_node([here.deltas[k].transpose(0, 1) for here in self.passes])
                 for part in parts:
                     right = delta[part.start :]
@@ -139,9 +136,6 @@ class DenseLinearization:
                     weight = layered(h.to(dtype), split.weights[k])
                     moved = total(weight, split.biases[k])  # (m, n or 1, width)
                     if moved is None:
-                        continue
-                    if k == len(here.slopes):  # δ is the identity
-                        result += moved.permute(1, 2, 0)
                         continue
                     delta = here.deltas[k].to(dtype)
                     result += torch.einsum("cnw,mnw->ncm", delta, moved.expand(-1, n, -1))

@@ -91,10 +91,11 @@ class Pass:
 
     @cached_property
     def deltas(self) -> list[Tensor]:
-        """Return ∂f_c/∂z_l of each layer but the last, (c, n, width)."""
+        """Return ∂f_c/∂z_l of each layer, (c, n, width)."""
         last = self.weights[-1]
         identity = torch.eye(len(last), dtype=last.dtype, device=last.device)
-        return self._backward(identity[:, None])[1][:-1]
+        deltas = self._backward(identity[:, None])[1]
+        return [delta.expand(-1, len(self.inputs[0]), -1) for delta in deltas]
 
     def gradient(self, coefficients: Tensor) -> list[list[Factor]]:
         """Return Σ_c A_ic ∇θ f_c(x_i) by layer: v_l ⊗ h_{l−1}."""

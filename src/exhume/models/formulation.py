@@ -2,7 +2,7 @@
 
 The change of a block of parameters in training is a combination of the samples' gradients,
 Δθ ≈ Σ_i Σ_c A_ic ∇θ f_c(x_i), at a point on the way from the initial to the trained weights. For
-the last linear layer this is ΔW_L ≈ Φ(X)ᵀA with Φ its inputs (see `features.last_layer`). MARGIN
+the last linear layer this is ΔW_L ≈ Φ(X)ᵀA with Φ its inputs (see `features.modules`). MARGIN
 and DECAY say the same of θ itself; what of that the weights deny is said here, too.
 """
 
@@ -20,8 +20,8 @@ from exhume.errors import InputError
 from exhume.features import Features
 from exhume.features.dense import DenseGradients
 from exhume.features.gradient import ParameterGradients
-from exhume.features.last_layer import LastLayer
 from exhume.features.layers import dense_chain
+from exhume.features.modules import LastLayer
 from exhume.features.network import Network, Weights, midpoint, named_block
 from exhume.features.random import RandomFeatures
 from exhume.features.weights import Stored
