@@ -1,6 +1,5 @@
 """Run folders: what they hold, what is refused, and that the truth is not read."""
 
-import math
 import os
 import shutil
 import stat
@@ -15,7 +14,7 @@ import yaml
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from commands import AUDITED, FINISHED, audit, events_of, names, result_of, same, strict, tree
+from commands import AUDITED, FINISHED, audit, events_of, names, result_of, same, strict
 from exhume import DataCard, data, files
 from exhume.auditing.folder import CANDIDATES, CONFIG, EVENTS, RunFolder
 from exhume.auditing.run import Event
@@ -185,59 +184,6 @@ def test_the_truth_is_not_opened(
     watching = False
     assert {CARD, TRAINED, EVENTS} <= set(opened), "the watch works"
     assert TRUTH not in opened
-
-
-# What is refused
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"samples": 0}, "samples"),
-        ({"samples": -3}, "-3"),
-        ({"seed": -1}, "seed"),
-        ({"time_limit": -1.0}, "time"),
-        ({"time_limit": math.nan}, "time"),
-        ({"product_limit": 0}, "product_limit: expected a whole number of at least 1, got 0"),
-        ({"product_limit": 2.5}, "product_limit"),
-        ({"method": "magic"}, "magic"),
-        ({"premise": "rest"}, "change, margin, decay, got 'rest'"),
-        ({"model": "nowhere"}, "nowhere"),
-        ({"model": None}, "in memory"),
-        ({"model": "package.module:factory"}, "--trained"),
-        ({"head": "3"}, "head: .* is a model folder"),
-        ({"initial": "i.pt"}, "initial: .* is a model folder"),
-        ({"arguments": {}}, "arguments: .* is a model folder"),
-        ({"card": TOLD}, "card: .* is a model folder"),
-        ({"method": "iurada2025", "samples": None}, "samples"),
-        ({"samples": 481}, "samples: 481 are more than the 480 features"),
-        ({"rank": 2}, "takes none"),
-        ({"rank": 2, "method": "tansley2026"}, "first layer"),
-    ],
-    ids=str,
-)
-def test_what_cannot_be_leaves_no_folder(
-    changes: dict[str, Any], words: str, settings: Settings, tmp_path: Path
-) -> None:
-    with pytest.raises(InputError, match=words):
-        audit(replace(settings, **changes), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_folder_in_use_is_refused_and_left_alone(
-    settings: Settings, workshop: Path, tmp_path: Path
-) -> None:
-    notes, run = tmp_path / "notes", workshop / "run"
-    notes.write_text("mine")
-    before = tree(run)
-    for out, resume, words in [
-        *((out, False, str(out)) for out in (tmp_path, notes, notes / "run")),
-        *((out, True, "no run to resume") for out in (tmp_path, tmp_path / "new", notes)),
-        *((run, False, "--resume"), (run, True, "complete")),
-    ]:
-        with pytest.raises(InputError, match=words):
-            audit(settings, out, resume=resume)
-    assert tree(tmp_path) == {"notes": b"mine"} and tree(run) == before
 
 
 def test_an_interruption_right_after_a_file_is_renamed_stays_one(

@@ -46,9 +46,7 @@ def refused(
     [
         # Victims
         ("victim sphere --width 9", "width 9|10"),
-        ("victim sphere --width 0", "width 0"),
         ("victim sphere --samples 0", "samples"),
-        ("victim sphere --samples -3", "samples|-3"),
         ("victim sphere --dim 0", "dim"),
         ("victim sphere --activation swish", "swish|relu"),
         ("victim sphere --activation polynomial:a,b", "polynomial|a,b"),
@@ -60,7 +58,6 @@ def refused(
         ("victim imagenet", "imagenet|digits|sphere"),
         ("victim cifar10", "cifar10|EXHUME_DATA"),
         ("victim digits --samples 100000", "100000|digits"),
-        ("victim digits --classes [3]", "3|digits"),
         ("victim digits --classes [3,33]", "33|digits"),
         ("victim faces --classes parity", "faces|random"),
         ("victim digits --samples 3 --architecture mlp", "widths|mlp needs"),
@@ -76,8 +73,7 @@ def refused(
         (f"victim sphere {KKT}", "[−1, 1]|images"),
         (f"victim digits {KKT} --normalise", "[−1, 1]|--normalise"),
         (f"victim digits {KKT} --centre all", "[−1, 1]|--centre"),
-        (f"victim digits {KKT} --loss squared", "margin|logistic|squared"),
-        (f"victim digits {KKT} --loss cross_entropy", "margin|logistic|cross_entropy"),
+        (f"victim digits {KKT} --loss cross_entropy", "logistic|cross_entropy|decay"),
         (f"victim digits {KKT} --decay 1 --loss cross_entropy", "decay|squared"),
         (f"victim digits {KKT} --decay -1", "decay|above 0"),
         (f"victim digits {KKT} --level 2", "level"),
@@ -91,13 +87,11 @@ def refused(
         ("audit nowhere", "nowhere"),
         (f"audit @/model/{CARD}", CARD),
         ("audit @", CARD),
-        ("audit @/model --samples 0", "samples|0"),
         ("audit @/model --samples -3", "samples|-3"),
         ("audit @/model --method magic", "magic|exhume|iurada2025"),
         ("audit @/model --method iurada2025", "samples"),
         ("audit @/model --device abacus", "abacus|cpu"),
         ("audit @/model --device cuda:99", "cuda:99"),
-        ("audit @/model --device meta", "meta"),
         ("audit @/model --resume", "new|resume"),
         ("audit @/model --seed -1", "seed"),
         ("audit @/model --time-limit -1", "time"),
@@ -105,7 +99,12 @@ def refused(
         ("audit @/model --initial i.pt", "initial|is a model folder"),
         ("audit @/model --head 3", "head|is a model folder"),
         ("audit @/model --input-shape 4,5", "card|is a model folder"),
+        ("audit @/model --arguments {}", "arguments|is a model folder"),
         ("audit @/model --point final", "random-features"),
+        ("audit @/model --samples 481", "samples: 481 are more than the 480 features"),
+        ("audit @/model --rank 2", "takes none"),
+        ("audit @/model --rank 2 --method tansley2026", "first layer"),
+        ("audit @/model --out @/images --resume", "no run to resume"),
         ("audit @/model --samples 4 --out @/run", "--resume"),
         ("audit @/model --samples 4 --out @/run --resume", "complete"),
         (f"audit @/model --samples 4 --out @/run/{CONFIG}", CONFIG),
@@ -122,7 +121,6 @@ def refused(
         ("audit @/margin --samples 4 --parameters last", "premise margin|leave out|change"),
         ("audit @/margin --samples 4 --point both --premise decay", "premise decay|leave out"),
         ("audit @/margin --method haim2022", "number of samples"),
-        ("audit @/margin --method buzaglo2023", "number of samples"),
         ("audit @/margin --method shen2026", "number of samples"),
         # Scores and reports
         (f"score @/run --truth @/images/{TRUTH}", f"64|20|{TRUTH}"),
@@ -153,7 +151,9 @@ def test_what_cannot_be(
     words = command.replace("@", str(workshop)).split()
     if words[0] in ("victim", "audit") and "--out" not in words:
         words += ["--out", "new"]
+    before = {path: path.stat().st_mtime_ns for path in workshop.rglob("*")}
     said = refused(*words)
+    assert {path: path.stat().st_mtime_ns for path in workshop.rglob("*")} == before
     assert all(word.replace("@", str(workshop)) in said for word in named.split("|"))
 
 
@@ -200,14 +200,11 @@ def spoiled(value: float) -> Callable[[torch.Tensor], torch.Tensor]:
         (TRAINED, spoiled(torch.nan), f"NaN|{TRAINED}"),
         (TRAINED, spoiled(torch.inf), "infinite"),
         (TRAINED, torch.zeros_like, "zero"),
-        (INITIAL, spoiled(torch.inf), "first layer"),
         (INITIAL, spoiled(torch.nan), "first layer"),
         (TRAINED, lambda t: t[:-1], f"{TRAINED}|(479, 1)|480"),
-        (TRAINED, lambda t: t.repeat(1, 2), f"{TRAINED}|(480, 2)"),
         (TRAINED, lambda t: t[:, 0], f"{TRAINED}|(480,)"),
         (INITIAL, lambda t: t[:-1], f"{INITIAL}|(479, 20)"),
         (INITIAL, lambda t: t[:, :-1], f"{INITIAL}|(480, 19)"),
-        (INITIAL, lambda t: t.flatten(), INITIAL),
         (INITIAL, lambda t: t[:, :, None], INITIAL),
         (INITIAL, torch.zeros_like, "first"),
         (CARD, {"shape": [21]}, "21|20"),
@@ -221,17 +218,13 @@ def spoiled(value: float) -> Callable[[torch.Tensor], torch.Tensor]:
         (CARD, {"first": {"source": "seed", "seed": -1}}, "seed"),
         (CARD, {"first": {"source": "cloud"}}, "cloud"),
         (CARD, None, CARD),
-        (TRAINED, None, TRAINED),
         (INITIAL, None, INITIAL),
         (TRAINED, -100, TRAINED),
-        (TRAINED, 20, TRAINED),
         (TRAINED, b"", TRAINED),
-        (INITIAL, -100, INITIAL),
         (CARD, -30, f"{CARD}|JSON"),
         (CARD, b"\xff\xfe", f"{CARD}|JSON"),
         (CARD, b"[]", CARD),
         (MAP, lambda v: v[:-1], f"{MAP}|(479, 20)"),
-        (MAP, lambda v: v.ravel(), f"{MAP}|(9600,)"),
         (MAP, lambda v: v * np.where(np.arange(20) == 3, np.float32(np.nan), 1), "NaN"),
         (MAP, lambda v: v.astype(str), MAP),
     ],

@@ -7,6 +7,7 @@ once it was compared with the truth, score.json and, for pictures, matched.safet
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -94,13 +95,9 @@ class RunFolder:
         """The whole lines of events.jsonl; a crash may have cut the last one."""
         file, events = self.path / EVENTS, []
         for line in file.read_bytes().splitlines() if file.exists() else []:
-            try:
-                event = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(event, dict):
-                events.append(event)
-        return events
+            with suppress(ValueError):
+                events.append(json.loads(line))
+        return [event for event in events if isinstance(event, dict)]
 
     @cached_property
     def scored(self) -> dict[str, Any] | None:

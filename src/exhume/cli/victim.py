@@ -110,7 +110,7 @@ def victim(
         batch: samples in a minibatch of sgd and adam; all if left out.
         decay: of the weights; 0. A kkt_mlp without it is trained to the margin.
         until: loss at which training ends; 1e-8.
-        steps: the most steps; 100000. Of a kkt_mlp, those after the samples are fitted; 5000.
+        steps: the most steps; 100000, or for a kkt_mlp 5000 after the samples are fitted.
         level: loss of a sample on the margin at which a kkt_mlp is held; 1e-4.
         lazy: α of α(f − f₀), trained in the place of f: the larger, the less weights move.
         dtype: precision of the training; float64.
