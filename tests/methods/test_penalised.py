@@ -33,7 +33,7 @@ from exhume.methods.penalised import (
     smoothed,
     stepped,
 )
-from exhume.methods.penalties import balanced_labels, loss_at, margin_pattern, roughness
+from exhume.methods.penalties import balanced_labels, loss_at, margin_pattern
 from exhume.methods.progress import pack
 from exhume.solvers import Outcome
 from nets import make
@@ -89,15 +89,6 @@ def test_the_curvature_of_the_box_is_that_of_the_oracle(kind: str) -> None:
     curvature = there.loss().prior_curvature.flatten()
     assert 0 < (curvature > 0).sum() < 24
     torch.testing.assert_close(torch.diag(curvature), hessian)
-
-
-@pytest.mark.parametrize("shape", [(3, 4), (2, 3, 2), (1, 5)])
-def test_roughness_is_symmetric_and_blind_to_constants(shape: tuple[int, ...]) -> None:
-    size = math.prod(shape)
-    matrix = roughness(torch.eye(size).double(), shape)
-    torch.testing.assert_close(matrix, matrix.T)
-    torch.testing.assert_close(matrix.sum(1), torch.zeros(size).double())
-    assert matrix.diagonal().min() >= 0.25
 
 
 @pytest.mark.parametrize("kind", KINDS)

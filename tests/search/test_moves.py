@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from exhume.equation.objective import fitted
@@ -71,77 +72,37 @@ def test_greedy_order_against_trying_all(n: int, rows: int, m: int, seed: int) -
 
 
 @pytest.mark.parametrize(("parameters", "point"), [("last", "both"), ("all", "midpoint")])
-def test_dropping_in_a_network_costs_what_is_left_without(parameters: str, point: str) -> None:
+def test_dropping_costs_what_is_left_without(parameters: str, point: str) -> None:
     problem = make("two_layer", width=40).problem(parameters, point)
-    here = fitted(problem, on_sphere(4, 4))
-    order, share = dropping(problem, here)
-    assert here.rows == 2 and sorted(order.tolist()) == [0, 1, 2, 3]
-    for count in range(1, 4):
-        left = fitted(problem, without(problem, here, count))
-        assert len(left.candidates) == 4 - count
-        assert left.value - here.value == pytest.approx(share[count - 1].item(), rel=1e-5)
-
-
-def test_of_duplicates_all_but_one_are_dropped_first() -> None:
-    phi, target = gaussian(4, 12), gaussian(12, 2, seed=1)
-    phi = phi[[0, 1, 2, 3, 1, 1, 2]]
-    order, costs = greedy_order(phi @ phi.T, phi @ target)
-    assert sorted([0, 1, 2, 3, 1, 1, 2][i] for i in order[:3]) == [1, 1, 2]
-    assert costs[2] < 1e-6 < 1e-3 < costs[3]
-    _, expected = dropped_by_trying_all(phi[:4], target)
-    torch.testing.assert_close(costs[3:], torch.tensor(expected).double(), rtol=1e-4, atol=1e-6)
-
-
-def test_dropping_is_in_shares_of_the_target_and_keeps_the_order() -> None:
     truth = case(15, 4, 10)
-    x = torch.cat([on_sphere(1, 15, seed=9), truth.inputs])[[1, 0, 2, 3, 4]]
-    fit = fitted(truth.problem, x)
-    order, share = dropping(truth.problem, fit)
-    assert order[0] == 1
-    assert share[0] < 1e-15
-    assert share[-1] == pytest.approx(1)
-    assert torch.equal(without(truth.problem, fit, 1), truth.inputs)
-    for count in range(1, 5):
-        left = fitted(truth.problem, without(truth.problem, fit, count))
-        assert left.value == pytest.approx(share[count - 1].item(), rel=1e-6, abs=1e-15)
+    surplus = torch.cat([on_sphere(1, 15, seed=9), truth.inputs])[[1, 0, 2, 3, 4]]
+    for posed, x, rows in ((problem, on_sphere(4, 4), 2), (truth.problem, surplus, 1)):
+        here = fitted(posed, x)
+        order, share = dropping(posed, here)
+        assert here.rows == rows and sorted(order.tolist()) == list(range(len(x)))
+        for count in range(1, len(x)):
+            left = fitted(posed, without(posed, here, count))
+            assert len(left.candidates) == len(x) - count
+            cost = share[count - 1].item()
+            assert left.value - here.value == pytest.approx(cost, rel=1e-5, abs=1e-15)
+    assert order[0] == 1 and share[-1] == pytest.approx(1)  # in shares of the target
+    assert torch.equal(without(truth.problem, here, 1), truth.inputs)
 
 
 # Merging
 
 
-def groups_by_walking(x: Tensor, cosine: float) -> list[list[int]]:
-    linked, groups, seen = cosines(x, x) > cosine, [], set[int]()
-    for start in range(len(x)):
-        if start in seen:
-            continue
-        group, todo = {start}, [start]
-        while todo:
-            row = linked[todo.pop()].nonzero().flatten().tolist()
-            todo += [j for j in row if j not in group]
-            group |= set(row)
-        seen |= group
-        groups.append(sorted(group))
-    return groups
-
-
 @fast
-@given(
-    st.integers(1, 12),
-    st.integers(1, 3),
-    st.integers(1, 2),
-    st.floats(0.3, 0.9),
-    st.integers(0, 2**31),
-)
-def test_merged_groups_against_walking_the_links(
-    n: int, rows: int, m: int, cosine: float, seed: int
+@given(st.integers(1, 12), st.integers(1, 4), st.floats(0.3, 0.9), st.integers(0, 2**31))
+def test_merged_groups_against_connected_components(
+    n: int, columns: int, cosine: float, seed: int
 ) -> None:
-    """A mean is weighted by all coefficients of a candidate: `Fit.shares`."""
-    x, a = on_sphere(n, 3, seed), gaussian(n * rows, m, seed=seed + 1)
-    weights = torch.stack([a[i * rows : (i + 1) * rows].square().sum().sqrt() for i in range(n)])
-    groups = groups_by_walking(x, cosine)
+    x, a = on_sphere(n, 3, seed), gaussian(n, columns, seed=seed + 1)
+    count, labels = connected_components((cosines(x, x) > cosine).numpy())
+    groups = [torch.tensor(labels == i).nonzero()[:, 0] for i in range(count)]
+    weights = a.square().sum(1).sqrt()
     expected = torch.stack([weights[g] @ x[g] / weights[g].sum() for g in groups])
-    found = merged(x, a.reshape(n, rows * m), cosine)
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(merged(x, a, cosine), expected, rtol=1e-9, atol=1e-9)
 
 
 def test_a_long_chain_is_one_group_and_opposites_are_two() -> None:

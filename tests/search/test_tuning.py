@@ -61,10 +61,8 @@ def test_what_two_starts_share_is_counted_once(found: int, other: int, seed: int
 
 
 def test_a_candidate_stands_for_one_of_the_other_start_alone() -> None:
-    turn = math.radians(20)
-    first = torch.tensor(
-        [[math.cos(turn), math.sin(turn), 0], [math.cos(turn), -math.sin(turn), 0]]
-    )
+    x, y = math.cos(math.radians(20)), math.sin(math.radians(20))
+    first = torch.tensor([[x, y, 0], [x, -y, 0]])
     second = torch.tensor([[1.0, 0, 0], [0, 0, 1]])  # near to both of the first, which differ
     assert found_again(first, second) == found_again(second, first) == 0.5
 
