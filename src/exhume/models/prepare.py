@@ -13,6 +13,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
 from torch.nn.utils.prune import BasePruningMethod
@@ -34,12 +37,6 @@ from exhume.models.self_check import (
 LARGEST = 2**27
 """The most entries of one input: a batch of eight in float64 then takes 8 GiB."""
 
-DROPOUT = (
-    *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d),
-    *(nn.AlphaDropout, nn.FeatureAlphaDropout),
-)
-BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-INSTANCE_NORM = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 HOOKS = (
     *("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"),
     *("_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs"),
@@ -133,12 +130,8 @@ def _hooked(kind: type) -> Callable[[nn.Module], bool]:
     return lambda part: any(isinstance(hook, kind) for hook in part._forward_pre_hooks.values())
 
 
-def _of(*kinds: type) -> Callable[[nn.Module], bool]:
-    return lambda part: isinstance(part, kinds)
-
-
-def _without_statistics(*kinds: type) -> Callable[[nn.Module], bool]:
-    return lambda part: isinstance(part, kinds) and part.running_mean is None
+def _of(kind: type) -> Callable[[nn.Module], bool]:
+    return lambda part: isinstance(part, kind)
 
 
 REFUSED_PARAMETERS: tuple[tuple[Callable[[nn.Parameter], bool], str], ...] = (
@@ -164,12 +157,12 @@ REFUSED_PARTS: Table = (
     (_hooked(SpectralNorm), COMPUTED + "remove_spectral_norm."),
     (_hooked(BasePruningMethod), COMPUTED + "prune.remove."),
     (
-        _without_statistics(*BATCH_NORM),
+        lambda part: isinstance(part, _BatchNorm) and part.running_mean is None,
         "has no running statistics, so that an output depends on the other inputs of its batch; "
         "train with track_running_stats=True, or with nn.GroupNorm.",
     ),
     (
-        _without_statistics(*INSTANCE_NORM),
+        lambda part: isinstance(part, _InstanceNorm) and part.running_mean is None,
         "has no running statistics, and torch's derivatives of per-sample gradients through it are "
         "wrong; replace it by nn.GroupNorm({0.num_features}, {0.num_features}, eps={0.eps}, "
         "affine={0.affine}), which computes the same and loads the same weights.",
@@ -260,7 +253,7 @@ def _cast(module: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 
 def _drops(part: nn.Module) -> bool:
-    return isinstance(part, DROPOUT) and part.p > 0
+    return isinstance(part, _DropoutNd) and part.p > 0
 
 
 def _in_place(part: nn.Module) -> bool:
@@ -293,7 +286,7 @@ CHANGES: Table = (
 
 WARNINGS: Table = (
     (
-        _of(*BATCH_NORM),
+        _of(_BatchNorm),
         "BatchNorm in {} uses its running statistics. If the model was trained with batch "
         "statistics, each sample's features then held a mix of its batch, so that the attack's "
         "premise, one set of features for each sample, holds only approximately.",
@@ -304,7 +297,7 @@ WARNINGS: Table = (
         "random, and the attack's premise holds only on average.",
     ),
     (
-        _of(*INSTANCE_NORM),
+        _of(_InstanceNorm),
         "InstanceNorm in {} uses its running statistics, which training did not: the features of "
         "the attack are only approximately those of the training.",
     ),
