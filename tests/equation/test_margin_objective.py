@@ -216,23 +216,22 @@ def test_a_warm_start_gives_the_same_fit(seed: int, other: int) -> None:
 # Where nothing is held
 
 
-@pytest.mark.parametrize("premise", [Premise.CHANGE, Premise.DECAY])
-def test_free_problems_are_untouched(premise: Premise, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_premises_outputs_and_coefficients_are_not_held(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(objective, "STIFFNESS", 1e9)
-    problem, x = posed(net_of(), premise), 1.5 * gaussian(COUNT, DIM, seed=1)
-    assert problem.rule is Rule.FREE
-    fit = fitted(problem, x)
-    assert (fit.slack, fit.penalty, fit.cost) == (None, 0.0, fit.value)
+    x = 1.5 * gaussian(COUNT, DIM, seed=1)
     rows = dense(net_of(), "final", names_of(net_of())).linearize(x).phi
-    left = dense_complement(rows) @ problem.target
-    assert fit.value == pytest.approx(float((left.norm() / problem.target.norm()) ** 2), rel=1e-9)
-
-
-def test_with_several_outputs_or_coefficients_of_ones_own_nothing_is_held() -> None:
-    x = gaussian(3, DIM, seed=1)
-    several = fitted(posed(net_of(3)), x)
+    for premise in (Premise.CHANGE, Premise.DECAY):
+        problem = posed(net_of(), premise)
+        fit = fitted(problem, x)
+        assert problem.rule is Rule.FREE
+        assert (fit.slack, fit.penalty, fit.cost) == (None, 0.0, fit.value)
+        left = dense_complement(rows) @ problem.target
+        value = float((left.norm() / problem.target.norm()) ** 2)
+        assert fit.value == pytest.approx(value, rel=1e-9)
+    several, free = (fitted(posed(net_of(3), p), x[:3]) for p in (Premise.MARGIN, Premise.DECAY))
     assert several.rows == 3 and several.slack is None and several.cost == several.value
-    everything = fitted(posed(net_of(3), Premise.DECAY), x).value
-    assert everything < several.value - 1e-3  # what only the rule forbids
-    mine = fitted_with(posed(net_of()), x, gaussian(3, 1, seed=2))
+    assert free.value < several.value - 1e-3  # what only the rule forbids
+    mine = fitted_with(posed(net_of()), x[:3], gaussian(3, 1, seed=2))
     assert mine.slack is None and mine.cost == mine.value and not mine.eliminated

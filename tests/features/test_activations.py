@@ -84,7 +84,6 @@ def test_leaky_backward_leaves_the_forward_function_alone() -> None:
     ("call", "words"),
     [
         (lambda: activation("swish"), "known are"),
-        (lambda: activation(""), "known are"),
         (lambda: activation("polynomial"), "coefficients"),
         (lambda: activation("polynomial:1"), "coefficients"),
         (lambda: activation("polynomial:1,x"), "list of numbers"),

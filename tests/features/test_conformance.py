@@ -111,26 +111,18 @@ def test_one_wrong_kind_is_noticed(kind: type[RandomFeatures], words: str) -> No
         check_features(kind(right.weights, right.activation, bias=gaussian(20)))
 
 
-def test_a_wrong_slope_and_a_wrong_dimension_are_noticed() -> None:
+def test_a_wrong_slope_dimension_and_order_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     features = make_features(4, 20, "relu")
     with pytest.raises(AssertionError, match="push is not the derivative of combine"):
         check_features(features.leaky())
     with pytest.raises(AssertionError, match="dim: expected 3, the features say 4"):
         check_features(features, dim=3)
+    right = ParameterGradients.all_rows
 
-
-def swapped_rows(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """All first rows before all second rows, in place of row after row of each candidate."""
-
-    def wrong(self: ParameterGradients, candidates: Tensor) -> Tensor:
-        rows = right(self, candidates)
+    def swapped(self: ParameterGradients, candidates: Tensor) -> Tensor:
+        rows = right(self, candidates)  # all first rows before all second
         return rows.transpose(0, 1).reshape(rows.shape)
 
-    return wrong
-
-
-def test_rows_in_the_wrong_order_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    wrong = swapped_rows(ParameterGradients.all_rows)
-    monkeypatch.setattr(ParameterGradients, "all_rows", wrong)
+    monkeypatch.setattr(ParameterGradients, "all_rows", swapped)
     with pytest.raises(AssertionError, match=r"push is not the derivative of combine|order"):
         check_features(by_torch(of("two_layer", "all", "midpoint")))

@@ -97,6 +97,8 @@ def test_a_network_is_its_module_with_weights_of_the_callers(name: str) -> None:
         torch.testing.assert_close(net.network.hidden(weights, x), hidden)
     head = str(len(net.plain) - 1)
     assert (net.network.head, net.network.head_weight) == (head, f"{head}.weight")
+    first = None if name in ("resnet", "vit") else "1.weight"
+    assert net.network.first_dense(net.trained) == first
 
 
 def test_hidden_values_leave_no_hook_behind_also_after_an_error() -> None:
@@ -121,10 +123,8 @@ def test_precision_settings_come_back() -> None:
 
 
 def test_a_module_that_is_all_head_has_the_inputs_for_hidden_values() -> None:
-    module = nn.Linear(3, 2).double()
-    network = known_network(module, (3,), 2)
-    weights = {name: w.detach() for name, w in module.state_dict().items()}
-    x = gaussian(4, 3)
+    module, x = nn.Linear(3, 2).double(), gaussian(4, 3)
+    network, weights = known_network(module, (3,), 2), module.state_dict()
     assert network.head_weight == network.first_dense(weights) == "weight"
     assert torch.equal(network.hidden(weights, x), x)
 
@@ -186,10 +186,3 @@ def test_a_first_layer_is_dense_and_sees_the_input_itself(
     network = known_network(module, (3, 2, 2), 2)
     assert network.first_dense(weights) == expected
     assert not any(part._forward_pre_hooks for part in module.modules())
-
-
-@pytest.mark.parametrize("name", SIZES)
-def test_networks_for_images_have_no_dense_first_layer(name: str) -> None:
-    net = make(name)
-    expected = None if name in ("resnet", "vit") else "1.weight"
-    assert net.network.first_dense(net.trained) == expected
