@@ -211,7 +211,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: data.load("digits", classes="vehicles"), "for cifar10, not for digits"),
     (lambda: data.load("digits", centre="image"), "centre: expected"),  # type: ignore[arg-type]
     (lambda: data.load("digits", 1, centre="pixels"), "two or more"),
-    (lambda: data.load("digits", size=3), "divides both sides"),
+    (lambda: data.load("digits", size=3), "8 × 8: not divisible"),
     (lambda: data.held_out(data.sphere(3, 2)), "no source"),
     (lambda: data.held_out(data.load("faces", samples=100)), "no other images"),
     (lambda: data.from_arrays(EYE, np.ones(3)), "2 samples but 3 targets"),

@@ -42,11 +42,11 @@ class Source:
         *_, height, width = self.pixels(np.arange(1)).shape
         return height, width
 
-    def shrunk(self, size: int) -> "Source":
+    def shrunk(self, size: int, name: str) -> "Source":
         """Return the source with images of size × size, each pixel the mean of a square."""
         height, width = self.sides
         if size < 1 or height % size or width % size:
-            raise InputError(f"size={size}: expected what divides both sides, {height} × {width}")
+            raise InputError(f"size={size}: images of {name} are {height} × {width}: not divisible")
         squares = (size, height // size, size, width // size)
 
         def pixels(rows: Rows) -> Images:

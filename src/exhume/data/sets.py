@@ -148,7 +148,7 @@ def load(
     one_of("centre", centre, ("all", "pixels"))
     whole_number("samples", samples)
     source = open_source(name, root)
-    source = source if size is None else source.shrunk(size)
+    source = source if size is None else source.shrunk(size, name)
     groups = _groups(source, DEFAULT_CLASSES[name] if classes is None else classes, name)
     generator, count = np.random.default_rng(whole_number("seed", seed, least=0)), len(groups)
     if seed != 0 or source.bundled:
@@ -220,7 +220,7 @@ def held_out(
     source = open_source(known.name, root)
     height, width = source.sides
     if height % known.shape[-1] == width % known.shape[-1] == 0:
-        source = source.shrunk(known.shape[-1])
+        source = source.shrunk(known.shape[-1], known.name)
     rows, taken = _look_up(source, known.images().flatten(1).cpu().numpy(), known.name)
     labels = np.zeros(source.size, np.int64) if source.labels is None else source.labels
     free = np.random.default_rng(whole_number("seed", seed, least=0)).permutation(

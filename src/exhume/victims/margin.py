@@ -77,8 +77,9 @@ class ToRest:
         allowed = {own} if self.decay is None else {"squared", "logistic", own}
         name = self.loss or own
         if name not in allowed:
-            words = " or ".join(sorted(allowed))
-            raise InputError(f"loss: {outputs} outputs take {words}, got {name!r} (see decay).")
+            held = "at the margin" if self.decay is None else "with decay"
+            words = f"{outputs} outputs {held} take {' or '.join(sorted(allowed))}"
+            raise InputError(f"loss: {words}, got {name!r}.")
         return name
 
 
