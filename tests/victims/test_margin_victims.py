@@ -170,6 +170,13 @@ def test_networks_are_homogeneous_and_read_as_they_were_written(
     problem = read_model(tmp_path / "model")
     assert problem.premise is victim.problem.premise
     assert torch.equal(problem.target, victim.problem.target)
+    for word in ("margin", "decay"):
+        posed = victim.posed(premise=word)
+        assert posed.premise.value == word
+        assert torch.equal(posed.target, flat(victim.trained.values())[:, None])
+    last, change = list(victim.trained)[-1], victim.posed()
+    assert change.premise.value == "change"
+    assert torch.equal(change.target, (victim.trained[last] - victim.initial[last]).T)
 
 
 def test_weights_are_held_at_the_least_margin() -> None:

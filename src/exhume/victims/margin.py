@@ -79,7 +79,7 @@ class ToRest:
         if name not in allowed:
             held = "at the margin" if self.decay is None else "with decay"
             words = f"{outputs} outputs {held} take {' or '.join(sorted(allowed))}"
-            raise InputError(f"loss: {words}, got {name!r}.")
+            raise InputError(f"loss: {words}, got {name!r} (see decay).")
         return name
 
 
