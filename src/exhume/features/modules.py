@@ -97,7 +97,9 @@ class ModuleFeatures(Features):
     def substituted(self, activation: Activation) -> Self:
         """Return the same features with that activation in every ReLU that is a layer."""
         module = with_activation(self.network.module, activation)
-        return replace(self, network=replace(self.network, module=module)) if module else self
+        if module is None:
+            return self
+        return replace(self, network=replace(self.network, module=module))
 
     def predict(self, candidates: Tensor, factor: float = 1.0) -> Tensor:
         """Return f(x; factor · θ), (n, c), at the last point θ; buffers are no part of θ."""
