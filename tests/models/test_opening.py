@@ -21,17 +21,24 @@ from exhume.errors import InputError
 from exhume.evaluate import residual_at_truth, wrong_prior
 from exhume.features.gradient import ParameterGradients
 from exhume.features.modules import LastLayer
-from exhume.features.network import Network
 from exhume.methods.tansley2026 import reduced
 from exhume.models import architectures
 from exhume.models.card import DataCard
 from exhume.models.folder import CARD as FILE
 from exhume.models.folder import INITIAL, read_model
-from exhume.models.formulation import BOUNDED, beyond, degree, doubts, premise_named
+from exhume.models.formulation import (
+    BOUNDED,
+    beyond,
+    degree,
+    doubts,
+    premise_named,
+    weights_problem,
+)
 from exhume.models.opening import Opened, Source, open_model
 from exhume.search.subspace import estimate
 from exhume.victims import Victim, kkt_mlp, two_layer
 from lazy import Lazy, dense
+from nets import make
 from problems import gaussian
 
 CARD = DataCard((4, 4), norm="sqrt_d")
@@ -53,6 +60,7 @@ def test_an_opened_network_says_what_it_is_and_the_module_is_left_alone(known: L
     before = copy.deepcopy(known.model.state_dict())
     known.model.train()
     opened = opened_(known)
+    opened_(known, card=replace(CARD, classes=2))  # two classes may share one output
     assert known.model.training
     assert all(torch.equal(w, before[name]) for name, w in known.model.state_dict().items())
     assert (opened.parameters, opened.point) == ("last", "midpoint")
@@ -130,11 +138,6 @@ def test_tied_weights_and_unsaved_buffers() -> None:
     assert everywhere.features.linearize(x).gram().shape == (4, 4)
 
 
-def test_two_classes_may_share_one_output(known: Lazy) -> None:
-    for classes in (1, 2):
-        opened_(known, card=replace(CARD, classes=classes))
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -187,41 +190,32 @@ def folder(victim: Victim, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-# Homogeneity
-
-
-def layers(bias: tuple[bool, ...], between: Callable[[], nn.Module] = nn.ReLU) -> nn.Module:
-    """5 → 7 → … → 2, float64, with biases where they are asked for."""
-    sizes = [5, *[7] * (len(bias) - 1), 2]
-    layers: list[nn.Module] = []
-    for i, given_ in enumerate(bias):
-        layers += [nn.Linear(sizes[i], sizes[i + 1], bias=given_), between()]
-    return nn.Sequential(*layers[:-1]).double().eval()
-
-
-def norm() -> nn.Module:
-    part = nn.BatchNorm1d(7)
-    assert part.running_mean is not None
-    part.running_mean.fill_(0.3)
-    return part
-
-
-def degree_of(net: nn.Module) -> tuple[float, float]:
-    weights = {name: w.detach() for name, w in (*net.named_parameters(), *net.named_buffers())}
-    network, names = Network(net, (5,), 2, ""), tuple(name for name, _ in net.named_parameters())
-    features = ParameterGradients(network, (weights,), "all of them", block=names)
-    return degree(features, gaussian(6, 5))
-
-
-def test_the_degree_is_the_number_of_layers_unless_biases_bends_norms_or_zeros_spoil_it() -> None:
-    for bias in ((False,), (True, False), (False, False, False)):
-        found, missed = degree_of(layers(bias))
-        assert found == pytest.approx(len(bias), abs=1e-9) and missed < 1e-12
-    for net in (layers((True, True)), layers((True, False), nn.Tanh), layers((True, False), norm)):
-        assert 1e-3 < degree_of(net)[1] <= 1
-    zero = layers((False,))
-    next(zero.parameters()).data.zero_()
-    found, missed = degree_of(zero)
+@pytest.mark.parametrize(
+    ("name", "sizes", "layers"),
+    [
+        ("mlp", {"widths": [5], "activation": "relu", "bias": False}, 2),
+        ("mlp", {"activation": "relu", "bias": "first"}, 3),
+        ("mlp", {"activation": "relu", "bias": True}, None),
+        ("mlp", {"activation": "tanh", "bias": False}, None),
+        ("resnet", {}, None),
+        ("vit", {}, None),
+    ],
+    ids=str,
+)
+def test_the_degree_is_the_number_of_layers_unless_biases_bends_or_paths_spoil_it(
+    name: str, sizes: dict[str, Any], layers: int | None
+) -> None:
+    net = make(name, **sizes)
+    features = weights_problem(net.network, net.trained, Premise.MARGIN).features
+    inputs = gaussian(6, net.network.dim)
+    found, missed = degree(features, inputs)
+    if layers is None:
+        assert 1e-3 < missed <= 1
+    else:
+        assert found == pytest.approx(layers, abs=1e-9) and missed < 1e-12
+    assert isinstance(features, ParameterGradients)
+    zero = {key: torch.zeros_like(w) for key, w in net.trained.items()}
+    found, missed = degree(replace(features, points=(zero,)), inputs)
     assert found != found and missed == 1
 
 
