@@ -19,7 +19,7 @@ from exhume.errors import InputError
 from exhume.evaluate import score
 from exhume.experiments import UNDETERMINED, Attack, Failure, LabelFit
 from exhume.experiments.cells import attack
-from exhume.experiments.cells.flips import Flips
+from exhume.experiments.cells.fitting import Flips
 from exhume.experiments.cells.identifiability import Rank, Stationary, TensorTerms
 from exhume.experiments.cells.splitting import Splitting
 from exhume.features.weights import Seeded

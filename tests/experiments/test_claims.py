@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from exhume.experiments import Attack, Failure, LabelFit
-from exhume.experiments.cells.flips import Flips
+from exhume.experiments.cells.fitting import Flips
 from exhume.experiments.cells.identifiability import Determined, Rank, TensorTerms
 from exhume.experiments.claims import CLAIMS
 from exhume.experiments.table import NEAR, Table, Threshold, onset

@@ -24,14 +24,9 @@ def measured(
     name: str,
     **options: Any,
 ) -> tuple[list[Record], Drawn]:
-    """Run the cells that are not in the folder yet, and write table and figure.
+    """Run the cells that are not in the folder yet, with the options of `exhume.sweep.run`.
 
-    Args:
-        cells: what to run.
-        folder: for cells/, table.csv and the figure as PNG and SVG.
-        draw: makes the figure, if there is anything to draw.
-        name: of its files.
-        options: of `exhume.sweep.run`.
+    Table and figure are written there, the figure as PNG and SVG of that name, if there is one.
     """
     records = sweep.run(cells, folder=folder, **options)
     figure = draw(records)
@@ -60,13 +55,7 @@ def missing(claim: Claim, scale: Scale) -> str | None:
 
 
 def perform(claim: Claim, scale: Scale, folder: Path, **options: Any) -> dict[str, Any]:
-    """Put a claim to the test, judge it, and write result.json beside table and figure.
-
-    Args:
-        claim: the claim.
-        scale: of its cells.
-        folder: where results are kept.
-        options: of `exhume.sweep.run`.
+    """Put a claim to the test, with the options of `exhume.sweep.run`, and judge it.
 
     Returns:
         What result.json holds: the finding, with what it takes to find it again.

@@ -16,13 +16,8 @@ from exhume.experiments.benchmarks.splits import splitting
 from exhume.experiments.benchmarks.trained import networks
 
 COMMANDS = {
-    "solvers": solvers,
-    "threshold": threshold,
-    "count": count,
-    "streaming": streaming,
-    "images": images,
-    "networks": networks,
-    "identifiability": identifiability,
-    "kkt": kkt,
-    "splitting": splitting,
-}
+    command.__name__: command
+    for command in (
+        solvers, threshold, count, streaming, images, networks, identifiability, kkt, splitting,
+    )
+}  # fmt: skip

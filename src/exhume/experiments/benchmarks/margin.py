@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -165,8 +165,7 @@ def _methods(
 
 def _pixel_box(known: Data) -> Box:
     """Where pixels from 0 to 1 lie after the mean image was taken off."""
-    mean = known.transform.mean
-    assert mean is not None
+    mean = cast(Tensor, known.transform.mean)
     return Box(-mean, 1 - mean)
 
 

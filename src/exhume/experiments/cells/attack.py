@@ -114,21 +114,17 @@ class Attack(Samples):
         self.check_given(whole_number, "products")
         if self.dim is not None:
             self._equations(self.dim)
-        fixed = self.architecture == "random_features"
-        if fixed:
+        if self.architecture == "random_features":
             self.check_absent("random_features, which are solved for", "until", "lazy")
-        own = self.architecture in ("resnet", "vit")
-        for wrong, words in (
-            (
-                fixed and self.loss == "cross_entropy",
-                "loss: random features take squared or logistic",
-            ),
-            (fixed and self.block != "last", "block: random features have only the last layer"),
-            (own and self.data == "sphere", f"architecture: {self.architecture} takes images"),
-            (own and self.activation != "relu", f"activation: {self.architecture} has its own"),
-        ):
-            if wrong:
-                raise InputError(f"{words}.")
+            if self.loss == "cross_entropy":
+                raise InputError("loss: random features take squared or logistic.")
+            if self.block != "last":
+                raise InputError("block: of random features only the last layer is trained.")
+        elif self.architecture != "two_layer":
+            if self.data == "sphere":
+                raise InputError(f"architecture: {self.architecture} takes images, not sphere.")
+            if self.activation != "relu":
+                raise InputError(f"activation: {self.architecture} has its own; leave relu.")
 
     def _equations(self, dim: int) -> float:
         """The parameters that are asked for, ratio · d · n."""

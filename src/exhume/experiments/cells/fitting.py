@@ -1,4 +1,4 @@
-"""Label fitting alone: how well random features of a width fit their training labels."""
+"""Random features without an attack: how well labels fit, and what flipped samples explain."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,10 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from exhume import data, victims
 from exhume.checks import whole_number
+from exhume.equation.objective import fitted
 from exhume.experiments.cells.samples import Samples
 from exhume.features.activations import activation as named_activation
 from exhume.features.weights import Seeded, blocks
+from exhume.theory import hermite
 from exhume.victims.random_features import ROWS
 
 
@@ -34,11 +37,7 @@ class LabelFit(Samples):
         named_activation(self.activation)
 
     def run(self, device: str) -> dict[str, Any]:
-        """Fit the labels.
-
-        Returns:
-            `inputs` (d), `outputs` (m), and `label_error`: ‖Φθ − y‖²/‖y‖² of the least-squares θ.
-        """
+        """Fit the labels; `label_error` is ‖Φθ − y‖²/‖y‖² of the least-squares θ."""
         self.check()
         known = self.known()
         inputs, targets = known.inputs.to(device), known.targets.to(device)
@@ -68,3 +67,40 @@ def unexplained(features: Tensor, targets: Tensor) -> float:
     span = left[:, sizes > sizes[:1] * max(features.shape) * torch.finfo(features.dtype).eps]
     rest = targets - span @ (span.T @ targets)
     return float(rest.square().sum() / targets.square().sum())
+
+
+@dataclass(frozen=True)
+class Flips:
+    """Explain random features by their samples with half of them negated.
+
+    With σ(−z) = σ(z) − z the weights change by −V Σ a_i x_i over the flipped, which two candidates
+    ±u, u along that sum, make up for. The ratio is p/(d·n).
+    """
+
+    activation: str = "relu"
+    dim: int = 30
+    samples: int = 8
+    ratio: float = 6.0
+    seed: int = 0
+
+    def run(self, device: str) -> dict[str, Any]:
+        """Return the residual `alone` and `paired` with ±u, and the largest `odd` coefficient.
+
+        That is of σ in Hermite polynomials of the odd orders from 3 to 15.
+        """
+        known = data.sphere(self.dim, self.samples, self.seed)
+        width = round(self.ratio * self.dim * self.samples)
+        victim = victims.random_features(known, width, self.activation, self.seed)
+        problem = victim.problem.to(device, torch.float64)
+        coefficients = fitted(problem, known.inputs).coefficients.cpu()
+        flipped = known.inputs.clone()
+        chosen = slice(0, self.samples // 2)
+        flipped[chosen] *= -1
+        u = (coefficients[chosen] * known.inputs[chosen]).sum(0, keepdim=True)
+        u *= self.dim**0.5 / u.norm()
+        odd = hermite.coefficients(self.activation, 15).values[3::2]
+        return {
+            "alone": fitted(problem, flipped).value,
+            "paired": fitted(problem, torch.cat([flipped, u, -u])).value,
+            "odd": float(odd.abs().max()),
+        }

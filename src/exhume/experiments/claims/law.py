@@ -8,8 +8,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from exhume.experiments.cells.attack import Attack
-from exhume.experiments.cells.fitting import LabelFit
-from exhume.experiments.cells.flips import Flips
+from exhume.experiments.cells.fitting import Flips, LabelFit
 from exhume.experiments.claims.claim import Finding, Scale, claim, judged, seeds, undecided
 from exhume.experiments.law import FITTED, MOMENTUM, OURS
 from exhume.experiments.phases import phases
@@ -24,7 +23,7 @@ from exhume.experiments.table import (
     onset,
     percent,
     place,
-)
+)  # fmt: skip
 from exhume.report.plots import bars, lines, pictures, sheet
 from exhume.sweep import Cell, Grid, Record
 
@@ -213,16 +212,12 @@ def span_residual(records: Sequence[Record]) -> Finding:
         return undecided("ratios on both sides of 1 are needed")
     level, last = max(low.values()), spans[max(spans)]
     half = onset(fallen(spans, level))
-    below = {ratio: residuals[ratio] for ratio in low if ratio in residuals}
-    least = min(below, key=lambda ratio: below[ratio], default=0.0)
+    below = min((residuals[ratio] for ratio in low if ratio in residuals), default=level)
     return Finding(
         f"span residual {level:.2f} below {NEAR[0]:g} dn, half of it from {place(half, ' dn')}, "
         f"{last:.0e} at {max(spans):g} dn",
         judged(half is not None, near(half), last <= 0.01 * level),
-        f"The attack's own residual is {below[least]:.0e} at {least:g} dn, with wrong data: that "
-        "is no certificate."
-        if below
-        else "",
+        f"The attack's own residual falls to {below:.0e} there, with wrong data: no certificate.",
     )
 
 
@@ -296,8 +291,7 @@ def signs(records: Sequence[Record]) -> Finding:
             constructed and held >= 1e-4,
             relu[0]["odd"] <= 1e-9 < 1e-3 <= tanh[0]["odd"],
         ),
-        f"Largest odd Hermite coefficient of order 3 to 15: {relu[0]['odd']:.0e} and "
-        f"{tanh[0]['odd']:.2g}. With exactly n candidates a flip alone costs "
+        "With exactly n candidates a flip alone costs "
         f"{min(relu.present('alone')):.0e} of the weights and more with ReLU too.",
     )
 

@@ -53,10 +53,6 @@ Starts = dict[int, float | None]
 """By rank, where recovery starts."""
 
 
-def _words(starts: Starts) -> str:
-    return ", ".join(f"{place(start)} (r = {rank})" for rank, start in starts.items())
-
-
 def _steady(starts: Starts) -> bool:
     """Whether recovery starts at about the same number of equations for each unknown."""
     found = [start for start in starts.values() if start is not None]
@@ -102,10 +98,12 @@ def subspace_synthetic(records: Sequence[Record]) -> Finding:
     inside, outside, network = arms
     if not measured or len(inside) < 2:
         return undecided("several ranks, in the subspace, the full space and a network, are needed")
+    told, full, estimated = (
+        ", ".join(f"{place(start)} (r = {rank})" for rank, start in arm.items()) for arm in arms
+    )
     return Finding(
-        f"half recovered from p/(rn) = {_words(inside)} in a subspace that is told, "
-        f"{_words(network)} in one estimated from a two-layer network; from p/(dn) = "
-        f"{_words(outside)} in the full space",
+        f"half recovered from p/(rn) = {told} in a subspace that is told, {estimated} in one "
+        f"estimated from a two-layer network; from p/(dn) = {full} in the full space",
         judged(
             _steady(inside),
             all(near(start) for start in inside.values()),
@@ -168,8 +166,6 @@ def subspace_cifar10(records: Sequence[Record]) -> Finding:
         f"in the full space; more recovered in the subspace at {ahead} of {len(shared)} widths, "
         f"less at {behind}",
         judged(earlier, behind == 0),
-        f"The subspace has at most n = {attacks[0]['samples']} of {attacks[0]['inputs']:,} "
-        "dimensions: it is that of the first layer's change.",
     )
 
 
