@@ -1,6 +1,7 @@
 """Checks of what a caller hands over: each returns the value, or raises an `InputError`."""
 
 import math
+import sys
 from collections.abc import Collection
 from typing import TypeVar
 
@@ -35,7 +36,7 @@ def number(name: str, value: object, above: float = -math.inf, least: float = -m
     if (
         not isinstance(value, int | float)
         or isinstance(value, bool)
-        or not math.isfinite(value)
+        or not abs(value) <= sys.float_info.max
         or not value > above
         or not value >= least
     ):
