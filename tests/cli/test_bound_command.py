@@ -1,6 +1,7 @@
 """`exhume bound` on sizes, model folders and factories; what it refuses, it refuses at once."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,8 @@ SMALL: dict[str, Any] = {"tolerance": 0.5, "separation": 1.1}
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """The search for the smallest π in fewer steps: its own tests are elsewhere."""
-    search = width.smallest_hit
-
-    def short(*arguments: Any, **options: Any) -> float:
-        return search(*arguments, **{**options, "starts": 2, "steps": 4})
-
-    monkeypatch.setattr(width, "smallest_hit", short)
+    search = partial(width.smallest_hit, starts=2, steps=4)
+    monkeypatch.setattr(width, "smallest_hit", search)
 
 
 def found(tmp_path: Path, **options: Any) -> dict[str, Any]:

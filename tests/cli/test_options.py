@@ -60,20 +60,15 @@ def test_the_version_is_told(
         assert exhume.__version__ in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    "words", ["--product-limit 3 @", "--model @ --product_limit=3", "@ --product-limit=3"]
+)
 def test_words_may_stand_anywhere_with_dashes_or_underscores(
-    workshop: Path, tmp_path: Path
+    words: str, workshop: Path, tmp_path: Path
 ) -> None:
-    model = str(workshop / "model")
-    for number, words in enumerate(
-        (
-            ["--product-limit", 3, model],
-            ["--model", model, "--product_limit=3"],
-            [model, "--product-limit=3"],
-        )
-    ):
-        exhume_("audit", *words, "--out", tmp_path / f"a-{number}")
-        config = config_of(tmp_path / f"a-{number}")
-        assert (config["model"], config["product_limit"]) == (model, 3)
+    model, out = str(workshop / "model"), tmp_path / "a-b"
+    exhume_("audit", *words.replace("@", model).split(), "--out", out)
+    assert (config_of(out)["model"], config_of(out)["product_limit"]) == (model, 3)
 
 
 @pytest.mark.parametrize(

@@ -130,40 +130,39 @@ def _show(console: Console, found: dict[str, Any]) -> None:
     """Print all that was found, table by table."""
     if (counting := found.get("counting")) is not None:
         ratios = {name: f"{ratio:.3g}" for name, ratio in counting.get("ratios", {}).items()}
-        rows = [
-            {"counting": name, "least width": f"{x:,}", "this width ÷ it": ratios.get(name, "–")}
-            for name, x in counting["thresholds"].items()
-        ]
-        console.print(table(rows))
+        thresholds = counting["thresholds"].items()
+        rows = [[name, f"{least:,}", ratios.get(name, "–")] for name, least in thresholds]
+        console.print(table(("counting", "least width", "this width ÷ it"), rows))
         if "verdict" in counting:
             console.print(counting["verdict"], markup=False)
     if "blocks" in found:
+        heads = ["block", "shape", "parameters", "share", "samples at most", "span known"]
         rows = [
-            {
-                "block": escape(block["name"]),
-                "shape": " × ".join(map(str, block["shape"] or ())),
-                "parameters": f"{block['parameters']:,}",
-                "share": f"{block['share']:.1%}",
-                "samples at most": f"{block['samples']:,}",
-                "span known": f"{block['spanned']:,}",
-            }
+            [
+                escape(block["name"]),
+                " × ".join(map(str, block["shape"] or ())),
+                f"{block['parameters']:,}",
+                f"{block['share']:.1%}",
+                f"{block['samples']:,}",
+                f"{block['spanned']:,}",
+            ]
             for block in found["blocks"]
         ]
-        console.print(table(rows))
-        heads = ("samples", "safe width of the last layer", "span known")
-        counts = [[f"{count:,}" for count in row.values()] for row in found["safe_widths"]]
-        console.print(table([dict(zip(heads, row, strict=True)) for row in counts]))
+        console.print(table(heads, rows))
+        heads = ["samples", "safe width of the last layer", "span known"]
+        rows = [[f"{count:,}" for count in row.values()] for row in found["safe_widths"]]
+        console.print(table(heads, rows))
     if "guarantee" in found:
         _show_guarantee(console, found["guarantee"], found["sizes"])
     if (series := found.get("hermite")) is not None:
         error, energy, sign = series["error"], series["energy"] or 1.0, series["sign"]
-        heads = ("order", f"Hermite coefficient of {found['sizes']['activation']}", "share")
-        lines = [
-            (str(k), f"{h:.6f}" if abs(h) > error else "0", f"{h * h / energy:.2%}")
+        heads = ["order", f"Hermite coefficient of {found['sizes']['activation']}"]
+        rows = [
+            [str(k), f"{h:.6f}" if abs(h) > error else "0", f"{h * h / energy:.2%}"]
             for k, h in enumerate(series["coefficients"])
         ]
-        lines.append(("above", "", f"{series['share_above']:.2%}"))
-        console.print(table([dict(zip(heads, line, strict=True)) for line in lines]))
+        rows.append(["above", "", f"{series['share_above']:.2%}"])
+        console.print(table([*heads, "share of the energy"], rows))
         console.print(f"the sign of a sample is {sign['verdict']}: {sign['reason']}", markup=False)
     if (private := found.get("privacy")) is not None:
         sphere = private["error_sphere"]
@@ -189,15 +188,10 @@ def _show_guarantee(console: Console, record: dict[str, Any], sizes: dict[str, A
         "certified": "by one equation that is violated",
         "numerical": "the same, its constant found by a search: no certificate",
     }
-    rows = [
-        {
-            "guarantee": name,
-            "width from which it holds": f"{record[word]:,.3g}",
-            "÷ (samples × dimension)": f"{record[word] / unknowns:,.3g}",
-        }
-        for word, name in names.items()
-    ]
-    console.print(table(rows))
+    widths = {name: record[word] for word, name in names.items()}
+    rows = [[name, f"{p:,.3g}", f"{p / unknowns:,.3g}"] for name, p in widths.items()]
+    heads = ("guarantee", "width from which it holds", "÷ (samples × dimension)")
+    console.print(table(heads, rows))
     console.print(
         f"with probability {1 - record['failure']:g}; kernel gap {record['gap']:.2e}, log of the "
         f"covering {record['log_covering']:,.0f}"

@@ -1,6 +1,6 @@
 """Where commands write to."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable
 
 from rich.console import Console
 from rich.table import Table
@@ -11,9 +11,9 @@ def console() -> Console:
     return Console(highlight=False, soft_wrap=True)
 
 
-def table(rows: Sequence[Mapping[str, str]]) -> Table:
-    """Return a table of rows, each with its words by the heads of their columns."""
-    made = Table(*rows[0])
+def table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> Table:
+    """Return rows of words below their heads."""
+    made = Table(*heads)
     for row in rows:
-        made.add_row(*row.values())
+        made.add_row(*row)
     return made

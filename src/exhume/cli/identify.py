@@ -46,17 +46,17 @@ def identify(
     found = identifiability(module, weights, rank, tolerance, level)
     console = _console()
     needed, least = f"{found.unknowns}", f"{found.sufficient_unknowns}"
-    rows = {
-        "degree of the activation": (f"{found.degree}", "3 or more"),
-        "neurons": (f"{found.neurons}", ""),
-        "dimensions they span": (f"{found.rank_of_neurons} of {found.dim}", ""),
-        "equations": (f"{found.equations}", needed),
-        "rank of the equations": (f"{found.rank}", needed),
-        "smallest singular value": (f"{found.smallest:.1e}", f"{found.tolerance:.1e}"),
-        "rank of the neurons' Gram matrix (sufficient)": (f"{found.sufficient_rank}", least),
-        "equations left unsolved": (f"{found.misfit:.1e}", ""),
-    }
-    console.print(table([{"": w, "found": x, "needed": y} for w, (x, y) in rows.items()]))
+    rows = (
+        ("degree of the activation", f"{found.degree}", "3 or more"),
+        ("neurons", f"{found.neurons}", ""),
+        ("dimensions they span", f"{found.rank_of_neurons} of {found.dim}", ""),
+        ("equations", f"{found.equations}", needed),
+        ("rank of the equations", f"{found.rank}", needed),
+        ("smallest singular value", f"{found.smallest:.1e}", f"{found.tolerance:.1e}"),
+        ("rank of the neurons' Gram matrix (sufficient)", f"{found.sufficient_rank}", least),
+        ("equations left unsolved", f"{found.misfit:.1e}", ""),
+    )
+    console.print(table(("", "found", "needed"), rows))
     word = "holds" if found.holds else "fails"
     console.print(f"[bold]the rank condition {word}[/], margin {found.margin:.1e} (1 is the edge)")
     for sentence in (*found.reasons, *found.undetermined):

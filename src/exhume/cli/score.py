@@ -28,13 +28,9 @@ def score(run: Path, truth: Path | None = None, model: str | None = None) -> Non
         }
         for values in (record["score"], record["chance"]["neighbour"])
     )
-    rows = [
-        {"": word, "this run": figures[word], "nearest other sample": chance.get(word, "")}
-        for word in FIGURES
-        if word in figures
-    ]
+    rows = ((word, figures[word], chance.get(word, "")) for word in FIGURES if word in figures)
     console = _console()
-    console.print(table(rows))
+    console.print(table(("", "this run", "nearest other sample"), rows))
     if "published" in record:
         console.print(reports.published_figures(record["published"]), markup=False)
     if "verdict" not in record:
