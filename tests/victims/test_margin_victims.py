@@ -131,7 +131,7 @@ def test_the_stationarity_of_the_record(watched: Watched) -> None:
 def test_the_violation_of_the_record(watched: Watched) -> None:
     """‖θ − Σ A ∇f‖²/‖θ‖² for the best A that the premise allows, by scipy or least squares."""
     victim = watched[0]
-    layers = [w.requires_grad_() for w in layers_of(victim)]
+    layers = [w.clone().requires_grad_() for w in layers_of(victim)]
     outputs, theta = plain(layers, victim.truth.inputs), flat(layers).detach()
     n, c = outputs.shape
     slopes = [torch.autograd.grad(f, layers, retain_graph=True) for f in outputs.flatten()]
