@@ -232,20 +232,20 @@ def test_a_ray_cluster_that_is_gone(
 
 
 def test_a_dask_address_must_be_given_and_if_encrypted_have_certificates(tmp_path: Path) -> None:
-    pytest.importorskip("distributed")
-    import dask
-
+    dask = pytest.importorskip("distributed") and pytest.importorskip("dask")
     with pytest.raises(InputError, match="needs the address of a scheduler"):
         sweep.run([Square(1.0)], "dask")
+    missing = dict.fromkeys(("ca-file", "client.cert"), str(tmp_path / "none.pem"))
+    wrong = {f"distributed.comm.tls.{word}": path for word, path in missing.items()}
     with socket.create_server(("127.0.0.1", 0)) as other:
-        for scheme in ("tls", "wss"):
-            address = f"{scheme}://127.0.0.1:{other.getsockname()[1]}"
-            with pytest.raises(InputError, match=r"certificates.*distributed\.comm\.tls"):
-                sweep.run([Square(1.0)], "dask", address=address)
-        missing = dict.fromkeys(("ca-file", "client.cert"), str(tmp_path / "none.pem"))
-        wrong = {f"distributed.comm.tls.{word}": path for word, path in missing.items()}
-        with dask.config.set(wrong), pytest.raises(InputError, match=r"certificates.*\(.*Error"):
-            sweep.run([Square(1.0)], "dask", address=address)
+        place = f"127.0.0.1:{other.getsockname()[1]}"
+        for scheme, settings, words in (
+            ("tls", {}, r"certificates.*distributed\.comm\.tls"),
+            ("wss", {}, r"certificates.*distributed\.comm\.tls"),
+            ("wss", wrong, r"certificates.*\(.*Error"),
+        ):
+            with dask.config.set(settings), pytest.raises(InputError, match=words):
+                sweep.run([Square(1.0)], "dask", address=f"{scheme}://{place}")
 
 
 @pytest.mark.parametrize("engine", ["dask", "ray"])

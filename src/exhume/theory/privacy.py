@@ -59,8 +59,8 @@ def sphere_error_bound(rho: float, dim: int) -> float:
     """Return the least relative error of any attack where x is uniform on a sphere of known radius.
 
     Our derivation; the entropy in `error_bound` is −∞ here. If the posterior mean has length A·|x|
-    the error is 1 − A². Of all distributions on the sphere with that mean the von Mises–Fisher one,
-    f ∝ exp(κt) with t the cosine to the mean, is nearest to uniform: A costs at least
+    the error is 1 − A². Among all distributions on the sphere with that mean the von Mises–Fisher
+    one, f ∝ exp(κt) with t the cosine to the mean, is nearest to uniform: A costs at least
     KL = κA − ln E exp(κt) nats. The error at KL = ρ is the bound, as KL is convex in A².
 
     Example:

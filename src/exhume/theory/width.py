@@ -20,6 +20,8 @@ from exhume.theory.gap import Setting, kernel_gap, smallest_hit
 FAR = 40.0
 """Up to where the slope of an activation is looked at; all bundled ones are straight before it."""
 
+UNRESOLVED = "too small; ask for a larger tolerance, fewer samples or a higher floor."
+
 
 class NoBoundError(InputError):
     """It is raised where the input is sound, but there is no bound for it."""
@@ -95,18 +97,12 @@ def width_bound(
     mass = (2 * samples - 1) * setting.largest / setting.least
     gap = setting.least**2 * kernel_gap(sigma, rank, tolerance, mass)
     if not gap > 0:
-        raise NoBoundError(
-            f"kernel gap of {sigma.name} in dimension {rank}: too small to resolve; ask for a "
-            f"larger tolerance (now {tolerance:g}), fewer samples or a higher floor."
-        )
+        raise NoBoundError(f"kernel gap of {sigma.name} in dimension {rank}: {UNRESOLVED}")
     tau = math.sqrt(gap / 8)
     certified, radius = _certified(sigma, setting, gap)
     found = smallest_hit(sigma, setting, tau, seed=0)
     if not found > 0:
-        raise NoBoundError(
-            f"hits of {sigma.name} in dimension {rank}: a wrong solution was found that violates "
-            "no equation noticeably; ask for a larger tolerance or a higher floor."
-        )
+        raise NoBoundError(f"hits of {sigma.name} in dimension {rank}: {UNRESOLVED}")
     numerical = found - found / 20  # a twentieth of the hits found may lie beyond R
     radius = max(radius, stats.chi.isf(found / 20, rank))
     origin = abs(float(sigma.value(torch.zeros(1, dtype=torch.float64))[0]))
