@@ -261,31 +261,29 @@ class Squashed(nn.Sequential):
         return result
 
 
-def cubic(dim: int = 3, width: int = 4) -> nn.Sequential:
-    model = two_layer((dim,), width, activation=CUBE)
-    assert isinstance(model, nn.Sequential)
-    return model
+def net_of(activation: str = CUBE, dim: int = 3, width: int = 4, **options: Any) -> nn.Sequential:
+    return two_layer((dim,), width, activation=activation, **options)
 
 
 @pytest.mark.parametrize(
     ("model", "options", "words"),
     [
-        (two_layer((3,), 4, activation="polynomial:0,0,1"), {}, "infinitely many ways.*local"),
-        (two_layer((3,), 4, activation="polynomial:0,1,1,0"), {}, "degree 2.*local_ident"),
-        (two_layer((3,), 4, activation="polynomial:0,1"), {}, "degree 1.*local_ident"),
-        (two_layer((3,), 4, activation="polynomial:1,0,0,1"), {}, "constant term 1.*local_ident"),
-        (two_layer((3,), 4, activation="relu"), {}, "is no polynomial.*local_ident"),
-        (two_layer((3,), 4, 2, activation=CUBE), {}, "2 outputs and no bias.*local_ident"),
-        (two_layer((3,), 4, activation=CUBE, bias=True), {}, "1 outputs and a bias.*local_ident"),
+        (net_of("polynomial:0,0,1"), {}, "infinitely many ways.*local"),
+        (net_of("polynomial:0,1,1,0"), {}, "degree 2.*local_ident"),
+        (net_of("polynomial:0,1"), {}, "degree 1.*local_ident"),
+        (net_of("polynomial:1,0,0,1"), {}, "constant term 1.*local_ident"),
+        (net_of("relu"), {}, "is no polynomial.*local_ident"),
+        (net_of(outputs=2), {}, "2 outputs and no bias.*local_ident"),
+        (net_of(bias=True), {}, "1 outputs and a bias.*local_ident"),
         (nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)), {}, "Linear, Tanh, Linear"),
-        (Squashed(*cubic()), {}, "its outputs are not"),
-        (cubic().bfloat16(), {}, "more digits"),
-        (cubic(40, 60), {}, "up to 3000"),
-        (cubic(), {"rank": 20}, "rank"),
-        (cubic(), {"rank": 1}, "outside of 1 dimensions"),
-        (cubic(), {"level": 0.0}, "level"),
-        (cubic(), {"tolerance": -1.0}, "tolerance"),
-        (cubic(), {"tolerance": 1.0}, "between 0 and 1"),
+        (Squashed(*net_of()), {}, "its outputs are not"),
+        (net_of().bfloat16(), {}, "more digits"),
+        (net_of(CUBE, 40, 60), {}, "up to 3000"),
+        (net_of(), {"rank": 20}, "rank"),
+        (net_of(), {"rank": 1}, "outside of 1 dimensions"),
+        (net_of(), {"level": 0.0}, "level"),
+        (net_of(), {"tolerance": -1.0}, "tolerance"),
+        (net_of(), {"tolerance": 1.0}, "between 0 and 1"),
     ],
     ids=lambda case: case if isinstance(case, str) else "",
 )
