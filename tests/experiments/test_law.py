@@ -31,7 +31,7 @@ TINY: dict[str, Any] = {
     "seeds": 1,
     "products": 100,
 }
-SMALL = Law(dims=(8,), samples=(3,), ratios=(0.1, 0.5, 4.0), seeds=2, products=400)
+SMALL = Law(dims=(8,), samples=(3,), ratios=(0.1, 0.5, 4.0), seeds=2, products=200)
 TOLD = "tansley2026, subspace told"
 
 
@@ -220,9 +220,9 @@ def test_failed_cells_are_listed_and_left_out(records: list[Record]) -> None:
 
 
 def test_the_phase_diagram_marks_thresholds_sizes_models_and_methods(records: list[Record]) -> None:
-    tanh = replace(SMALL, ratios=(4.0,), seeds=1, products=50, methods=("exhume",))
+    tanh = replace(SMALL, ratios=(4.0,), seeds=1, products=20, methods=("exhume",))
     tanh = replace(tanh, activations=("relu+tanh",), losses=("logistic",))
-    ranks = replace(SMALL, dims=(12,), ranks=(2, 6), ratios=(0.5, 4.0), seeds=1, products=50)
+    ranks = replace(SMALL, dims=(12,), ranks=(2, 6), ratios=(0.5, 4.0), seeds=1, products=20)
     ranks = replace(ranks, methods=("exhume", "tansley2026"))
     one, two = ("p = n = 3", "p = dn = 24", "labels fit", "random guess"), ("label error",)
     for more, words in (

@@ -96,22 +96,16 @@ def test_a_sweep_that_cannot_run_leaves_no_folder(tmp_path: Path, wrong: dict[st
 
 
 @pytest.mark.usefixtures("here")
-def test_documents_that_cannot_be_written(tmp_path: Path) -> None:
-    known = {"signs": tiny("signs")}
-    with pytest.raises(InputError, match="no results in"):
-        publish(tmp_path / "nothing", tmp_path / "docs", known)
-    assert not (tmp_path / "docs").exists()
-    perform(known["signs"], "small", tmp_path / "out" / "signs-small")
-    (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="file: expected a folder"):
-        reproduce(out=tmp_path / "out", document=tmp_path / "file")
-
-
-@pytest.mark.usefixtures("here")
 def test_documents_keep_what_is_not_among_the_new(tmp_path: Path) -> None:
     out, docs = tmp_path / "out", tmp_path / "docs"
     known = {name: tiny(name) for name in ("sphere-thresholds", "signs")}
+    with pytest.raises(InputError, match="no results in"):
+        publish(tmp_path / "nothing", docs, known)
+    assert not docs.exists()
     perform(known["signs"], "small", out / "signs-small")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="file: expected a folder"):
+        reproduce(out=out, document=tmp_path / "file")
     (out / "else").mkdir()
     (out / "else" / "result.json").write_text(json.dumps({"name": "else", "scale": "small"}))
     assert publish(out, docs, known) == [("signs-small", None)]

@@ -33,7 +33,13 @@ def publish(out: Path, docs: Path, claims: Mapping[str, Claim]) -> list[tuple[st
     A result that is in the docs and not among the new ones stays. What was copied is returned, each
     with the reason why its figure was not.
     """
-    found = _found(out, claims)
+    results = {file: read_json(file) for file in sorted(out.glob("*/result.json"))}
+    found = {
+        file: result
+        for file, result in results.items()
+        if result.get("name") in claims
+        and file.parent.name == f"{result['name']}-{result['scale']}"
+    }
     if not found and not stored(docs):
         raise InputError(
             f"{out}: no results in this folder; exhume reproduce NAME --out {out} makes one."
@@ -62,17 +68,6 @@ def publish(out: Path, docs: Path, claims: Mapping[str, Claim]) -> list[tuple[st
     return copied
 
 
-def _found(out: Path, claims: Mapping[str, Claim]) -> dict[Path, dict[str, Any]]:
-    """Results of runs, by file; other files of that name are left out."""
-    results = {file: read_json(file) for file in sorted(out.glob("*/result.json"))}
-    return {
-        file: result
-        for file, result in results.items()
-        if result.get("name") in claims
-        and file.parent.name == f"{result['name']}-{result['scale']}"
-    }
-
-
 def stored(docs: Path) -> list[dict[str, Any]]:
     """Return the results in docs/reproduction."""
     return [read_json(file) for file in sorted((docs / "reproduction").glob("*.json"))]
@@ -89,7 +84,8 @@ def document(results: Sequence[Mapping[str, Any]], order: Sequence[str]) -> str:
     for result in known:
         name = f"[{result['name']}](#{result['name']})"
         words = (result["claim"], result["figure"], result["verdict"], result["scale"])
-        parts.append("| " + " | ".join(map(_cell, (name, *words))) + " |")
+        cells = (word.replace("|", "\\|").replace("\n", " ") for word in (name, *words))
+        parts.append(f"| {' | '.join(cells)} |")
     for name in order:
         found = [result for result in known if result["name"] == name]
         if found:
@@ -107,22 +103,13 @@ def _section(result: Mapping[str, Any]) -> str:
     if result["note"]:
         lines.append(result["note"])
     failed = f", {result['failed']} of which failed" if result["failed"] else ""
+    seconds = result["seconds"]
+    time = f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.3g} min"
     lines += [
         "",
         f"{result['hardware']}; torch {result['torch']}; exhume {result['exhume']}; "
-        f"{result['date']}; {result['cells']} cells{failed}, "
-        f"{_duration(result['seconds'])} in all.",
+        f"{result['date']}; {result['cells']} cells{failed}, {time} in all.",
     ]
     if result["drawn"]:
         lines += ["", f"![{result['name']}, {result['scale']}](reproduction/{name}.svg)"]
     return "\n".join(lines)
-
-
-def _duration(seconds: float) -> str:
-    """Seconds, or minutes from 100 s on."""
-    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.3g} min"
-
-
-def _cell(text: str) -> str:
-    """Text that can stand in a table."""
-    return text.replace("|", "\\|").replace("\n", " ")
