@@ -212,6 +212,8 @@ def test_a_long_gallery_shows_the_best_and_the_worst(tmp_path: Path) -> None:
     assert len(set(re.findall(r"<b>(\d+)</b>", text))) == 60 and numbers == sorted(numbers)
     text = page(run_of(tmp_path / "other", faces(70)[:, ::5, ::5], scored=False))
     assert text.count("data:image/png") == 60 and "10 more candidates" in text
+    numbers = [float(x) for x in re.findall(r"</b>([0-9.]+)</figcaption>", text)]
+    assert len(numbers) == 60 and numbers == sorted(numbers, reverse=True)  # largest first
 
 
 def test_thumbnails_and_candidates_by_channel(tmp_path: Path) -> None:
