@@ -14,14 +14,23 @@ from exhume.features.activations import activation
 from exhume.features.random import RandomFeatures
 from exhume.features.weights import Seeded
 from exhume.methods import METHODS, Progress, method_named, reconstruct
-from exhume.methods.exhume import Exhume
+from exhume.methods.exhume import Exhume, Found
 from exhume.methods.iurada2025 import Iurada2025
 from exhume.methods.loo2023 import Loo2023
 from exhume.methods.progress import pack
 from exhume.methods.shen2026 import Shen2026
+from exhume.search.moves import dropping
 from exhume.solvers import Outcome, solve
 from exhume.solvers.levenberg_marquardt import LevenbergMarquardt
-from problems import Case, case, cosines, dense_phi, make_problem, with_hidden_flips
+from problems import (
+    Case,
+    case,
+    cosines,
+    dense_phi,
+    make_problem,
+    on_sphere,
+    with_hidden_flips,
+)
 
 
 def single(*arguments: Any, **options: Any) -> Case:
@@ -166,6 +175,20 @@ def test_two_candidates_too_many_can_hide_flips_from_relu_but_not_from_relu_with
     assert fitted(other.problem, candidates).value > 1e-3
     odd, signs = case(20, 4, 5, "tanh"), torch.tensor([[1.0], [-1], [-1], [1]])
     assert fitted(odd.problem, signs * odd.inputs).value < 1e-20  # no sign can be known
+
+
+def test_only_candidates_that_are_there_again_count_as_returned() -> None:
+    truth = case(12, 4, 10)
+    problem = replace(truth.problem, drift=1.0)
+    best = torch.cat([truth.inputs, on_sphere(2, 12, seed=9)])
+    order, _ = dropping(problem, fitted(problem, best))
+    start = best.clone()
+    start[order[2]] = on_sphere(1, 12, seed=8)[0]  # beyond the surplus two were dropped
+    begun = Exhume().begin(problem, 4, 0, start)
+    ended = replace(begun.state, outcome=Outcome.STALLED)
+    led = Found(best, begun.residual)
+    after = Exhume().advance(problem, replace(begun, state=ended, best=led, dropped=2))
+    assert (after.phase, after.returned) == ("explore", 1)
 
 
 # Budgets and observers

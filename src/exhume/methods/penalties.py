@@ -182,25 +182,15 @@ class PenalisedLoss:
     def prior(self) -> Tensor:
         """All penalties."""
         place, settings = self.place, self.settings
-        total = self.outside + self.below
+        outside = (place.shares * self._excess.double().square().sum(1)).sum()
+        below = (place.shares * self._shortfall.double().square().sum(1)).sum()
+        total = settings.box * outside + settings.push * below
         if settings.smoothness:
             rough = roughness(place.candidates, self.problem.shape).double().square().sum(1)
             total = total + settings.smoothness * (place.shares * rough).sum()
         if settings.sparsity:
             total = total + settings.sparsity * place.multipliers.double().abs().sum()
         return total
-
-    @property
-    def outside(self) -> Tensor:
-        """What leaving the box costs."""
-        each = self._excess.double().square().sum(1)
-        return self.settings.box * (self.place.shares * each).sum()
-
-    @property
-    def below(self) -> Tensor:
-        """What multipliers below the threshold cost."""
-        each = self._shortfall.double().square().sum(1)
-        return self.settings.push * (self.place.shares * each).sum()
 
     @cached_property
     def slope(self) -> Tensor:

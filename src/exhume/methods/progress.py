@@ -105,23 +105,18 @@ class Method(Protocol):
     @property
     def name(self) -> str:
         """Its name, as the user writes it."""
-        ...
 
     def view(self, problem: Problem) -> Problem:
         """Return the problem as this method sees it; the others are given what this returns."""
-        ...
 
     def init(self, problem: Problem, samples: int | None, seed: int) -> Progress:
         """Begin the first trial."""
-        ...
 
     def advance(self, problem: Problem, progress: Any) -> Progress:
         """Make one move: a solver step, or one of the search."""
-        ...
 
     def finish(self, problem: Problem, progress: Any) -> Fit:
         """Return the answer as it stands, also when there was more to do."""
-        ...
 
 
 def stream(seed: int, round_: int) -> torch.Generator:

@@ -37,11 +37,9 @@ from exhume.search.split import (
     halves,
     kept_to,
     line_search,
-    price_of_a_split,
     shared,
     smallest_eigenpairs,
     splitting_product,
-    upper_epsilon,
 )
 
 Base = Penalised | Iurada2025
@@ -354,8 +352,10 @@ class Shen2026:
             upper, price = EPSILON, 0.0
             chosen = chosen_as_published(pairs.values, loss.unit)
         else:
-            upper = upper_epsilon(loss.candidates)
-            price = price_of_a_split(len(loss.candidates), before - loss.value, loss.noise)
+            upper = float(loss.candidates.double().norm(dim=1).median()) / 2
+            # A candidate more makes every step dearer by 1/n, and a run shorter by 1/n of what it
+            # would have gained: as much as of late. What rounding does is no decrease.
+            price = max((before - loss.value) / len(loss.candidates), loss.noise)
             chosen = chosen_adaptively(pairs, upper, price)
         used = 0
 

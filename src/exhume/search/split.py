@@ -179,16 +179,6 @@ def chosen_as_published(values: Tensor, count: float) -> Tensor:
     return lowest[scaled[lowest] < -0.1].sort().values
 
 
-def price_of_a_split(candidates: int, gained: float, noise: float) -> float:
-    """Return the decrease of the loss that a split must bring to be worth it.
-
-    A candidate more makes every step dearer by 1/n, so that a run comes shorter by 1/n of what it
-    would have gained: as much as of late, or nothing if it has come to rest. What rounding does to
-    the loss is no decrease.
-    """
-    return max(gained / candidates, noise)
-
-
 def chosen_adaptively(pairs: Eigenpairs, upper: float, price: float) -> Tensor:
     """Return whom to split with no threshold set by hand, as indices in ascending order.
 
@@ -211,11 +201,6 @@ def chosen_adaptively(pairs: Eigenpairs, upper: float, price: float) -> Tensor:
     parts = promised.where(wanted, torch.zeros_like(promised))
     number = math.ceil(float(parts.sum() ** 2 / parts.square().sum()) - 1e-9)
     return parts.argsort(descending=True)[:number].sort().values
-
-
-def upper_epsilon(candidates: Tensor) -> float:
-    """Return the most that a half is moved where no scale is set: half the median norm."""
-    return float(candidates.double().norm(dim=1).median()) / 2
 
 
 def line_search(loss: Callable[[float], float], upper: float = EPSILON) -> float | None:
