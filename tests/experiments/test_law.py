@@ -287,11 +287,20 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == there | {".thesis.tex.abc"}
 
 
-@pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize("redact", [False, True])
-def test_pictures_are_shown_unless_redacted(redact: bool, tmp_path: Path) -> None:
+def test_pictures_are_kept_and_shown_unless_redacted(
+    redact: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[bool] = []
+
+    def run(cells: Sequence[Any], **_: Any) -> list[Record]:
+        kept.extend(getattr(cell, "keep", 0) > 0 for cell in cells)
+        return here(cells)
+
+    monkeypatch.setattr(sweep, "run", run)
     images = {"data": "digits", "size": 4, "classes": "parity", "samples": "3", "ratios": "4"}
     command.law(**images, seeds=2, products=50, out=tmp_path, redact=redact)
+    assert sum(kept) == (0 if redact else 1)
     text = (tmp_path / "law.html").read_text()
     assert text.count("data:image/png;base64,") == (0 if redact else 1)  # first seed and method
     assert ("Redacted" in text) is redact
