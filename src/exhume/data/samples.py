@@ -84,21 +84,13 @@ class Transform(Pixels):
 
 @dataclass(frozen=True, eq=False)
 class Data:
-    """A `Data` holds samples with their targets, as a model is trained on them.
+    """A `Data` holds samples with their targets, as a model is trained on them."""
 
-    Attributes:
-        inputs: (n, d) float64, one flattened sample a row.
-        targets: (n, m) float64: ±1, real numbers, or one-hot rows.
-        shape: of one sample, with product d; (H, W) grey, (C, H, W) colour.
-        name: of the set.
-        transform: how pixels became inputs.
-    """
-
-    inputs: Tensor = field(repr=False)
-    targets: Tensor = field(repr=False)
-    shape: tuple[int, ...]
-    name: str = "custom"
-    transform: Transform = field(default_factory=Transform)
+    inputs: Tensor = field(repr=False)  # (n, d) float64, one flattened sample a row
+    targets: Tensor = field(repr=False)  # (n, m) float64: ±1, real numbers, or one-hot rows
+    shape: tuple[int, ...]  # of one sample, with product d; (H, W) grey, (C, H, W) colour
+    name: str = "custom"  # of the set
+    transform: Transform = field(default_factory=Transform)  # how pixels became inputs
 
     def __post_init__(self) -> None:
         """Refuse what no model could be trained on."""

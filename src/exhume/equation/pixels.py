@@ -17,10 +17,6 @@ class Pixels:
 
     Samples are rows (n, d) with channels first: each channel is d / channels entries in a row.
 
-    Attributes:
-        shift: the pixel value that an input of zero stands for.
-        scale: the pixel value of one unit of input, positive.
-
     Example:
         >>> import torch
         >>> half = Pixels(shift=0.5, scale=0.25)
@@ -30,8 +26,8 @@ class Pixels:
         [[2.0, 2.0, 3.0, 3.0]]
     """
 
-    shift: Levels = 0.0
-    scale: Levels = 1.0
+    shift: Levels = 0.0  # the pixel value that an input of zero stands for
+    scale: Levels = 1.0  # the pixel value of one unit of input, positive
 
     def __post_init__(self) -> None:
         """Refuse what could not be undone, and keep lists, as JSON has them, as tuples."""

@@ -22,24 +22,18 @@ STREAM = 0xC4A7CE
 
 @dataclass(frozen=True)
 class Chance:
-    """A chance level says what the aggregates of a score are where nothing was recovered.
+    """A chance level says what the aggregates of a score are where nothing was recovered."""
 
-    Attributes:
-        candidates: How many random candidates were drawn.
-        trials: How often.
-        seed: The seed of the draws.
-        sphere: Each aggregate of `score` for random candidates, mean over the trials: uniform on
-            the sphere with the mean norm of the true samples. On the sphere of radius √d the
-            errors go to √2, the published error to √(2 − 4/π) ≈ 0.85 from below as d grows.
-        neighbour: The same for the nearest other training sample in place of each one (leave one
-            out, one may stand in for several). Images of a kind resemble each other, so this is
-            the level to beat there. None with a single sample.
-    """
-
-    candidates: int
-    trials: int
-    seed: int
+    candidates: int  # How many random candidates were drawn
+    trials: int  # How often
+    seed: int  # The seed of the draws
+    # Each aggregate of `score` for random candidates, mean over the trials: uniform on the sphere
+    # with the mean norm of the true samples. On the sphere of radius √d the errors go to √2, the
+    # published error to √(2 − 4/π) ≈ 0.85 from below as d grows
     sphere: dict[str, float | None]
+    # The same for the nearest other training sample in place of each one (leave one out, one may
+    # stand in for several). Images of a kind resemble each other, so this is the level to beat
+    # there. None with a single sample
     neighbour: dict[str, float | None] | None
 
     def to_dict(self) -> dict[str, Any]:
@@ -77,18 +71,14 @@ def chance(truth: Data | Tensor, candidates: int, seed: int = 0, trials: int = 5
 class Contrast:
     """A contrast holds how near candidates come to the model's own samples and to held-out ones.
 
-    Attributes:
-        own: Best similarity of each training sample, (n,).
-        other: The same for held-out samples, (k,).
-
     Example:
         >>> contrast = Contrast(torch.tensor([0.9, 0.8, 0.7]), torch.tensor([0.4, 0.5, 0.6]))
         >>> contrast.advantage, round(contrast.p_value, 9), contrast.shares(above=0.65)
         (1.0, 0.05, (1.0, 0.0))
     """
 
-    own: Tensor
-    other: Tensor
+    own: Tensor  # Best similarity of each training sample, (n,)
+    other: Tensor  # The same for held-out samples, (k,)
 
     @property
     def advantage(self) -> float:
@@ -114,16 +104,12 @@ class Contrast:
 
 @dataclass(frozen=True, eq=False)
 class OtherData:
-    """This control says whether candidates resemble training samples more than others of a kind.
+    """This control says whether candidates resemble training samples more than others of a kind."""
 
-    Attributes:
-        recovered: Share of own and of held-out samples with any candidate within 0.1.
-        cosines: Largest |cosine| with any candidate.
-        ssims: SSIM with the nearest candidate, as published; None where samples are no images.
-    """
-
+    # Share of own and of held-out samples with any candidate within 0.1
     recovered: tuple[float, float]
-    cosines: Contrast
+    cosines: Contrast  # Largest |cosine| with any candidate
+    # SSIM with the nearest candidate, as published; None where samples are no images
     ssims: Contrast | None
 
     def to_dict(self) -> dict[str, Any]:

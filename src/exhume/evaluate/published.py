@@ -38,32 +38,20 @@ SIDE = 3
 
 @dataclass(frozen=True, eq=False)
 class PublishedScore:
-    """The published figures have one value a training image, NaN where there are no candidates.
+    """The published figures have one value a training image, NaN where there are no candidates."""
 
-    Attributes:
-        candidates: How many reconstructions there were, over all runs.
-        neighbours: The nearest by `ncc_distances`, −1 for none.
-        ssim: Structural similarity of the training image and its reconstruction, stretched.
-        psnr: Peak signal-to-noise ratio of the same pair, in dB.
-        l2_neighbours: The nearest by distance, −1 for none.
-        l2: Its distance, not squared, in the space of the model's inputs (which is that of pixels
-            less their mean, for data loaded with `centre="pixels"`).
-        top10_ssim: The mean of the ten highest, or of as many as there are.
-        top10_dssim: The same of the ten lowest.
-        top10_psnr: The same of the ten highest.
-        top10_l2: The same of the ten lowest.
-    """
-
-    candidates: int
-    neighbours: Tensor
-    ssim: Tensor
-    psnr: Tensor
-    l2_neighbours: Tensor
+    candidates: int  # How many reconstructions there were, over all runs
+    neighbours: Tensor  # The nearest by `ncc_distances`, −1 for none
+    ssim: Tensor  # Structural similarity of the training image and its reconstruction, stretched
+    psnr: Tensor  # Peak signal-to-noise ratio of the same pair, in dB
+    l2_neighbours: Tensor  # The nearest by distance, −1 for none
+    # Its distance, not squared, in the space of the model's inputs (which is that of pixels less
+    # their mean, for data loaded with `centre="pixels"`)
     l2: Tensor
-    top10_ssim: float
-    top10_dssim: float
-    top10_psnr: float
-    top10_l2: float
+    top10_ssim: float  # The mean of the ten highest, or of as many as there are
+    top10_dssim: float  # The same of the ten lowest
+    top10_psnr: float  # The same of the ten highest
+    top10_l2: float  # The same of the ten lowest
 
     @property
     def samples(self) -> int:

@@ -21,25 +21,18 @@ THRESHOLD = 40.0
 
 @dataclass(frozen=True)
 class Activation:
-    """An activation is an element-wise function with the derivative that the attack uses for it.
+    """An activation is an element-wise function with the derivative that the attack uses for it."""
 
-    Attributes:
-        name: what the user writes, for example ``relu`` or ``polynomial:1,0,0.5``.
-        value: σ(z).
-        slope: σ'(z); exact, except in the surrogates that `leaky_backward` and `smoothed_relu`
-            make.
-        homogeneous: whether σ(cz) = cσ(z) for c > 0, so that a sample's norm leaves no trace.
-        sign: whether a sample can be told from its negative. `lost` if σ is even or odd, `weak`
-            if its odd part is linear (then flips add up to a linear function), else `determined`.
-        piecewise_linear: whether the slope is constant between kinks, so that its derivatives
-            are zero.
-    """
-
-    name: str
-    value: Callable[[Tensor], Tensor]
+    name: str  # what the user writes, for example ``relu`` or ``polynomial:1,0,0.5``
+    value: Callable[[Tensor], Tensor]  # σ(z)
+    # σ'(z); exact, except in the surrogates that `leaky_backward` and `smoothed_relu` make
     slope: Callable[[Tensor], Tensor]
+    # whether σ(cz) = cσ(z) for c > 0, so that a sample's norm leaves no trace
     homogeneous: bool = False
+    # whether a sample can be told from its negative. `lost` if σ is even or odd, `weak` if its odd
+    # part is linear (then flips add up to a linear function), else `determined`
     sign: str = "determined"
+    # whether the slope is constant between kinks, so that its derivatives are zero
     piecewise_linear: bool = False
 
     def second(self, z: Tensor) -> Tensor:

@@ -40,20 +40,14 @@ Function = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class ModuleFeatures(Features):
-    """Features of a network at one or two points in weight space.
+    """Features of a network at one or two points in weight space."""
 
-    Attributes:
-        network: the module as a function.
-        points: weights at which the features are taken; with two, a candidate has the rows of
-            both, each with coefficients of its own.
-        title: what they are, for a report.
-        chunk: candidates at a time; chosen from the free memory if None.
-    """
-
-    network: Network
+    network: Network  # the module as a function
+    # weights at which the features are taken; with two, a candidate has the rows of both, each with
+    # coefficients of its own
     points: tuple[Weights, ...]
-    title: str
-    chunk: int | None = None
+    title: str  # what they are, for a report
+    chunk: int | None = None  # candidates at a time; chosen from the free memory if None
 
     def rows_at(self, weights: Weights, inputs: Tensor) -> Tensor:
         """Return features at one point, (n, d) → (n, k, p)."""

@@ -22,20 +22,13 @@ Weights = Mapping[str, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Network:
-    """A prepared module (see `exhume.models.prepare`), called with weights of the caller's.
+    """A prepared module (see `exhume.models.prepare`), called with weights of the caller's."""
 
-    Attributes:
-        module: in eval mode; its own weights are not used.
-        shape: of one input.
-        outputs: c, the number of outputs.
-        head: name of the last linear layer.
-        basis: U (d, r), where inputs are given by their coordinates z, x = Uz; or None.
-    """
-
-    module: nn.Module
-    shape: tuple[int, ...]
-    outputs: int
-    head: str
+    module: nn.Module  # in eval mode; its own weights are not used
+    shape: tuple[int, ...]  # of one input
+    outputs: int  # c, the number of outputs
+    head: str  # name of the last linear layer
+    # U (d, r), where inputs are given by their coordinates z, x = Uz; or None
     basis: Tensor | None = None
 
     @property

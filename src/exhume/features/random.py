@@ -21,25 +21,15 @@ KEPT_BYTES = 2**30
 
 @dataclass(frozen=True)
 class RandomFeatures(Features):
-    """φ(x) = σ(Vx + b), V (p, d): random features, and the hidden layer of a two-layer network.
+    """φ(x) = σ(Vx + b), V (p, d): random features, and the hidden layer of a two-layer network."""
 
-    Attributes:
-        weights: where V comes from.
-        activation: σ with its derivative.
-        block: rows of V a block; chosen from `BLOCK_BYTES` if None.
-        full_precision: keep the products of steps in float32 on a GPU too.
-        bias: b (p,), or None for zero.
-        spread: root mean square of the entries of V; 1/√d if None.
-        title: what they are, for a report.
-    """
-
-    weights: Weights
-    activation: Activation
-    block: int | None = None
-    full_precision: bool = False
-    bias: Tensor | None = None
-    spread: float | None = None
-    title: str = "random features"
+    weights: Weights  # where V comes from
+    activation: Activation  # σ with its derivative
+    block: int | None = None  # rows of V a block; chosen from `BLOCK_BYTES` if None
+    full_precision: bool = False  # keep the products of steps in float32 on a GPU too
+    bias: Tensor | None = None  # b (p,), or None for zero
+    spread: float | None = None  # root mean square of the entries of V; 1/√d if None
+    title: str = "random features"  # what they are, for a report
 
     @property
     def name(self) -> str:

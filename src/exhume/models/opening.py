@@ -32,26 +32,20 @@ from exhume.models.state import ZERO_HEAD, Saved, StateOrFile, check_pair
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """Where a model and its weights come from.
+    """Where a model and its weights come from."""
 
-    Attributes:
-        model: folder of a model; package.module:factory or path/file.py:factory, whose code is
-            run; or a module in memory, whose own weights are not used.
-        trained: state dict after training, or its file; None for a folder, which has its own, as
-            it has all that follows.
-        initial: state dict before training, or its file; "zero-head" where the last layer began at
-            zero and nothing else was trained.
-        card: what is known of the inputs.
-        arguments: what the factory is called with.
-        head: name of the last linear layer; found if None.
-    """
-
+    # folder of a model; package.module:factory or path/file.py:factory, whose code is run; or a
+    # module in memory, whose own weights are not used
     model: nn.Module | str | None
+    # state dict after training, or its file; None for a folder, which has its own, as it has all
+    # that follows
     trained: StateOrFile | None = None
+    # state dict before training, or its file; "zero-head" where the last layer began at zero and
+    # nothing else was trained
     initial: StateOrFile | None = None
-    card: DataCard | None = None
-    arguments: dict[str, Any] | None = None
-    head: str | None = None
+    card: DataCard | None = None  # what is known of the inputs
+    arguments: dict[str, Any] | None = None  # what the factory is called with
+    head: str | None = None  # name of the last linear layer; found if None
 
     @property
     def zero_head(self) -> bool:
@@ -91,22 +85,15 @@ class Source:
 
 @dataclass(frozen=True, eq=False)
 class Opened:
-    """A model as a problem, and what was done to it on the way.
+    """A model as a problem, and what was done to it on the way."""
 
-    Attributes:
-        problem: what the auditor may see.
-        parameters: the block of parameters that is its target, or whose change is.
-        point: where its features are taken; None for random features, which do not move.
-        changes: what was changed in the copy of the model that is attacked.
-        warnings: what weakens the attack's premise, and what the weights lack.
-        derivative_error: how far derivatives were from finite differences, where it was checked.
-    """
-
-    problem: Problem
-    parameters: str = "last"
+    problem: Problem  # what the auditor may see
+    parameters: str = "last"  # the block of parameters that is its target, or whose change is
+    # where its features are taken; None for random features, which do not move
     point: str | None = None
-    changes: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
+    changes: tuple[str, ...] = ()  # what was changed in the copy of the model that is attacked
+    warnings: tuple[str, ...] = ()  # what weakens the attack's premise, and what the weights lack
+    # how far derivatives were from finite differences, where it was checked
     derivative_error: float | None = None
 
 

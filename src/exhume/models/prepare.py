@@ -46,19 +46,14 @@ HOOKS = (
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """A module whose derivatives can be trusted inside `exact_operations()`.
+    """A module whose derivatives can be trusted inside `exact_operations()`."""
 
-    Attributes:
-        network: a copy in eval mode, mended, in float32 or float64, its outputs and its head. A
-            batch of n inputs gives (n, c), or (n,) where the model was written so and c is 1.
-        changes: a sentence for each thing that was changed: what, where and why.
-        warnings: a sentence for each thing that weakens the attack's premise.
-        derivative_error: largest relative error against finite differences; None if not checked.
-    """
-
+    # a copy in eval mode, mended, in float32 or float64, its outputs and its head. A batch of n
+    # inputs gives (n, c), or (n,) where the model was written so and c is 1
     network: Network
-    changes: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
+    changes: tuple[str, ...] = ()  # a sentence for each thing that was changed: what, where and why
+    warnings: tuple[str, ...] = ()  # a sentence for each thing that weakens the attack's premise
+    # largest relative error against finite differences; None if not checked
     derivative_error: float | None = None
 
 

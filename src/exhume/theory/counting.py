@@ -103,23 +103,14 @@ def most_samples(
 
 @dataclass(frozen=True)
 class Block:
-    """A block is parameters that an attack could use, with what they could give up at most.
+    """A block is parameters that an attack could use, with what they could give up at most."""
 
-    Attributes:
-        name: of a tensor; or `first layer`, `last layer`, `all`.
-        shape: of the tensor; None for several together.
-        parameters: how many numbers.
-        share: of all parameters.
-        samples: the most samples that they could determine, by the count alone.
-        spanned: the same where the samples' span is known.
-    """
-
-    name: str
-    shape: tuple[int, ...] | None
-    parameters: int
-    share: float
-    samples: int
-    spanned: int
+    name: str  # of a tensor; or `first layer`, `last layer`, `all`
+    shape: tuple[int, ...] | None  # of the tensor; None for several together
+    parameters: int  # how many numbers
+    share: float  # of all parameters
+    samples: int  # the most samples that they could determine, by the count alone
+    spanned: int  # the same where the samples' span is known
 
 
 def blocks(

@@ -42,17 +42,11 @@ NEGLIGIBLE = 1e-20
 
 @dataclass(frozen=True, eq=False)
 class Expansion:
-    """An expansion holds the Hermite coefficients of an activation.
+    """An expansion holds the Hermite coefficients of an activation."""
 
-    Attributes:
-        values: h_0 … h_K, float64.
-        energy: E σ(g)², which all h_k² add up to.
-        error: an estimate of the largest error of the coefficients.
-    """
-
-    values: Tensor
-    energy: float
-    error: float
+    values: Tensor  # h_0 … h_K, float64
+    energy: float  # E σ(g)², which all h_k² add up to
+    error: float  # an estimate of the largest error of the coefficients
 
     @property
     def rest(self) -> float:
@@ -110,21 +104,13 @@ def kernel(activation: Function, rho: Tensor | float) -> Tensor:
 
 @dataclass(frozen=True)
 class SignAmbiguity:
-    """This says whether features of σ tell a sample from its negative.
+    """This says whether features of σ tell a sample from its negative."""
 
-    Attributes:
-        verdict: lost, weak or determined, as in `Activation.sign`.
-        reason: in a sentence.
-        even: E σ₊(g)² with the even part σ₊(z) = (σ(z) + σ(−z))/2, the sum of h_k² over even k.
-        odd: the same of the odd part and odd k.
-        bent: the same over odd k ≥ 3.
-    """
-
-    verdict: str
-    reason: str
-    even: float
-    odd: float
-    bent: float
+    verdict: str  # lost, weak or determined, as in `Activation.sign`
+    reason: str  # in a sentence
+    even: float  # E σ₊(g)² with the even part σ₊(z) = (σ(z) + σ(−z))/2, the sum of h_k² over even k
+    odd: float  # the same of the odd part and odd k
+    bent: float  # the same over odd k ≥ 3
 
 
 def sign_ambiguity(activation: Function) -> SignAmbiguity:

@@ -37,47 +37,29 @@ little more than rounding, elsewhere a large share."""
 
 @dataclass(frozen=True, eq=False)
 class Identifiability:
-    """This says what the weights determine.
+    """This says what the weights determine."""
 
-    Attributes:
-        degrees: of the polynomial σ, lowest first.
-        dim: d, of a sample.
-        neurons: how many hold equations.
-        rank_of_neurons: r, the dimension of their span U.
-        unknowns: of the symmetric tensors on U, Σ_q C(r+q−1, q).
-        equations: r for each neuron, and one more if σ has several degrees.
-        rank: of the equations.
-        smallest: the last singular value of the equations, relative to the first; 0 if there are
-            fewer equations than unknowns.
-        tolerance: relative singular value that counts as zero.
-        sufficient_rank: of the Gram matrix [(w_k·w_l)^{α−1}], that is the dimension of
-            span{w_k^{⊗(α−1)}}; with several degrees of all (w_k^{⊗(q−1)})_q together.
-        sufficient_unknowns: the rank at which it alone would do: dim Sym^{α−1}(U).
-        misfit: what the best tensors leave of the equations, relative.
-        samples: recovered, (n, d) float64; None if the condition fails or nothing fits.
-        multipliers: b_i = λ_i y_i, (n,).
-        residual: |θ − Σ_i b_i ∇θ f(x_i)| / |θ| of what was recovered.
-        undetermined: sentences on what of a sample the weights cannot show.
-        reasons: sentences on why the condition, or the recovery, fails.
-    """
-
-    degrees: tuple[int, ...]
-    dim: int
-    neurons: int
-    rank_of_neurons: int
-    unknowns: int
-    equations: int
-    rank: int
+    degrees: tuple[int, ...]  # of the polynomial σ, lowest first
+    dim: int  # d, of a sample
+    neurons: int  # how many hold equations
+    rank_of_neurons: int  # r, the dimension of their span U
+    unknowns: int  # of the symmetric tensors on U, Σ_q C(r+q−1, q)
+    equations: int  # r for each neuron, and one more if σ has several degrees
+    rank: int  # of the equations
+    # the last singular value of the equations, relative to the first; 0 if there are fewer
+    # equations than unknowns
     smallest: float
-    tolerance: float
+    tolerance: float  # relative singular value that counts as zero
+    # of the Gram matrix [(w_k·w_l)^{α−1}], that is the dimension of span{w_k^{⊗(α−1)}}; with
+    # several degrees of all (w_k^{⊗(q−1)})_q together
     sufficient_rank: int
-    sufficient_unknowns: int
-    misfit: float
-    samples: Tensor | None
-    multipliers: Tensor | None
-    residual: float | None
-    undetermined: tuple[str, ...]
-    reasons: tuple[str, ...]
+    sufficient_unknowns: int  # the rank at which it alone would do: dim Sym^{α−1}(U)
+    misfit: float  # what the best tensors leave of the equations, relative
+    samples: Tensor | None  # recovered, (n, d) float64; None if the condition fails or nothing fits
+    multipliers: Tensor | None  # b_i = λ_i y_i, (n,)
+    residual: float | None  # |θ − Σ_i b_i ∇θ f(x_i)| / |θ| of what was recovered
+    undetermined: tuple[str, ...]  # sentences on what of a sample the weights cannot show
+    reasons: tuple[str, ...]  # sentences on why the condition, or the recovery, fails
 
     @property
     def degree(self) -> int:
@@ -97,17 +79,11 @@ class Identifiability:
 
 @dataclass(frozen=True, eq=False)
 class Recovered:
-    """These samples explain the weights.
+    """These samples explain the weights."""
 
-    Attributes:
-        samples: (n, d) float64.
-        multipliers: b_i = λ_i y_i, (n,).
-        residual: |θ − Σ_i b_i ∇θ f(x_i)| / |θ|.
-    """
-
-    samples: Tensor
-    multipliers: Tensor
-    residual: float
+    samples: Tensor  # (n, d) float64
+    multipliers: Tensor  # b_i = λ_i y_i, (n,)
+    residual: float  # |θ − Σ_i b_i ∇θ f(x_i)| / |θ|
 
 
 def identifiability(

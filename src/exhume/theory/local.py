@@ -29,23 +29,14 @@ TOLERANCE = 1e-9
 
 @dataclass(frozen=True, eq=False)
 class LocalIdentifiability:
-    """This says what is determined to first order.
+    """This says what is determined to first order."""
 
-    Attributes:
-        unknowns: of the candidates, n·d, or the dimension of the domain's tangent space.
-        equations: p·m, less those that the coefficients take up.
-        rank: how many directions of the candidates are determined.
-        singular_values: of the equations, each candidate's at its own scale, largest first.
-        undetermined: directions of the candidates that are not, (q, n, d), orthonormal.
-        residual: ‖Δ − Φ(X)ᵀA‖²/‖Δ‖² at the candidates; the rest means little where it is large.
-    """
-
-    unknowns: int
-    equations: int
-    rank: int
-    singular_values: Tensor
-    undetermined: Tensor
-    residual: float
+    unknowns: int  # of the candidates, n·d, or the dimension of the domain's tangent space
+    equations: int  # p·m, less those that the coefficients take up
+    rank: int  # how many directions of the candidates are determined
+    singular_values: Tensor  # of the equations, each candidate's at its own scale, largest first
+    undetermined: Tensor  # directions of the candidates that are not, (q, n, d), orthonormal
+    residual: float  # ‖Δ − Φ(X)ᵀA‖²/‖Δ‖² at the candidates; the rest means little where it is large
 
     @property
     def holds(self) -> bool:

@@ -26,20 +26,14 @@ below it, and another function far above."""
 
 @dataclass(frozen=True, eq=False)
 class Neurons:
-    """Neurons make up a two-layer network with activation σ(z) = Σ_q s_q z^q and one output.
+    """Neurons make up a two-layer network with activation σ(z) = Σ_q s_q z^q and one output."""
 
-    Attributes:
-        first: w_k, (K, d) float64 on the CPU; (K, d + 1) with the hidden bias where there is one.
-        last: a_k, (K,).
-        coefficients: s_0 … s_α, the last of them not zero.
-        lifted: whether the last entry of w_k is a bias.
-        eps: relative rounding of the weights as they were stored.
-    """
-
+    # w_k, (K, d) float64 on the CPU; (K, d + 1) with the hidden bias where there is one
     first: Tensor
-    last: Tensor
-    coefficients: tuple[float, ...]
-    lifted: bool = False
+    last: Tensor  # a_k, (K,)
+    coefficients: tuple[float, ...]  # s_0 … s_α, the last of them not zero
+    lifted: bool = False  # whether the last entry of w_k is a bias
+    # relative rounding of the weights as they were stored
     eps: float = torch.finfo(torch.float64).eps
 
     @property

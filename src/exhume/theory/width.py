@@ -29,30 +29,19 @@ class NoBoundError(InputError):
 
 @dataclass(frozen=True)
 class WidthBound:
-    """From these widths on exact solutions are the samples, with probability 1 − failure.
+    """From these widths on exact solutions are the samples, with probability 1 − failure."""
 
-    Attributes:
-        hoeffding: width by Hoeffding's inequality, the paper's way.
-        certified: width by hits, with the bound on π that follows from the gap; certified up to
-            the grids that its constants are computed on.
-        numerical: width by hits with the smallest π found: no certificate.
-        gap: δ, in the units of the coefficients squared.
-        hit_certified: π that follows from the gap.
-        hit_numerical: the smallest π found.
-        log_covering: log N.
-        failure: the probability that is allowed.
-        assumptions: what has to be true, a sentence each.
-    """
-
-    hoeffding: float
+    hoeffding: float  # width by Hoeffding's inequality, the paper's way
+    # width by hits, with the bound on π that follows from the gap; certified up to the grids that
+    # its constants are computed on
     certified: float
-    numerical: float
-    gap: float
-    hit_certified: float
-    hit_numerical: float
-    log_covering: float
-    failure: float
-    assumptions: tuple[str, ...]
+    numerical: float  # width by hits with the smallest π found: no certificate
+    gap: float  # δ, in the units of the coefficients squared
+    hit_certified: float  # π that follows from the gap
+    hit_numerical: float  # the smallest π found
+    log_covering: float  # log N
+    failure: float  # the probability that is allowed
+    assumptions: tuple[str, ...]  # what has to be true, a sentence each
 
     def failure_at(self, width: int, numerical: bool = False) -> float:
         """Return the largest probability of failure at a width: N (1 − π)^p, at most 1."""

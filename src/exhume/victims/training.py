@@ -62,34 +62,25 @@ Show = Callable[[int, float], None]
 
 @dataclass(frozen=True)
 class Training:
-    """A `Training` says everything, beside samples and first weights, that a result depends on.
+    """A `Training` says everything, beside samples and first weights, that a result depends on."""
 
-    Attributes:
-        loss: `squared`, the mean of (f − y)² over samples and outputs; `logistic`, the mean of
-            log(1 + exp(−y f)) with y = ±1 by the sign of the target; `cross_entropy` of the
-            softmax, the class being the largest target (with one output: `logistic`).
-        optimizer: `gd` with all samples at every step; `sgd` and `adam` with minibatches.
-        rate: of the steps, constant. None: chosen from the curvature, see above; for `adam`, what
-            lowers the loss by a tenth at first, at most 0.001.
-        momentum: of `gd` (0 unless given) and `sgd` (0.9 unless given).
-        batch: samples in a minibatch of `sgd` and `adam`; None for all.
-        decay: of the weights, decay · θ: added to the gradient, and with `adam` to the step.
-        until: the loss, without decay, at which training stops.
-        steps: the most steps.
-        seed: of the order of minibatches.
-        lazy: α of α(f_θ − f_θ₀), which is trained in place of f: the larger, the less the
-            weights move (Chizat et al. 2019). None for f itself.
-    """
-
+    # `squared`, the mean of (f − y)² over samples and outputs; `logistic`, the mean of log(1 +
+    # exp(−y f)) with y = ±1 by the sign of the target; `cross_entropy` of the softmax, the class
+    # being the largest target (with one output: `logistic`)
     loss: str = "squared"
-    optimizer: str = "gd"
+    optimizer: str = "gd"  # `gd` with all samples at every step; `sgd` and `adam` with minibatches
+    # of the steps, constant. None: chosen from the curvature, see above; for `adam`, what lowers
+    # the loss by a tenth at first, at most 0.001
     rate: float | None = None
-    momentum: float | None = None
-    batch: int | None = None
+    momentum: float | None = None  # of `gd` (0 unless given) and `sgd` (0.9 unless given)
+    batch: int | None = None  # samples in a minibatch of `sgd` and `adam`; None for all
+    # of the weights, decay · θ: added to the gradient, and with `adam` to the step
     decay: float = 0.0
-    until: float = 1e-8
-    steps: int = 100_000
-    seed: int = 0
+    until: float = 1e-8  # the loss, without decay, at which training stops
+    steps: int = 100_000  # the most steps
+    seed: int = 0  # of the order of minibatches
+    # α of α(f_θ − f_θ₀), which is trained in place of f: the larger, the less the weights move
+    # (Chizat et al. 2019). None for f itself
     lazy: float | None = None
 
     def __post_init__(self) -> None:

@@ -16,22 +16,15 @@ from exhume.models.formulation import premise_named
 
 @dataclass(frozen=True)
 class Victim:
-    """A `Victim` is a trained model with the truth beside it.
+    """A `Victim` is a trained model with the truth beside it."""
 
-    Attributes:
-        problem: what the auditor may see.
-        truth: the training data, for the evaluation only.
-        training: how it was trained, for the card.
-        initial: the weights before training, by name; empty where a seed stands for them.
-        trained: the weights after it.
-        model: the network and what is told of it; None for random features.
-    """
-
-    problem: Problem
-    truth: Data
-    training: dict[str, Any]
+    problem: Problem  # what the auditor may see
+    truth: Data  # the training data, for the evaluation only
+    training: dict[str, Any]  # how it was trained, for the card
+    # the weights before training, by name; empty where a seed stands for them
     initial: Mapping[str, Tensor] = field(default_factory=dict)
-    trained: Mapping[str, Tensor] = field(default_factory=dict)
+    trained: Mapping[str, Tensor] = field(default_factory=dict)  # the weights after it
+    # the network and what is told of it; None for random features
     model: NetworkModel | None = None
 
     def posed(
