@@ -45,7 +45,7 @@ def test_a_card_is_read_from_a_file(tmp_path: Path) -> None:
         ("shape: [3, 2, 2]\nmean: [1, 2]\n", "mean: expected a number, or one for each of 3"),
         ("shape: [4]\nmean: [1, 2, 3, 4]\n", "mean: expected a number, got"),
         ("shape: [3]\nmean: half\n", "mean: expected"),
-        ("shape: [3]\nnorm: 1" + "0" * 400, "too large"),
+        ("shape: [3]\nnorm: 1" + "0" * 400, "norm: expected a number above 0"),
         ("shape: [3]\nstd: 0\n", "std: expected"),
         ("shape: [3]\nnorm: -1\n", "norm: expected"),
         ("shape: [3]\nnorm: unit\n", "norm: expected"),

@@ -32,12 +32,9 @@ WEIGHT_DECAY = (
 
 @dataclass(frozen=True)
 class Buzaglo2023(haim2022.Haim2022):
-    """The published recipe; what is None is tuned.
+    """The published recipe; what is None is tuned."""
 
-    Attributes:
-        multiplier_rate: step size of the multipliers; the others are those of `Haim2022`.
-    """
-
+    # step size of the multipliers; the others are those of `Haim2022`
     multiplier_rate: float | None = None
     name: str = "buzaglo2023"
 

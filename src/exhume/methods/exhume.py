@@ -30,33 +30,21 @@ class Found:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Search(Solving):
-    """The progress of this search.
-
-    Attributes:
-        best: the best trial since the last fresh start, which this one is measured against; its
-            residual counts as infinite where the number of candidates has just grown.
-        champion: the best trial before the last fresh start.
-        misses: rounds in a row that did not improve on the best.
-        restarts: fresh starts so far.
-        dropped: candidates beyond the surplus that this trial began by dropping.
-        returned: dropped candidates that trials found again, at the same residual, in all.
-        grown: the residual before the number of candidates last grew.
-        floor: the residual that was taken for the floor, 0 while there is none.
-        tidied: how many ways to tidy up were tried since exploring ended.
-        too_few: the largest number of candidates that is known to be too small.
-    """
+    """The progress of this search."""
 
     state: DampedState
+    # the best trial since the last fresh start, which this one is measured against; its residual
+    # counts as infinite where the number of candidates has just grown
     best: Found | None = None
-    champion: Found | None = None
-    misses: int = 0
-    restarts: int = 0
-    dropped: int = 0
-    returned: int = 0
-    grown: float = math.inf
-    floor: float = 0.0
-    tidied: int = 0
-    too_few: int = 0
+    champion: Found | None = None  # the best trial before the last fresh start
+    misses: int = 0  # rounds in a row that did not improve on the best
+    restarts: int = 0  # fresh starts so far
+    dropped: int = 0  # candidates beyond the surplus that this trial began by dropping
+    returned: int = 0  # dropped candidates that trials found again, at the same residual, in all
+    grown: float = math.inf  # the residual before the number of candidates last grew
+    floor: float = 0.0  # the residual that was taken for the floor, 0 while there is none
+    tidied: int = 0  # how many ways to tidy up were tried since exploring ended
+    too_few: int = 0  # the largest number of candidates that is known to be too small
 
     @property
     def leader(self) -> Found:
@@ -81,39 +69,27 @@ class Search(Solving):
 
 @dataclass(frozen=True)
 class Exhume:
-    """Over-complete search with Levenberg-Marquardt.
+    """Over-complete search with Levenberg-Marquardt."""
 
-    Attributes:
-        tolerance: relative residual at which the weights count as explained.
-        close: residual at which exploring ends.
-        least_ratio: p·m/(d·n̂) that exploring keeps, so that zero residual still means something.
-        surplus: most candidates at the start, in units of the samples.
-        patience: rounds without improvement before a fresh start.
-        restarts: fresh starts before the search gives up.
-        rounds: most rounds in all.
-        trial: most solver steps a round.
-        twins: cosines above which candidates are merged before a cut; the first that leaves enough.
-        alike: cosines above which they are merged where the number is unknown, tried in turn.
-        cheap: share of the target that a cut may cost before the others are solved again.
-        same: factor within which two residuals are the same plateau.
-        again: cosine from which a candidate that was dropped has been found again.
-        above: how far above the floor a cut may leave the residual; a sample with a trace of
-            less cannot be told from the floor.
-    """
-
-    tolerance: float = 1e-11
-    close: float = 1e-9
+    tolerance: float = 1e-11  # relative residual at which the weights count as explained
+    close: float = 1e-9  # residual at which exploring ends
+    # p·m/(d·n̂) that exploring keeps, so that zero residual still means something
     least_ratio: float = 1.8
-    surplus: float = 1.6
-    patience: int = 60
-    restarts: int = 2
-    rounds: int = 1000
-    trial: int = 80
+    surplus: float = 1.6  # most candidates at the start, in units of the samples
+    patience: int = 60  # rounds without improvement before a fresh start
+    restarts: int = 2  # fresh starts before the search gives up
+    rounds: int = 1000  # most rounds in all
+    trial: int = 80  # most solver steps a round
+    # cosines above which candidates are merged before a cut; the first that leaves enough
     twins: tuple[float, ...] = (0.98, 0.99, 0.999)
+    # cosines above which they are merged where the number is unknown, tried in turn
     alike: tuple[float, ...] = (0.9, 0.97, 0.99, 0.999)
+    # share of the target that a cut may cost before the others are solved again
     cheap: float = 1e-2
-    same: float = 1.5
-    again: float = 0.99
+    same: float = 1.5  # factor within which two residuals are the same plateau
+    again: float = 0.99  # cosine from which a candidate that was dropped has been found again
+    # how far above the floor a cut may leave the residual; a sample with a trace of less cannot be
+    # told from the floor
     above: float = 10.0
     name: str = "exhume"
 

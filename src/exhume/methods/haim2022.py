@@ -48,21 +48,13 @@ PUBLISHED = tuple(
 
 @dataclass(frozen=True)
 class Haim2022(Penalised):
-    """The published recipe; what is None is tuned.
+    """The published recipe; what is None is tuned."""
 
-    Attributes:
-        rate: step size of the candidates.
-        scale: standard deviation of the candidates at the start.
-        threshold: below this a multiplier is pushed up.
-        sharpness: α of the surrogate.
-        multiplier_rate: step size of the multipliers.
-    """
-
-    rate: float | None = None
-    scale: float | None = None
-    threshold: float | None = None
-    sharpness: float | None = None
-    multiplier_rate: float | None = MULTIPLIER_RATE
+    rate: float | None = None  # step size of the candidates
+    scale: float | None = None  # standard deviation of the candidates at the start
+    threshold: float | None = None  # below this a multiplier is pushed up
+    sharpness: float | None = None  # α of the surrogate
+    multiplier_rate: float | None = MULTIPLIER_RATE  # step size of the multipliers
     name: str = "haim2022"
 
     def check(self, problem: Problem) -> None:

@@ -30,15 +30,10 @@ class Rolling(Solving):
 
 @dataclass(frozen=True)
 class Iurada2025:
-    """The published recipe.
+    """The published recipe."""
 
-    Attributes:
-        rate: step size; the published one for vectors or images if None.
-        steps: the most steps.
-    """
-
-    rate: float | None = None
-    steps: int = 1_000_000
+    rate: float | None = None  # step size; the published one for vectors or images if None
+    steps: int = 1_000_000  # the most steps
     name: str = "iurada2025"
 
     def _solver(self, problem: Problem) -> Momentum:

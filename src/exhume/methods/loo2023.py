@@ -37,18 +37,12 @@ def surrogate(step: int) -> Activation:
 
 @dataclass(frozen=True)
 class Loo2023(Penalised):
-    """The published recipe.
-
-    Attributes:
-        rate: step size; tuned if None.
-        smoothness: k of the published high-pass penalty, for images.
-        sparsity: weight of the duals' absolute values.
-    """
+    """The published recipe."""
 
     steps: int = 80_000
-    rate: float | None = None
-    smoothness: float = 0.0
-    sparsity: float = 0.0
+    rate: float | None = None  # step size; tuned if None
+    smoothness: float = 0.0  # k of the published high-pass penalty, for images
+    sparsity: float = 0.0  # weight of the duals' absolute values
     name: str = "loo2023"
 
     def check(self, problem: Problem) -> None:

@@ -44,17 +44,11 @@ Pair = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """What the optimiser remembers from step to step.
+    """What the optimiser remembers from step to step."""
 
-    Attributes:
-        velocity: of momentum, or the first moments of Adam.
-        square: the second moments of Adam; None for momentum.
-        clock: how many steps it remembers.
-    """
-
-    velocity: Pair
-    square: Pair | None
-    clock: int = 0
+    velocity: Pair  # of momentum, or the first moments of Adam
+    square: Pair | None  # the second moments of Adam; None for momentum
+    clock: int = 0  # how many steps it remembers
 
     @classmethod
     def at_rest(cls, place: Place, settings: Hyperparameters) -> "Moments":
@@ -65,25 +59,15 @@ class Moments:
 
 @dataclass(frozen=True, eq=False)
 class Descent:
-    """Where one run of the optimiser stands.
+    """Where one run of the optimiser stands."""
 
-    Attributes:
-        place: candidates and multipliers.
-        moments: what the optimiser remembers.
-        trial: whose hyperparameters it has.
-        began: its residual at the start, of the network as it is.
-        residual: the last that was looked at, with the surrogate.
-        steps: how many it has taken.
-        pace: factor of the multipliers' step size.
-    """
-
-    place: Place
-    moments: Moments
-    trial: int
-    began: float
-    residual: float
-    steps: int = 0
-    pace: float = 1.0
+    place: Place  # candidates and multipliers
+    moments: Moments  # what the optimiser remembers
+    trial: int  # whose hyperparameters it has
+    began: float  # its residual at the start, of the network as it is
+    residual: float  # the last that was looked at, with the surrogate
+    steps: int = 0  # how many it has taken
+    pace: float = 1.0  # factor of the multipliers' step size
 
     @property
     def products(self) -> int:
@@ -139,32 +123,20 @@ def advanced(problem: Problem, settings: Hyperparameters, run: Descent, steps: i
 
 @dataclass(frozen=True, eq=False)
 class Tuning:
-    """Where the choice of hyperparameters stands.
+    """Where the choice of hyperparameters stands."""
 
-    Attributes:
-        table: what is known of every trial.
-        best: the best trial so far, or None.
-        best_merit: its merit, the less the better.
-        twin: the first start of the trial at hand, where that is a second one.
-    """
-
-    table: Table
-    best: Descent | None = None
-    best_merit: float = math.inf
-    twin: Descent | None = None
+    table: Table  # what is known of every trial
+    best: Descent | None = None  # the best trial so far, or None
+    best_merit: float = math.inf  # its merit, the less the better
+    twin: Descent | None = None  # the first start of the trial at hand, where that is a second one
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Descending(Progress):
-    """The progress of a penalty method.
+    """The progress of a penalty method."""
 
-    Attributes:
-        state: the trial at hand, or the run that goes on from the best of them.
-        tuning: None once hyperparameters are chosen, or where all were given.
-    """
-
-    state: Descent
-    tuning: Tuning | None = None
+    state: Descent  # the trial at hand, or the run that goes on from the best of them
+    tuning: Tuning | None = None  # None once hyperparameters are chosen, or where all were given
 
     @property
     def candidates(self) -> Tensor:
@@ -179,17 +151,11 @@ class Descending(Progress):
 
 @dataclass(frozen=True)
 class Penalised:
-    """What the recipes share: trials to find hyperparameters, then the run.
+    """What the recipes share: trials to find hyperparameters, then the run."""
 
-    Attributes:
-        steps: of the run, with those of the trial that it goes on from.
-        trials: how many hyperparameters are tried where some are left open.
-        probe: steps of a first trial.
-    """
-
-    steps: int = 50_000
-    trials: int = 18
-    probe: int = 300
+    steps: int = 50_000  # of the run, with those of the trial that it goes on from
+    trials: int = 18  # how many hyperparameters are tried where some are left open
+    probe: int = 300  # steps of a first trial
     name: str = ""
 
     def check(self, problem: Problem) -> None:

@@ -26,31 +26,18 @@ ASSUMED = Box(-1.0, 1.0)
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """One choice of all that a recipe leaves open.
+    """One choice of all that a recipe leaves open."""
 
-    Attributes:
-        rate: step size of the candidates.
-        multiplier_rate: step size of the multipliers.
-        scale: standard deviation of the candidates at the start.
-        surrogate: what takes the place of ReLU at a step.
-        threshold: λ below which a multiplier is pushed up.
-        push: weight of that.
-        box: weight of leaving the box.
-        smoothness: weight of what a blur takes away; for images.
-        sparsity: weight of the multipliers' absolute values.
-        adam: steps by Adam; by momentum otherwise.
-    """
-
-    rate: float
-    multiplier_rate: float
-    scale: float
-    surrogate: Callable[[int], Activation]
-    threshold: float = 0.0
-    push: float = 0.0
-    box: float = 1.0
-    smoothness: float = 0.0
-    sparsity: float = 0.0
-    adam: bool = False
+    rate: float  # step size of the candidates
+    multiplier_rate: float  # step size of the multipliers
+    scale: float  # standard deviation of the candidates at the start
+    surrogate: Callable[[int], Activation]  # what takes the place of ReLU at a step
+    threshold: float = 0.0  # λ below which a multiplier is pushed up
+    push: float = 0.0  # weight of that
+    box: float = 1.0  # weight of leaving the box
+    smoothness: float = 0.0  # weight of what a blur takes away; for images
+    sparsity: float = 0.0  # weight of the multipliers' absolute values
+    adam: bool = False  # steps by Adam; by momentum otherwise
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,20 +48,13 @@ class Place:
     λ_j (e_y − e_k) with k the runner-up for several, and λ_j itself where coefficients are free.
     A candidate that is replaced by two copies, each with half its multiplier and half its share,
     leaves the loss as it was.
-
-    Attributes:
-        candidates: X, (n, d).
-        multipliers: λ, (n, q), with q = 1 for the rule MARGIN, else one for each entry of A_j.
-        labels: y, (n,), from `balanced_labels`; not looked at where coefficients are free.
-        shares: ω, (n,), 1 at the start.
-        divisor: s, which stays what it was at the start.
     """
 
-    candidates: Tensor
-    multipliers: Tensor
-    labels: Tensor
-    shares: Tensor
-    divisor: float
+    candidates: Tensor  # X, (n, d)
+    multipliers: Tensor  # λ, (n, q), with q = 1 for the rule MARGIN, else one for each entry of A_j
+    labels: Tensor  # y, (n,), from `balanced_labels`; not looked at where coefficients are free
+    shares: Tensor  # ω, (n,), 1 at the start
+    divisor: float  # s, which stays what it was at the start
 
 
 def balanced_labels(count: int, classes: int) -> Tensor:
@@ -143,25 +123,15 @@ def roughness(candidates: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class PenalisedLoss:
-    """The loss at one place, with its parts and slopes, each taken when it is asked for.
+    """The loss at one place, with its parts and slopes, each taken when it is asked for."""
 
-    Attributes:
-        problem: with the surrogate in place, or as it is.
-        settings: the weights of the penalties.
-        place: where it is taken.
-        pattern: of the rule MARGIN, (n, c), or None where coefficients are free.
-        linearization: features and derivatives at X.
-        coefficients: A, (n·k, m), with 1/s inside.
-        residual: R = t − ΦᵀA, (p, m).
-    """
-
-    problem: Problem
-    settings: Hyperparameters
-    place: Place
-    pattern: Tensor | None
-    linearization: Linearization
-    coefficients: Tensor
-    residual: Tensor
+    problem: Problem  # with the surrogate in place, or as it is
+    settings: Hyperparameters  # the weights of the penalties
+    place: Place  # where it is taken
+    pattern: Tensor | None  # of the rule MARGIN, (n, c), or None where coefficients are free
+    linearization: Linearization  # features and derivatives at X
+    coefficients: Tensor  # A, (n·k, m), with 1/s inside
+    residual: Tensor  # R = t − ΦᵀA, (p, m)
 
     @property
     def value(self) -> float:

@@ -24,29 +24,19 @@ from exhume.solvers import Outcome, State
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Progress:
-    """Where a method stands; each derives a class with what it carries from move to move.
+    """Where a method stands; each derives a class with what it carries from move to move."""
 
-    Attributes:
-        seed: of the whole run; each round draws from its own stream.
-        samples: the number asked for, or None if it is to be found.
-        state: of the trial at hand, of the method's own type; it counts its `steps` and `products`.
-        phase: what that trial is for, in one word.
-        rounds: how many trials were begun before this one.
-        steps: how many steps were taken in those.
-        products: how many products they cost.
-        explained: how many candidates explained the weights, if that was more than asked for.
-        outcome: None while there is more to do.
-    """
-
-    seed: int
-    samples: int | None
+    seed: int  # of the whole run; each round draws from its own stream
+    samples: int | None  # the number asked for, or None if it is to be found
+    # of the trial at hand, of the method's own type; it counts its `steps` and `products`
     state: Any
-    phase: str = "explore"
-    rounds: int = 0
-    steps: int = 0
-    products: int = 0
+    phase: str = "explore"  # what that trial is for, in one word
+    rounds: int = 0  # how many trials were begun before this one
+    steps: int = 0  # how many steps were taken in those
+    products: int = 0  # how many products they cost
+    # how many candidates explained the weights, if that was more than asked for
     explained: int | None = None
-    outcome: Outcome | None = None
+    outcome: Outcome | None = None  # None while there is more to do
 
     @property
     def candidates(self) -> Tensor:
@@ -133,19 +123,12 @@ Refit = Callable[[Tensor, Tensor | None], Fit | None]
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """Progress as a file can hold it.
+    """Progress as a file can hold it."""
 
-    Attributes:
-        tensors: by their path in the progress, such as `state.fit.candidates`.
-        record: everything else, as JSON has it.
-        seconds: how long the run had taken.
-        source: where it was read from, for the message if it cannot be used.
-    """
-
-    tensors: Mapping[str, Tensor]
-    record: Any
-    seconds: float
-    source: str = "checkpoint"
+    tensors: Mapping[str, Tensor]  # by their path in the progress, such as `state.fit.candidates`
+    record: Any  # everything else, as JSON has it
+    seconds: float  # how long the run had taken
+    source: str = "checkpoint"  # where it was read from, for the message if it cannot be used
 
 
 def pack(progress: Progress, seconds: float) -> Checkpoint:

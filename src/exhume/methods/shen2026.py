@@ -264,20 +264,15 @@ class Shen2026:
     The rule `published` has the published thresholds, ε ≤ 0.02, and an optimiser that forgets. The
     rule `adaptive` is ours: no thresholds (`search.split.chosen_adaptively`), ε up to the scale of
     the candidates, and both halves keep the velocity of their parent.
-
-    Attributes:
-        base: the method that is interrupted; by the problem if None (see `base_for`).
-        every: steps between splits; so that all of them fit in the steps of the base if None.
-        rounds: most splits.
-        rule: published or adaptive.
-        iterations: products for the eigenvectors.
     """
 
+    # the method that is interrupted; by the problem if None (see `base_for`)
     base: Base | None = None
+    # steps between splits; so that all of them fit in the steps of the base if None
     every: int | None = None
-    rounds: int = 3
-    rule: Choice = "published"
-    iterations: int = ITERATIONS
+    rounds: int = 3  # most splits
+    rule: Choice = "published"  # published or adaptive
+    iterations: int = ITERATIONS  # products for the eigenvectors
     name: str = "shen2026"
 
     def __post_init__(self) -> None:

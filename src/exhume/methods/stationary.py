@@ -31,20 +31,13 @@ VISIBLE = 1e-3
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Sharpening(Solving):
-    """The progress of this search.
-
-    Attributes:
-        sharpness: β of the softplus that the trial at hand has in the place of ReLU.
-        trial: how many trials were begun before this one.
-        best: the best candidates at the greatest sharpness, or None before that.
-        best_cost: their cost.
-    """
+    """The progress of this search."""
 
     state: DampedState
-    sharpness: float
-    trial: int = 0
-    best: Tensor | None = None
-    best_cost: float = math.inf
+    sharpness: float  # β of the softplus that the trial at hand has in the place of ReLU
+    trial: int = 0  # how many trials were begun before this one
+    best: Tensor | None = None  # the best candidates at the greatest sharpness, or None before that
+    best_cost: float = math.inf  # their cost
 
     def seen(self, problem: Problem) -> Problem:
         """Return the problem with the softplus of the trial at hand."""
@@ -53,24 +46,16 @@ class Sharpening(Solving):
 
 @dataclass(frozen=True)
 class Stationary:
-    """A search for problems whose target is the weights: stationary points of their training.
+    """A search for problems whose target is the weights: stationary points of their training."""
 
-    Attributes:
-        surplus: candidates in units of the samples.
-        sharpness: of ReLU in one trial after the other, in units of what the first neurons are
-            given; the last for all that follow.
-        trials: how many in all.
-        steps: most solver steps a trial.
-        renewed: share of the candidates that start again after a trial, at least.
-        tolerance: relative residual at which the weights count as explained.
-    """
-
-    surplus: float = 2.0
+    surplus: float = 2.0  # candidates in units of the samples
+    # of ReLU in one trial after the other, in units of what the first neurons are given; the last
+    # for all that follow
     sharpness: tuple[float, ...] = (25.0, 50.0, 125.0, 250.0)
-    trials: int = 60
-    steps: int = 30
-    renewed: float = 0.1
-    tolerance: float = 1e-9
+    trials: int = 60  # how many in all
+    steps: int = 30  # most solver steps a trial
+    renewed: float = 0.1  # share of the candidates that start again after a trial, at least
+    tolerance: float = 1e-9  # relative residual at which the weights count as explained
     name: str = "exhume"
 
     def view(self, problem: Problem) -> Problem:

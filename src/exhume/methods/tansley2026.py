@@ -33,32 +33,23 @@ WORTHWHILE = 0.5
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Reduced(Problem):
-    """A problem in coordinates of a subspace.
+    """A problem in coordinates of a subspace."""
 
-    Attributes:
-        full: the problem it came from.
-        subspace: with the basis.
-    """
-
-    full: Problem
-    subspace: Subspace
+    full: Problem  # the problem it came from
+    subspace: Subspace  # with the basis
 
 
 @dataclass(frozen=True)
 class Tansley2026:
-    """The subspace-aware attack.
+    """The subspace-aware attack."""
 
-    Attributes:
-        rank: r, for example the number of samples, or the rule to find it: gap or energy.
-        search: what is run in the subspace; the method `exhume` if None.
-        polish: most solver steps in the full space at the end.
-        basis: U (d, r), orthonormal, where the attacker is told the subspace; nothing is then
-            estimated, and the rank is that of U.
-    """
-
+    # r, for example the number of samples, or the rule to find it: gap or energy
     rank: int | str = "gap"
+    # what is run in the subspace; the method `exhume` if None
     search: Exhume | Stationary | None = None
-    polish: int = 30
+    polish: int = 30  # most solver steps in the full space at the end
+    # U (d, r), orthonormal, where the attacker is told the subspace; nothing is then estimated, and
+    # the rank is that of U
     basis: Tensor | None = field(default=None, repr=False, compare=False)
     name: str = "tansley2026"
 

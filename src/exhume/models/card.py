@@ -112,7 +112,7 @@ class DataCard:
             raise InputError(f"{source}: holds no shape of one input, such as [3, 32, 32].")
         try:
             card = cls(**given)
-        except (InputError, OverflowError) as error:  # a number may be too long for a float
+        except InputError as error:
             raise InputError(f"{source}: {str(error).removeprefix('card: ')}") from error
         if shape is not None and card.shape != shape:
             raise InputError(

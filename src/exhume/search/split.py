@@ -38,17 +38,11 @@ Product = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Eigenpairs:
-    """An extreme eigenpair of one symmetric matrix a candidate.
+    """An extreme eigenpair of one symmetric matrix a candidate."""
 
-    Attributes:
-        values: uᵀSu, (n,) float64, taken with the u below.
-        vectors: u, (n, d), of norm 1.
-        bounds: ‖Su − (uᵀSu)u‖, (n,) float64: so near to the value is an eigenvalue.
-    """
-
-    values: Tensor
-    vectors: Tensor
-    bounds: Tensor
+    values: Tensor  # uᵀSu, (n,) float64, taken with the u below
+    vectors: Tensor  # u, (n, d), of norm 1
+    bounds: Tensor  # ‖Su − (uᵀSu)u‖, (n,) float64: so near to the value is an eigenvalue
 
 
 def splitting_product(

@@ -48,19 +48,12 @@ Grams = tuple[Tensor, Tensor, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Subspace:
-    """An estimate of the samples' span.
+    """An estimate of the samples' span."""
 
-    Attributes:
-        basis: U (d, r), orthonormal columns, float64.
-        spectrum: singular values of the change, relative to the largest.
-        kept: c, what is left of the initial weights; 1 without weight decay.
-        gap: the ratio of singular values on either side of the rank.
-    """
-
-    basis: Tensor
-    spectrum: Tensor
-    kept: float
-    gap: float
+    basis: Tensor  # U (d, r), orthonormal columns, float64
+    spectrum: Tensor  # singular values of the change, relative to the largest
+    kept: float  # c, what is left of the initial weights; 1 without weight decay
+    gap: float  # the ratio of singular values on either side of the rank
 
     @property
     def rank(self) -> int:

@@ -70,16 +70,12 @@ class Trial(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """What is known of all settings.
+    """What is known of all settings."""
 
-    Attributes:
-        residuals: of each setting in each rung, (rungs, settings); NaN before it was tried,
-            infinite if it was no good.
-        replicated: share of the candidates that a second start found again, for each setting; NaN
-            before that.
-    """
-
+    # of each setting in each rung, (rungs, settings); NaN before it was tried, infinite if it was
+    # no good
     residuals: tuple[tuple[float, ...], ...]
+    # share of the candidates that a second start found again, for each setting; NaN before that
     replicated: tuple[float, ...]
 
     @classmethod

@@ -66,38 +66,27 @@ TOLD, ESTIMATED = "told", "estimated"
 
 @dataclass(frozen=True)
 class Attack(Samples):
-    """Train a model, attack it, and only then compare with its training data.
+    """Train a model, attack it, and only then compare with its training data."""
 
-    Attributes:
-        ratio: equations for each unknown, p·m/(d·n), in the parameters that are attacked. The
-            width that comes nearest to it is chosen.
-        architecture: random_features, two_layer, resnet or vit.
-        activation: of random features and two_layer; the others have their own.
-        loss: squared, logistic, or (not for random features) cross_entropy.
-        block: of a network, the parameters that are attacked: last or all.
-        until: training loss at which a network is done; `UNTIL` unless given.
-        lazy: α of α(f − f₀), see `victims.Training`.
-        dtype: precision of the training of a network.
-        method: of `exhume.methods`; tansley2026 may be told the subspace, see `subspace_is`.
-        told: the number of samples that the attack is given; n unless given, and 0 for an attack
-            that has to find it.
-        products: budget of the attack, in passes over the features. There is no clock, so that
-            results repeat; None for no limit.
-        keep: of images: how many pairs to keep as a picture, originals above reconstructions.
-    """
-
+    # equations for each unknown, p·m/(d·n), in the parameters that are attacked. The width that
+    # comes nearest to it is chosen
     ratio: float = 5.0
-    architecture: str = "random_features"
-    activation: str = "relu"
-    loss: str = "squared"
-    block: str = "last"
-    until: float | None = None
-    lazy: float | None = None
-    dtype: str = "float64"
+    architecture: str = "random_features"  # random_features, two_layer, resnet or vit
+    activation: str = "relu"  # of random features and two_layer; the others have their own
+    loss: str = "squared"  # squared, logistic, or (not for random features) cross_entropy
+    block: str = "last"  # of a network, the parameters that are attacked: last or all
+    until: float | None = None  # training loss at which a network is done; `UNTIL` unless given
+    lazy: float | None = None  # α of α(f − f₀), see `victims.Training`
+    dtype: str = "float64"  # precision of the training of a network
+    # of `exhume.methods`; tansley2026 may be told the subspace, see `subspace_is`
     method: str = "exhume"
+    # the number of samples that the attack is given; n unless given, and 0 for an attack that has
+    # to find it
     told: int | None = None
+    # budget of the attack, in passes over the features. There is no clock, so that results repeat;
+    # None for no limit
     products: int | None = 30_000
-    keep: int = 0
+    keep: int = 0  # of images: how many pairs to keep as a picture, originals above reconstructions
 
     def check(self) -> None:
         """Refuse what could not be run, before any work."""

@@ -27,33 +27,19 @@ SLACK = 1.001
 
 @dataclass(frozen=True)
 class Failure:
-    """Look for wrong exact solutions where `theory.width_bound` says that few exist.
+    """Look for wrong exact solutions where `theory.width_bound` says that few exist."""
 
-    Attributes:
-        samples: n.
-        dim: d.
-        width: p.
-        activation: σ.
-        tolerance: ε, within which a sample counts as found.
-        separation: least distance over √d between two samples, up to sign.
-        floor: least size of a coefficient.
-        ceiling: largest.
-        starts: how many, each of Levenberg and Marquardt from random candidates.
-        steps: the most of each.
-        seed: of samples, coefficients, features and starts.
-    """
-
-    samples: int = 2
-    dim: int = 2
-    width: int = 1000
-    activation: str = "erf"
-    tolerance: float = 0.5
-    separation: float = 1.1
-    floor: float = 1.0
-    ceiling: float = 1.0
-    starts: int = 8
-    steps: int = 200
-    seed: int = 0
+    samples: int = 2  # n
+    dim: int = 2  # d
+    width: int = 1000  # p
+    activation: str = "erf"  # σ
+    tolerance: float = 0.5  # ε, within which a sample counts as found
+    separation: float = 1.1  # least distance over √d between two samples, up to sign
+    floor: float = 1.0  # least size of a coefficient
+    ceiling: float = 1.0  # largest
+    starts: int = 8  # how many, each of Levenberg and Marquardt from random candidates
+    steps: int = 200  # the most of each
+    seed: int = 0  # of samples, coefficients, features and starts
 
     def check(self) -> None:
         """Refuse what could not be run, before any work."""

@@ -21,14 +21,10 @@ class LabelFit(Samples):
     """Fit labels by least squares on random features of any width, also where they do not fit.
 
     V is that of an `Attack` with the same seed.
-
-    Attributes:
-        width: p, from 1 on.
-        activation: σ.
     """
 
-    width: int = 1
-    activation: str = "relu"
+    width: int = 1  # p, from 1 on
+    activation: str = "relu"  # σ
 
     def check(self) -> None:
         """Refuse what could not be run, before any work."""

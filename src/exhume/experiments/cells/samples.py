@@ -19,25 +19,16 @@ In float64 that is 800 MB; a larger number is more likely a slip than a wish.
 
 @dataclass(frozen=True)
 class Samples:
-    """Samples are training data by name and sizes.
+    """Samples are training data by name and sizes."""
 
-    Attributes:
-        data: `sphere`, or a set of `exhume.data.load`.
-        dim: d of sphere data; images have their own.
-        rank: of sphere data: the samples lie in a random subspace of this dimension.
-        size: of images: the side that they are shrunk to.
-        classes: of images: a word of `exhume.data.load`; each set has its default.
-        samples: n.
-        seed: of everything random in the cell, the draw of the samples among it.
-    """
-
-    data: str = "sphere"
-    dim: int | None = None
+    data: str = "sphere"  # `sphere`, or a set of `exhume.data.load`
+    dim: int | None = None  # d of sphere data; images have their own
+    # of sphere data: the samples lie in a random subspace of this dimension
     rank: int | None = None
-    size: int | None = None
-    classes: str | None = None
-    samples: int = 12
-    seed: int = 0
+    size: int | None = None  # of images: the side that they are shrunk to
+    classes: str | None = None  # of images: a word of `exhume.data.load`; each set has its default
+    samples: int = 12  # n
+    seed: int = 0  # of everything random in the cell, the draw of the samples among it
 
     def check(self) -> None:
         """Refuse what could not be run, before any work."""
