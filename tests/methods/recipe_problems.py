@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from exhume.methods.penalties import (
     loss_at,
 )
 from exhume.models import architectures
+from exhume.models.formulation import Told, weights_problem
 from nets import Net, make
 from problems import THREAT, gaussian
 
@@ -53,15 +54,21 @@ def posed(net: Net, rule: Rule, point: str = "final", domain: Domain | None = No
     return Problem(target, features, THREAT, net.network.shape, box, premise=premise_of(rule))
 
 
+def weights_of(premise: Premise, outputs: int = 1, domain: Domain | None = None) -> Problem:
+    """The weights themselves as the target, of one hidden layer with biases."""
+    sizes = {"shape": [DIM], "widths": [12], "activation": "relu", "bias": "first"}
+    net = make("mlp", outputs, 0, step=0.3, **sizes)
+    return weights_problem(net.network, net.trained, premise, Told(domain))
+
+
 def combined(
     outputs: int = 1,
     rule: Rule = Rule.MARGIN,
     samples: int = 4,
     activation: str = "relu",
-    shape: tuple[int, ...] = (2, 3),
 ) -> Problem:
     """A target that is a combination of gradients at samples, so some candidates explain it."""
-    net = make("mlp", outputs, 0, shape=list(shape), widths=[12, 9], activation=activation)
+    net = make("mlp", outputs, 0, shape=[2, 3], widths=[12, 9], activation=activation)
     names = tuple(name for name, _ in net.network.module.named_parameters())
     features = DenseGradients(net.network, (net.trained,), "gradients", block=names)
     labels = balanced_labels(samples, outputs)
@@ -72,7 +79,7 @@ def combined(
         weights = (0.5 * signs).double().reshape(-1, 1)
     target = features.linearize(0.5 * gaussian(samples, features.dim, seed=1)).combine(weights)
     domain = Box(-1.0, 1.0)
-    return Problem(target, features, THREAT, shape, domain, premise=premise_of(rule))
+    return Problem(target, features, THREAT, (2, 3), domain, premise=premise_of(rule))
 
 
 @dataclass(frozen=True)
@@ -85,11 +92,8 @@ class Planted:
 
     def cells(self, x: Tensor) -> Tensor:
         """Which first neurons are on, (n, h): within such a cell all gradients are affine in x."""
-        features = self.problem.features
-        assert isinstance(features, DenseGradients)
-        weights = features.points[0]
-        on: Tensor = x @ weights["1.weight"].T + weights["1.bias"] > 0
-        return on
+        weights = self.problem.features.points[0]
+        return x @ weights["1.weight"].T + weights["1.bias"] > 0
 
 
 def planted(premise: Premise = Premise.MARGIN, width: int = 100, seed: int = 0) -> Planted:
@@ -109,9 +113,8 @@ def planted(premise: Premise = Premise.MARGIN, width: int = 100, seed: int = 0) 
     there = features.linearize(x)
     labels = torch.tensor([[1.0], [-1.0], [1.0]]).double()
     a = torch.linalg.solve(there.gram(), labels)
-    if premise is Premise.MARGIN:
-        assert (a * labels > 0).all()  # else this is no KKT point
-    else:
+    assert (a * labels > 0).all()  # else this is no KKT point
+    if premise is not Premise.MARGIN:
         a = gaussian(SAMPLES, 1, seed=seed + 9)
         a = a + 0.3 * a.sign()
     size = torch.cat([w.flatten() for w in weights.values()]).norm()
@@ -124,22 +127,19 @@ def planted(premise: Premise = Premise.MARGIN, width: int = 100, seed: int = 0) 
     return Planted(problem, x, a[:, 0])
 
 
-# The published losses
-
-
 class SmoothedRelu(torch.autograd.Function):
     """ReLU forward, sigmoid(αz) backward."""
 
     @staticmethod
-    def forward(context: object, z: Tensor, alpha: float) -> Tensor:
-        context.save_for_backward(z)  # type: ignore[attr-defined]
-        context.alpha = alpha  # type: ignore[attr-defined]
+    def forward(context: Any, z: Tensor, alpha: float) -> Tensor:
+        context.save_for_backward(z)
+        context.alpha = alpha
         return torch.relu(z)
 
     @staticmethod
-    def backward(context: object, slope: Tensor) -> tuple[Tensor, None]:
-        (z,) = context.saved_tensors  # type: ignore[attr-defined]
-        return slope * torch.sigmoid(context.alpha * z), None  # type: ignore[attr-defined]
+    def backward(context: Any, slope: Tensor) -> tuple[Tensor, None]:
+        (z,) = context.saved_tensors
+        return slope * torch.sigmoid(context.alpha * z), None
 
 
 Sigma = Callable[[Tensor], Tensor]
@@ -169,7 +169,6 @@ def gradients(weights: Mapping[str, Tensor], sigma: Sigma, x: Tensor) -> list[li
 class Oracle:
     """A published loss as a function of x and λ."""
 
-    net: Net
     problem: Problem
     sigma: Sigma
     points: Sequence[Mapping[str, Tensor]]
@@ -194,7 +193,7 @@ class Oracle:
             else:
                 y = int(self.labels[j])
                 others = [k for k in range(outputs.shape[1]) if k != y]
-                rival = max(others, key=lambda k, j=j: outputs[j, k].item())  # type: ignore[misc]
+                rival = max(others, key=lambda k, j=j: outputs[j, k].item())
                 total = total + multipliers[j, 0] * (rows[0][j][y] - rows[0][j][rival])
         return self.problem.target[:, 0] - total / self.divisor
 
@@ -223,22 +222,21 @@ class Spot:
     oracle: Oracle
     place: Place
 
-    def loss(self, **changes: Any) -> PenalisedLoss:
-        seen = smoothed(self.problem, self.settings, 0)
-        return loss_at(seen, self.settings, replace(self.place, **changes))
+    def loss(self) -> PenalisedLoss:
+        return loss_at(smoothed(self.problem, self.settings, 0), self.settings, self.place)
 
 
 LOW, HIGH = torch.linspace(-0.9, -0.2, 6).double(), torch.linspace(0.3, 1.1, 6).double()
 
 
-def spot(kind: str, count: int = 4) -> Spot:
+def spot(kind: str) -> Spot:
     outputs = {"one": 1, "several": 3, "decay": 2, "change": 2, "both": 2, "box": 1}[kind]
     net = net_of(outputs)
     rule = Rule.MARGIN if kind in ("one", "several", "box") else Rule.FREE
     point = "both" if kind == "both" else "final"
     domain = SphereInBox(Sphere(), Box(LOW, HIGH)) if kind == "box" else None
     problem = posed(net, rule, point, domain)
-    shares = torch.tensor([1.0, 0.5, 0.5, 0.25][:count], dtype=torch.float64)
+    shares = torch.tensor([1.0, 0.5, 0.5, 0.25]).double()
     recipe: Penalised
     if kind in ("change", "both"):
         recipe, values = Loo2023(rate=0.02, smoothness=30.0, sparsity=0.01), {"rate": 0.02}
@@ -249,14 +247,14 @@ def spot(kind: str, count: int = 4) -> Spot:
         values |= {"multiplier_rate": 0.05} if outputs > 1 else {}
         sigma = lambda z: SmoothedRelu.apply(z, 7.0)  # noqa: E731
         entries = 2 if rule is Rule.FREE else 1
-    multipliers = gaussian(count, entries, seed=2)
+    multipliers = gaussian(4, entries, seed=2)
     multipliers = multipliers.abs() if rule is Rule.MARGIN else multipliers
-    labels, divisor = balanced_labels(count, outputs), recipe.divisor(problem, count)
+    labels, divisor = balanced_labels(4, outputs), recipe.divisor(problem, 4)
     chosen = recipe.hyperparameters(problem, values)
     low, high = (LOW, HIGH) if kind == "box" else (-math.sqrt(6), math.sqrt(6))
     points = net.points(point)
-    oracle = Oracle(net, problem, sigma, points, labels, shares, divisor, chosen, low, high)
-    place = Place(2 * gaussian(count, 6, seed=1), multipliers, labels, shares, divisor)
+    oracle = Oracle(problem, sigma, points, labels, shares, divisor, chosen, low, high)
+    place = Place(2 * gaussian(4, 6, seed=1), multipliers, labels, shares, divisor)
     return Spot(problem, chosen, oracle, place)
 
 

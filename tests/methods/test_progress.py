@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from recipe_problems import combined, net_of, posed
+from recipe_problems import combined, net_of, posed, weights_of
 
 from exhume import data, victims
 from exhume.equation.coefficients import Rule
@@ -22,8 +22,6 @@ from exhume.methods.loo2023 import Loo2023
 from exhume.methods.progress import Checkpoint, Method, Progress, Solving, pack, unpack
 from exhume.methods.shen2026 import Shen2026
 from exhume.methods.stationary import Stationary
-from exhume.models.formulation import weights_problem
-from nets import make
 from problems import case
 
 SHORT: dict[str, Any] = {"steps": 55, "trials": 2, "probe": 15}
@@ -40,12 +38,6 @@ def network() -> Problem:
     return victims.two_layer(data.sphere(20, 4, 100), width=200, seed=100).problem
 
 
-def weights(premise: Premise, outputs: int) -> Problem:
-    sizes = {"shape": [6], "widths": [12], "activation": "relu", "bias": "first"}
-    net = make("mlp", outputs, 0, step=0.3, **sizes)
-    return weights_problem(net.network, net.trained, premise)
-
-
 def stuck() -> Problem:
     """Four samples, of which two candidates have to do."""
     return combined(activation="tanh")
@@ -54,9 +46,9 @@ def stuck() -> Problem:
 RUNS: dict[str, tuple[Callable[[], Problem], str | Method, int | None]] = {
     "exhume": (random_features, "exhume", 4),
     "exhume, number unknown": (random_features, "exhume", None),
-    "exhume at the margin": (lambda: weights(Premise.MARGIN, 1), SHARP, 3),
-    "exhume at the margin of several": (lambda: weights(Premise.MARGIN, 3), SHARP, 3),
-    "exhume with decay": (lambda: weights(Premise.DECAY, 1), SHARP, None),
+    "exhume at the margin": (lambda: weights_of(Premise.MARGIN), SHARP, 3),
+    "exhume at the margin of several": (lambda: weights_of(Premise.MARGIN, 3), SHARP, 3),
+    "exhume with decay": (lambda: weights_of(Premise.DECAY), SHARP, None),
     "iurada2025": (random_features, Iurada2025(steps=30), 4),
     "tansley2026": (network, "tansley2026", 4),
     "haim2022": (lambda: posed(net_of(1), Rule.MARGIN), Haim2022(**SHORT), 3),

@@ -37,12 +37,8 @@ from exhume.search.split import halves
 from nets import make
 from problems import case, gaussian
 
-SMOOTH: dict[str, Any] = {
-    "rate": 0.01,
-    "multiplier_rate": 0.01,
-    "scale": 1.0,
-    "surrogate": lambda step: softplus(5.0),
-}
+SMOOTH: dict[str, Any] = {"rate": 0.01, "multiplier_rate": 0.01, "scale": 1.0}
+SMOOTH["surrogate"] = lambda step: softplus(5.0)
 PUSHED = Hyperparameters(**SMOOTH, threshold=3.0, push=5.0)
 ROUGH = Hyperparameters(**SMOOTH, box=0.3, smoothness=0.2, sparsity=0.1)
 CASES = {
@@ -119,10 +115,7 @@ def test_the_projection_predicts_what_halves_with_half_the_coefficients_do() -> 
     predicted = 0.5 * epsilon**2 * float(pairs.values[chosen].sum())
     assert held - loss.value == pytest.approx(predicted, rel=2e-3)
     assert loss.after(moved, chosen) < held
-
-
-def test_relu_is_smoothed_where_the_base_method_does_not() -> None:
-    base = Iurada2025(rate=1e-3)
+    base = Iurada2025(rate=1e-3)  # which does not smooth ReLU
     problem = base.view(case(6, 5, 6.0, "relu").problem)
     loss = Projection(problem, base.init(problem, 3, 0))
     assert curvatures(loss, 6, stream(0, 0)).values.min() < 0
@@ -184,7 +177,6 @@ def test_splits_come_at_multiples_and_after_tuning() -> None:
 
 @pytest.mark.parametrize("rule", ["published", "adaptive"])
 def test_too_few_candidates_come_loose(rule: Any) -> None:
-    """Four samples, two candidates: only splitting can explain them."""
     problem, base = combined(activation="tanh"), haim(400)
     alone = reconstruct(problem, 1, 0, base)
     split = reconstruct(problem, 1, 0, Shen2026(base, every=100, rule=rule))

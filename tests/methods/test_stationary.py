@@ -6,14 +6,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from recipe_problems import DIM, SAMPLES, Planted, planted
+from recipe_problems import DIM, SAMPLES, Planted, planted, weights_of
 from torch import Tensor
 
 from exhume.equation.domain import Box, Domain, Sphere
 from exhume.equation.objective import fitted, fitted_with
 from exhume.equation.problem import FirstLayer, Premise, Problem
 from exhume.features.activations import softplus
-from exhume.features.dense import DenseGradients
 from exhume.methods import method_named, reconstruct
 from exhume.methods import stationary as module
 from exhume.methods.exhume import Exhume
@@ -21,20 +20,11 @@ from exhume.methods.progress import stream
 from exhume.methods.stationary import SPREAD, Sharpening, Stationary, softened, starts, traces
 from exhume.models.formulation import Told, weights_problem
 from exhume.solvers import Outcome
-from nets import Net, dense, make
-from problems import case, gaussian
+from problems import case, cosines, gaussian
 
 
-def trained_net(outputs: int = 1) -> Net:
-    sizes = {"shape": [DIM], "widths": [12], "activation": "relu", "bias": "first"}
-    return make("mlp", outputs, 0, step=0.3, **sizes)
-
-
-def posed(
-    premise: Premise = Premise.MARGIN, outputs: int = 1, domain: Domain | None = None
-) -> Problem:
-    net = trained_net(outputs)
-    return weights_problem(net.network, net.trained, premise, Told(domain))
+def posed(premise: Premise = Premise.MARGIN, domain: Domain | None = None) -> Problem:
+    return weights_of(premise, domain=domain)
 
 
 def test_the_name_exhume_picks_the_search_by_the_premise() -> None:
@@ -47,25 +37,19 @@ def test_the_name_exhume_picks_the_search_by_the_premise() -> None:
 @pytest.mark.parametrize("outputs", [1, 3])
 @pytest.mark.parametrize("premise", [Premise.MARGIN, Premise.DECAY])
 def test_a_trace_is_what_a_candidate_alone_leaves(outputs: int, premise: Premise) -> None:
-    net, x = trained_net(outputs), gaussian(5, DIM, seed=2)
-    fit = fitted(posed(premise, outputs), x)
-    names = [name for name, _ in net.plain.named_parameters()]
-    rows = dense(net, "final", names).linearize(x).phi.view(5, outputs, -1)
-    parts = fit.coefficients.view(5, outputs)
-    expected = torch.stack([(a @ phi).square().sum() for a, phi in zip(parts, rows, strict=True)])
-    torch.testing.assert_close(traces(fit), expected)
-    assert expected.max() > 0
+    fit = fitted(weights_of(premise, outputs), gaussian(5, DIM, seed=2))
     truth, a = case(8, 3, 6, outputs=2), gaussian(3, 2, seed=4)  # every column counts
-    alone = [
-        fitted_with(truth.problem, truth.inputs, a * torch.eye(3)[:, i : i + 1].double())
-        for i in range(3)
-    ]
-    left = [(truth.problem.target - one.residual).square().sum() for one in alone]
-    both = fitted_with(truth.problem, truth.inputs, a)
-    torch.testing.assert_close(traces(both), torch.stack(left))
-
-
-# Starts
+    posed = weights_of(premise, outputs), truth.problem
+    for problem, there in zip(posed, (fit, fitted_with(posed[1], truth.inputs, a)), strict=True):
+        n, coefficients = len(there.candidates), there.coefficients
+        owner = torch.arange(len(coefficients)) // (len(coefficients) // n)
+        alone = [
+            fitted_with(problem, there.candidates, coefficients * (owner == i)[:, None])
+            for i in range(n)
+        ]
+        left = torch.stack([(problem.target - one.residual).square().sum() for one in alone])
+        torch.testing.assert_close(traces(there), left)
+        assert left.max() > 0
 
 
 def two_directions(domain: Domain) -> tuple[Problem, Tensor]:
@@ -119,15 +103,10 @@ def test_the_search_begins_with_a_surplus_over_samples_or_visible_directions() -
         assert progress.state.fit.cost == fitted(view, progress.candidates).cost
 
 
-# Sharpness
-
-
 @pytest.mark.parametrize("premise", [Premise.MARGIN, Premise.DECAY])
 def test_the_size_of_the_weights_makes_no_difference(premise: Premise) -> None:
-    """One hidden layer: f(sθ) = s² f(θ) with softplus too, where its sharpness follows."""
     problem, method = posed(premise), Stationary(trials=2, steps=5)
     features = problem.features
-    assert isinstance(features, DenseGradients)
     weights = {name: 2.0**9 * w for name, w in features.points[0].items()}
     scaled = weights_problem(features.network, weights, premise, Told(problem.domain))
     found, other = (reconstruct(one, 3, method=method) for one in (problem, scaled))
@@ -145,9 +124,6 @@ def test_sharpness_grows_from_trial_to_trial_and_stays() -> None:
     x, progress = gaussian(3, DIM), moves[3]
     layer = problem.features.substituted(softplus(progress.sharpness)).linearize(x)
     torch.testing.assert_close(progress.seen(problem).features.linearize(x).gram(), layer.gram())
-
-
-# Renewal
 
 
 def moved(method: Stationary, problem: Problem, samples: int, until: int) -> list[Sharpening]:
@@ -215,11 +191,7 @@ def test_a_trial_that_made_it_worse_is_forgotten() -> None:
     after = method.advance(problem, replace(progress, best=best, best_cost=0.0))
     assert after.best is best and after.best_cost == 0.0
     kept = (after.candidates[:, None] == best[None]).all(2).any(1)
-    fit = fitted(progress.seen(problem), best)
-    assert torch.equal(kept, traces(fit) > 0) and kept.any()
-
-
-# The answer
+    assert torch.equal(kept, traces(fitted(progress.seen(problem), best)) > 0) and kept.any()
 
 
 def test_the_answer_is_the_best_without_candidates_of_no_multiplier(
@@ -253,41 +225,18 @@ def test_weights_that_no_samples_left_stay_unexplained() -> None:
     random = problem.target.norm() * random / random.norm()
     layer = random[: 60 * DIM, 0].reshape(60, DIM)
     first = FirstLayer(torch.zeros_like(layer), layer)
-    found = reconstruct(
-        replace(problem, target=random, first_layer=first), SAMPLES, method=Stationary(trials=5)
-    )
+    problem = replace(problem, target=random, first_layer=first)
+    found = reconstruct(problem, SAMPLES, method=Stationary(trials=5))
     assert found.outcome is Outcome.STALLED and found.residual > 0.5
 
 
-# Planted samples
-
-
-@pytest.mark.parametrize("premise", [Premise.MARGIN, Premise.DECAY])
-def test_planted_samples_cost_nothing_and_others_do(premise: Premise) -> None:
-    truth = planted(premise)
-    there = fitted(truth.problem, truth.samples)
-    assert there.cost < 1e-20
-    torch.testing.assert_close(there.coefficients[:, 0], truth.coefficients)
-    if premise is Premise.MARGIN:
-        outputs = truth.problem.features.linearize(truth.samples).apply(truth.problem.target)
-        assert outputs.abs().max() / outputs.abs().min() == pytest.approx(1)
-    off = fitted(truth.problem, truth.samples + 0.1 * gaussian(SAMPLES, DIM, seed=4))
-    assert off.cost > 1e-3
-
-
 def nearest(truth: Planted, candidates: Tensor) -> float:
-    """The least, over samples, of the largest cosine with any candidate."""
-    cosine = torch.cosine_similarity(truth.samples[:, None], candidates[None], dim=2)
-    return cosine.amax(1).min().item()
+    return cosines(truth.samples, candidates).amax(1).min().item()
 
 
 @pytest.mark.parametrize(("premise", "number"), [(Premise.MARGIN, 3), (Premise.DECAY, None)])
 def test_planted_samples_are_recovered(premise: Premise, number: int | None) -> None:
-    """In each sample's cell its coefficient, and the sample, as sum and mean of candidates.
-
-    Candidates in one cell that have the same sum and mean leave the same weights: no more than
-    that can be recovered with a surplus.
-    """
+    """In each sample's cell its coefficient, and the sample, as sum and mean of candidates."""
     truth = planted(premise, seed=1)
     assert truth.problem.ratio(2 * SAMPLES) > 20  # equations over unknowns
     assert nearest(truth, Stationary().init(truth.problem, number, 0).candidates) < 0.9

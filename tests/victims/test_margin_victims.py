@@ -16,7 +16,7 @@ from exhume.data import Data
 from exhume.errors import InputError
 from exhume.models.folder import read_model, read_network
 from exhume.victims import Victim, margin
-from exhume.victims.margin import ToRest, margins
+from exhume.victims.margin import ToRest
 from problems import gaussian
 
 PARITY = data.load("digits", 10, 0, classes="parity", centre="pixels")
@@ -282,11 +282,3 @@ TWICE = replace(FOUR, inputs=FOUR.inputs[:1].expand(4, -1).clone())
 def test_what_is_refused(call: Callable[[], object], words: str) -> None:
     with pytest.raises(InputError, match=words):
         call()
-
-
-def test_margins_by_hand() -> None:
-    outputs = torch.tensor([[2.0, 5.0, 1.0], [0.0, -1.0, 3.0]])
-    one_hot = torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
-    assert margins(outputs, one_hot).tolist() == [-3.0, 3.0]
-    assert margins(outputs[:, :1], torch.tensor([[-1.0], [1.0]])).tolist() == [-2.0, 0.0]
-    assert margins(outputs, 2 * one_hot - 1).tolist() == [-5.0, 0.0]  # y f of every output

@@ -20,7 +20,6 @@ from exhume import data
 from exhume.data import Data
 from exhume.errors import InputError
 from exhume.evaluate import residual_at_truth
-from exhume.features.random import RandomFeatures
 from exhume.features.weights import Mapped, Seeded, Stored
 from exhume.models.folder import CARD, INITIAL, TRAINED, TRUTH, read_model
 from exhume.victims import Victim, random_features, victim
@@ -37,7 +36,6 @@ both = pytest.mark.parametrize("known", [ONE, SEVERAL], ids=["one", "three"])
 
 def solved(made: Victim) -> tuple[Tensor, Tensor]:
     """Φ at the training samples, (n, p), and θ (p, m), in float64."""
-    assert isinstance(made.problem.features, RandomFeatures)
     return dense_phi(made.problem.features, made.truth.inputs), made.problem.target.double()
 
 
@@ -90,7 +88,7 @@ def slopes_of_logistic(
 @pytest.mark.parametrize(
     ("known", "width", "ridge"),
     [
-        *((ONE, 80, ridge) for ridge in (1e-8, 1e-4, 1e-2, 1.0, 100.0)),
+        *((ONE, 80, ridge) for ridge in (1e-8, 1e-2, 100.0)),
         (data.sphere(2, 10, seed=19), 500, 1e-5),  # crowded: Newton must not run away
     ],
     ids=str,
@@ -119,16 +117,6 @@ def test_a_logistic_victim_is_at_the_minimum(name: str) -> None:
     assert made.training["fit"] == pytest.approx(fit, rel=1e-4)
     signs = random_features(SIGNS, 80, name, **LOGISTIC)  # nothing else counts
     assert torch.equal(made.problem.target, signs.problem.target)
-
-
-@pytest.mark.parametrize("name", ["relu", "tanh"])
-@pytest.mark.parametrize("how", [{}, {"ridge": 0.1}, LOGISTIC], ids=str)
-def test_theta_lies_in_the_span_of_the_features(name: str, how: dict[str, Any]) -> None:
-    inputs, targets = SIGNS.inputs.clone(), SIGNS.targets.clone()
-    made = random_features(SIGNS, 200, name, **how)
-    assert residual_at_truth(made.problem, SIGNS) < 1e-12
-    assert residual_at_truth(made.problem, data.sphere(12, 5, seed=1)) > 0.1
-    assert torch.equal(SIGNS.inputs, inputs) and torch.equal(SIGNS.targets, targets)
 
 
 def test_v_may_be_seeded_stored_or_mapped(tmp_path: Path) -> None:
@@ -182,7 +170,6 @@ def test_a_saved_model_poses_the_same_problem(name: str, store: bool, tmp_path: 
     assert torch.equal(problem.target, made.problem.target) and problem.shape == (8, 8)
     assert problem.display is not None and asdict(problem.display) == known.transform.card()
     before, after = made.problem.features, problem.features
-    assert isinstance(before, RandomFeatures) and isinstance(after, RandomFeatures)
     z = gaussian(100)
     assert torch.equal(after.activation.value(z), before.activation.value(z))
     assert torch.equal(after.weights.rows(0, 300), before.weights.rows(0, 300))
@@ -218,9 +205,8 @@ def test_the_truth_is_in_its_own_file_and_nowhere_else(tmp_path: Path) -> None:
     random_features(known, 300).save(tmp_path, store=True)
     others = {CARD, TRAINED, INITIAL}
     assert {path.name for path in tmp_path.iterdir()} == {TRUTH, *others}
-    assert {name: w.shape for name, w in load_file(tmp_path / TRAINED).items()} == {
-        "last": (300, 10)
-    }
+    shapes = {name: w.shape for name, w in load_file(tmp_path / TRAINED).items()}
+    assert shapes == {"last": (300, 10)}
     card = json.loads((tmp_path / CARD).read_text())
     words = "schema kind activation width dim outputs shape first display training"
     assert card.keys() == set(words.split())
@@ -228,7 +214,6 @@ def test_the_truth_is_in_its_own_file_and_nowhere_else(tmp_path: Path) -> None:
     assert card["training"].keys() == {"data", "loss", "ridge", "seed", "fit"}
     assert 123 not in numbers(card), "the seed of the samples would give all of them away"
     norms = known.transform.norms
-    assert norms is not None
     told = torch.tensor(list(numbers(card)), dtype=torch.float64)
     assert ((told[:, None] - norms).abs() > 1e-6).all()
     raw = b"".join((tmp_path / name).read_bytes() for name in others)
