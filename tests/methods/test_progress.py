@@ -111,9 +111,6 @@ def test_the_seed_decides_and_nothing_else() -> None:
         assert not torch.equal(results[0].samples, results[2].samples)
 
 
-# The codec
-
-
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Example(Solving):
     """One field of every kind."""

@@ -132,9 +132,8 @@ def test_starts_beyond_the_dimension_or_without_a_moment_are_random() -> None:
         def moment(self, weights: Tensor, directions: Tensor) -> None:  # type: ignore[override]
             return None
 
-    blind = make_problem(
-        NoMoment(problem.features.weights, problem.features.activation), problem.target
-    )
+    without_one = NoMoment(problem.features.weights, problem.features.activation)
+    blind = make_problem(without_one, problem.target)
     random = spectral_starts(blind, problem.target, 7, generator())
     assert torch.equal(random, problem.domain.start(7, 3, generator()))
     assert not torch.equal(random, spectral_starts(blind, problem.target, 7, generator(1)))

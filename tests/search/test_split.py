@@ -190,9 +190,8 @@ def test_the_adaptive_choice(
 
 
 def test_a_line_search_finds_the_best_or_nothing() -> None:
-    assert line_search(lambda e: (math.log(e / 3e-4)) ** 2 if e else 99.0) == pytest.approx(
-        3e-4, rel=1e-2
-    )
+    least = line_search(lambda e: (math.log(e / 3e-4)) ** 2 if e else 99.0)
+    assert least == pytest.approx(3e-4, rel=1e-2)
     assert line_search(lambda e: -e, 5.0) == 5.0
     assert line_search(lambda e: e) is None
     assert line_search(lambda e: 1.0) is None
@@ -213,9 +212,7 @@ def test_halves_have_the_mean_and_the_sum_of_their_parent(n: int, seed: int, eps
     for j in range(n):
         own = parents == j
         assert int(own.sum()) == (2 if mask[j] else 1)
-        assert torch.allclose(moved[own].mean(0), x[j]) and torch.allclose(
-            parts[own].sum(), weights[j]
-        )
+        assert torch.allclose(moved[own].mean(0), x[j])
+        assert torch.allclose(parts[own].sum(), weights[j])
         if mask[j]:
-            apart = moved[own][0] - moved[own][1]
-            assert torch.allclose(apart, 2 * eps * u[j])
+            assert torch.allclose(moved[own][0] - moved[own][1], 2 * eps * u[j])
