@@ -99,6 +99,12 @@ def test_merged_groups_against_connected_components(
     torch.testing.assert_close(merged(x, a, cosine), expected, rtol=1e-9, atol=1e-9)
 
 
+def test_a_long_chain_is_one_group() -> None:
+    angles = torch.arange(17, dtype=torch.float64) * 0.1
+    chain = torch.stack([angles.cos(), angles.sin()], dim=1)
+    assert [len(merged(chain, torch.ones(17, 1), cosine)) for cosine in (0.99, 0.999)] == [1, 17]
+
+
 def test_a_missing_sample_is_seen_in_the_residual_of_several_outputs() -> None:
     truth = case(15, 4, 60, outputs=3, even=True)
     residual = fitted(truth.problem, truth.inputs[:3]).residual
