@@ -61,7 +61,6 @@ def transformer() -> nn.Module:
 
 
 def dot_products() -> nn.Module:
-    """Attention that calls the fused function itself."""
 
     def forward(self: Any, x: Tensor) -> Tensor:
         q, k, v = self.qkv(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)  # (n, heads, t, e)
@@ -93,7 +92,6 @@ class Swapped(nn.LayerNorm):
 
 
 def functional(function: Callable[..., Tensor]) -> Make:
-    """A layer norm without a module of its own."""
     scale, shift = torch.linspace(1, 2, 8), torch.linspace(-1, 1, 8)
     return lambda: normed(Written(lambda self, x: function(x, (8,), scale.to(x), shift.to(x))))
 

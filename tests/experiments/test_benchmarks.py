@@ -14,7 +14,7 @@ import exhume
 from exhume import data, victims
 from exhume.cli.main import main
 from exhume.evaluate import Score, score
-from exhume.experiments.benchmarks import common, margin, random_features, splits, trained
+from exhume.experiments.benchmarks import common, margin, random_features, splits
 from exhume.experiments.benchmarks.common import momentum_until
 from exhume.experiments.cells.attack import Attack
 from exhume.methods import reconstruct
@@ -50,13 +50,11 @@ def bench(capsys: pytest.CaptureFixture[str], *words: object) -> str:
 
 
 def table(said: str) -> list[list[str]]:
-    """The cells of a table, row by row."""
     lines = [line for line in said.splitlines() if line.startswith("│")]
     return [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]
 
 
 def row(said: str, first: str) -> list[str]:
-    """The row of a table that begins so."""
     return next(cells for cells in table(said) if cells[0] == first)
 
 
@@ -123,15 +121,6 @@ def test_networks(capsys: pytest.CaptureFixture[str]) -> None:
     assert float(last[12]) < 1e-6  # 60 numbers are explained by any five samples
 
 
-@pytest.mark.parametrize(("case", "width"), [("resnet", 6270), ("vit", 256), ("cifar10", 122_880)])
-def test_ratios_of_networks_say_the_widths_that_are_meant(case: str, width: int) -> None:
-    for _, _, cell in trained.CASES[case]:
-        cell.check()
-        targets = torch.rand(cell.samples, 10 if case == "cifar10" else 1)
-        known = data.from_arrays(torch.rand(cell.samples, 3, 32, 32), targets)
-        assert cell.width(known) == width
-
-
 def test_identifiability(capsys: pytest.CaptureFixture[str]) -> None:
     said = bench(capsys, "identifiability", "--dim", 8, "--samples", 3, "--seeds", 1)
     enough, too_few = table(said)
@@ -165,15 +154,8 @@ def test_splitting(
 
 
 def test_kkt(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    few, some = (
-        partial(data.load, "digits", count, classes=words, centre="pixels")
-        for count, words in ((4, "parity"), (6, (1, 4, 7)))
-    )
-    cases = {
-        "tiny": margin.Case(few, (20,), "haim2022", 100),
-        "classes": margin.Case(some, (20,), "buzaglo2023", 100),
-    }
-    monkeypatch.setattr(margin, "CASES", cases)
+    few = partial(data.load, "digits", 4, classes="parity", centre="pixels")
+    monkeypatch.setattr(margin, "CASES", {"tiny": margin.Case(few, (20,), "haim2022", 100)})
     monkeypatch.setattr(margin, "reconstruct", budgeted(60))
     said = bench(capsys, "kkt", "--cases", "[tiny]", "--first-seed", 3, "--device", "cpu")
     rows = table(said)
@@ -186,42 +168,28 @@ def test_kkt(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ]
     for cells in rows:
         assert len(cells) == 14 and cells[0] == "3"
-        recovered, close, closer, good = cells[7], *map(int, cells[8:11])
-        assert recovered.endswith("%") and 0 <= float(recovered[:-1]) <= 100
-        assert 0 <= closer <= close <= 4 and 0 <= good <= 4
+        assert cells[7].endswith("%") and 0 <= int(cells[9]) <= int(cells[8]) <= 4
         assert re.fullmatch(r"AUC [01]\.\d\d, p \de[+-]\d\d", cells[13])
     assert [cells[4] for cells in rows[:2]] == ["20", "8"]
     assert all(cells[3] == cells[5] == cells[6] == "–" for cells in rows[:2])
-    for cells in rows[2:]:
-        assert 1 <= int(cells[4]) <= 8 and cells[5].isdigit() and 0 <= float(cells[6]) < 10
     wrong = next(cells for cells in rows if cells[1].startswith("[−1, 1] +"))
     assert wrong[7:10] == ["0.0%", "0", "0"]  # where no sample can lie
     assert said.count("samples active") == 2  # the network and that of the held-out
     assert "twice as many held-out images" in said and "of 4" in said
-    words = ("--cases", "[classes]", "--boxes", "[pixels]", "--controls", "False")
-    rows = table(bench(capsys, "kkt", *words, "--device", "cpu"))
-    assert [cells[2] for cells in rows[2:]] == ["exhume", "buzaglo2023", "shen2026"]
-    assert all(cells[1] == "pixels" for cells in rows[2:])
 
 
 @pytest.mark.parametrize(
     ("words", "named"),
     [
         ("threshold --dim 20 --samples 3 --ratios [0.01]", "width"),
-        ("threshold --seeds 0", "seeds"),
-        ("solvers --dim 0", "dim"),
         ("solvers --seeds 0", "seeds"),
         ("identifiability --samples 2", "expected 3 samples or more"),
         ("images --device cpu --name imagenet", "imagenet"),
         ("images --device cpu", "EXHUME_DATA"),
         ("images --cases [axb] --device cpu", "axb"),
-        ("images --device abacus", "abacus"),
-        ("networks --cases [digit]", "case: expected one of digits"),
         ("splitting --cases [margins]", "case: expected one of margin"),
         ("kkt --cases [digit]", "case: expected one of digits"),
         ("kkt --boxes [wide,pixel]", "box: expected one of wide, pixels"),
-        ("kkt --seeds 0", "seeds"),
-        ("kkt --device abacus", "abacus"),
     ],
 )
 def test_a_benchmark_that_cannot_be(

@@ -25,15 +25,11 @@ from exhume.experiments.cells.splitting import Splitting
 from exhume.features.weights import Seeded
 from exhume.methods import reconstruct
 from exhume.methods.tansley2026 import Tansley2026
-from exhume.models import architectures
 from exhume.sweep.store import closure
 from exhume.victims import random_features
 
 SMALL = Attack(dim=8, samples=3, ratio=4.0, products=2000)
 DIGITS = Attack(data="digits", samples=3, size=4, classes="parity", ratio=5.0)
-
-
-# Attack
 
 
 def test_an_attack_is_a_direct_call_and_repeats() -> None:
@@ -147,22 +143,6 @@ def test_the_width_comes_nearest_to_the_ratio(
     assert all(off <= abs(step * other - wanted) for other in (width + 1, max(1, width - 1)))
 
 
-def test_the_width_of_all_parameters_counts_all_and_that_of_images_is_bounded() -> None:
-    cell = replace(DIGITS, size=None, samples=5, ratio=9.0, architecture="vit", block="all")
-    width = cell.width(cell.known())
-    count = [
-        sum(p.numel() for p in architectures.build("vit", {"shape": [8, 8], "dim": w}).parameters())
-        for w in (width - 4, width, width + 4)
-    ]
-    assert width % 4 == 0
-    assert min(range(3), key=lambda i: abs(count[i] - 9 * 64 * 5)) == 1
-    replace(SMALL, dim=10**5, samples=1000, ratio=1.0).check()
-    cell = Attack(data="digits", samples=500, ratio=9999.0)
-    cell.check()
-    with pytest.raises(InputError, match=r"ratio · dim · samples.* got 319,968,000"):
-        cell.width(cell.known())
-
-
 FIT = LabelFit(dim=3, width=3)
 
 
@@ -178,33 +158,26 @@ FIT = LabelFit(dim=3, width=3)
         (SMALL, {"block": "first"}, "block: expected one of last, all"),
         (SMALL, {"block": "all"}, "block: .* last layer"),
         (SMALL, {"dtype": "float16"}, "dtype: .*float32"),
-        *[(SMALL, {"ratio": x}, "ratio: .* above 0") for x in (0, -1.0, math.nan, math.inf, None)],
+        *[(SMALL, {"ratio": x}, "ratio: .* above 0") for x in (0, math.nan, None)],
         (SMALL, {"ratio": 1e9}, "ratio: expected at most 10,000"),
         (SMALL, {"samples": 0}, "samples: .* at least 1"),
-        (SMALL, {"samples": 2.5}, "samples: .* at least 1"),
-        (SMALL, {"seed": -1}, "seed: .* at least 0"),
-        (SMALL, {"dim": 0}, "dim: .* at least 1"),
         (SMALL, {"dim": None}, "dim: .* needs a dimension"),
         (SMALL, {"rank": 9}, "rank: expected at most the dimension, 8"),
-        (SMALL, {"rank": 0}, "rank: .* at least 1"),
         (SMALL, {"told": -1}, "told: .* at least 0"),
         (SMALL, {"products": 0}, "products: .* at least 1"),
         (SMALL, {"keep": 3}, "keep: .* no pictures"),
         (SMALL, {"keep": -1}, "keep: .* at least 0"),
+        (SMALL, {"until": 0.0}, "until: .* above 0"),
         (SMALL, {"size": 4}, "size: .* for images"),
         (SMALL, {"classes": "all"}, "classes: .* for images"),
         (SMALL, {"lazy": 2.0}, "lazy: .*random_features"),
-        (SMALL, {"until": 0.0}, "until: .* above 0"),
         (SMALL, {"architecture": "resnet"}, "resnet takes images"),
         (SMALL, {"data": "digits"}, "dim: got 8"),
         (DIGITS, {"architecture": "resnet", "activation": "gelu"}, "activation: resnet has its"),
         (SMALL, {"dim": 10**8, "samples": 2}, "dim · samples: expected at most 100,000,000"),
-        (SMALL, {"dim": 10**400}, "dim · samples"),
         (SMALL, {"dim": 10**5, "rank": 10**5}, "dim · rank"),
         (SMALL, {"dim": 10**5, "samples": 999, "ratio": 2.0}, "ratio · dim · samples"),
         (FIT, {"width": 0}, "width: .* at least 1"),
-        (FIT, {"dim": None}, "dim: .* needs a dimension"),
-        (FIT, {"activation": "rely"}, "relu"),
     ],
     ids=str,
 )
@@ -228,9 +201,6 @@ def test_a_basis_that_an_attacker_is_told_must_be_one(basis: torch.Tensor, words
         reconstruct(problem, 3, method=Tansley2026(basis=basis))
 
 
-# The other cells
-
-
 @settings(deadline=None, max_examples=20)
 @given(width=st.integers(1, 14), samples=st.integers(1, 7), seed=st.integers(0, 50))
 def test_label_errors_are_those_of_least_squares(width: int, samples: int, seed: int) -> None:
@@ -241,13 +211,6 @@ def test_label_errors_are_those_of_least_squares(width: int, samples: int, seed:
     theta = torch.from_numpy(np.linalg.lstsq(features.numpy(), known.targets.numpy())[0])
     expected = (features @ theta - known.targets).square().sum() / known.targets.square().sum()
     assert cell.run("cpu")["label_error"] == pytest.approx(expected.item(), abs=1e-9)
-
-
-def test_labels_fit_from_as_many_features_as_samples() -> None:
-    cell = LabelFit(dim=20, samples=10)
-    errors = {w: replace(cell, width=w).run("cpu")["label_error"] for w in (5, 9, 10, 500)}
-    assert errors[5] > errors[9] > 1e-4
-    assert errors[10] < 1e-15 > errors[500]
 
 
 def test_flips_are_free_with_two_candidates_more_and_relu_alone() -> None:
@@ -265,15 +228,6 @@ def test_cells_of_identifiability() -> None:
     flat = TensorTerms(degree=2).run("cpu")
     assert flat["rest"] < 1e-12 and flat["error"] > 0.1
     assert Stationary(dim=8, samples=3).run("cpu")["error"] < 1e-6
-
-
-def test_a_splitting_cell_runs_a_budget_of_steps() -> None:
-    found = Splitting("projection", steps=12, samples=3, seed=100).run("cpu")
-    assert set(found["runs"]) == {
-        "base", "split, published", "count of published", "split, adaptive", "count of adaptive"
-    }  # fmt: skip
-    assert found["runs"]["base"]["steps"] == 12
-    assert json.loads(json.dumps(found)) == found
 
 
 @pytest.mark.parametrize(

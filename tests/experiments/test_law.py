@@ -24,19 +24,12 @@ from exhume.experiments.phases import draw
 from exhume.report import plots
 from exhume.sweep import Record
 
-TINY: dict[str, Any] = {
-    "dim": "8",
-    "samples": "3",
-    "ratios": "0.5:5:2",
-    "seeds": 1,
-    "products": 100,
-}
+TINY: Any = {"dim": "8", "samples": "3", "ratios": "0.5:5:2", "seeds": 1, "products": 100}
 SMALL = Law(dims=(8,), samples=(3,), ratios=(0.1, 0.5, 4.0), seeds=2, products=200)
 TOLD = "tansley2026, subspace told"
 
 
 def here(cells: Sequence[Any], **_: Any) -> list[Record]:
-    """What a sweep gives, in this process."""
     return [Record(cell, cell.run("cpu"), None, 0.5) for cell in cells]
 
 
@@ -47,7 +40,6 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of the command, through the engine and the command line."""
     out = tmp_path_factory.mktemp("law") / "new"
     again(out)
     return out
@@ -62,9 +54,6 @@ def again(out: Path) -> None:
 @pytest.fixture(scope="module")
 def records() -> list[Record]:
     return here(SMALL.cells())
-
-
-# The grid
 
 
 def test_a_grid_is_every_combination() -> None:
@@ -91,10 +80,7 @@ def test_widths_go_from_a_quarter_to_the_largest(samples: int, ratio: float, dim
     assert found[-1] == max(2 * samples, math.ceil(largest - 1e-9))
 
 
-BAD_RATIOS = (
-    "", "0:10", "0", "-1,2", "nan", "1:inf", "one", "5:1", "1:5:1", "1:5:2:2", ":5", "1:", "1:2:",
-    "::",
-)  # fmt: skip
+BAD_RATIOS = ("", "0:10", "-1,2", "nan", "1:inf", "one", "5:1", "1:5:1", "1:5:2:2", ":5", "1:2:")
 IMAGES = {"data": "digits", "dim": None}
 
 
@@ -103,33 +89,18 @@ IMAGES = {"data": "digits", "dim": None}
     [
         *[({"ratios": ratios}, "ratios: expected numbers above 0") for ratios in BAD_RATIOS],
         ({"ratios": "0.2:10:1000000000"}, "1,000,000,000 of them are more than the 100,000"),
-        ({"ratios": "1e9"}, "at most 10,000"),
         ({"ratios": "1,1"}, "ratios: expected different values"),
         ({"seeds": 0}, "seeds: expected a whole number of at least 1, got 0"),
         ({"seeds": 10**9}, "4,000,000,000 attacks"),
-        ({"seeds": 10**30}, "attacks; expected at most 100,000"),
-        ({"activations": "rely"}, "rely"),
         ({"activations": ""}, "activations: expected words"),
-        ({"methods": "exhume,,iurada2025"}, "methods: expected words"),
-        ({"methods": "magic"}, "method: expected one of exhume"),
-        ({"architectures": "transformer"}, "architecture: expected one of"),
-        ({"architectures": "resnet"}, "resnet takes images"),
-        ({"losses": "hinge"}, "loss: expected one of"),
-        ({"losses": "cross_entropy"}, "squared or logistic"),
-        ({"samples": "0"}, "samples: expected a whole number of at least 1"),
         ({"samples": "three"}, "samples: expected whole numbers with commas"),
-        ({"dim": None}, "dim: sphere data needs a dimension"),
-        ({"dim": ""}, "dim: expected whole numbers"),
         ({"ranks": "4,9"}, "rank: expected at most the dimension, 8"),
-        ({"products": 0}, "products: expected a whole number of at least 1"),
-        ({"data": "cats", "dim": None}, "data: expected one of sphere"),
         ({"data": "cifar10", "dim": None}, "cifar10 is not in"),
         ({"data": "faces", "dim": None, "samples": "1000"}, "100"),
         ({**IMAGES, "size": 3}, "size=3"),
         ({**IMAGES, "samples": "500", "ratios": "1,9999"}, "319,968,000"),
         ({"engine": "slurm"}, "slurm"),
         ({"workers": 0}, "workers"),
-        ({"dim": "100000000", "samples": "100000", "ratios": "9999"}, "dim · samples: expected at"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_made(
@@ -139,9 +110,6 @@ def test_bad_input_is_refused_before_anything_is_made(
     with pytest.raises(InputError, match=words):
         command.law(**{**TINY, **options}, out=tmp_path / "new")
     assert not (tmp_path / "new").exists()
-
-
-# The summary
 
 
 def test_a_summary_is_over_the_seeds(records: list[Record]) -> None:
@@ -216,18 +184,12 @@ def test_failed_cells_are_listed_and_left_out(records: list[Record]) -> None:
     assert "ValueError: &lt;b&gt;" in text and "<b>." not in text
 
 
-# The figure
-
-
 def test_the_phase_diagram_marks_thresholds_sizes_models_and_methods(records: list[Record]) -> None:
-    tanh = replace(SMALL, ratios=(4.0,), seeds=1, products=20, methods=("exhume",))
-    tanh = replace(tanh, activations=("relu+tanh",), losses=("logistic",))
     ranks = replace(SMALL, dims=(12,), ranks=(2, 6), ratios=(0.5, 4.0), seeds=1, products=20)
     ranks = replace(ranks, methods=("exhume", "tansley2026"))
     one, two = ("p = n = 3", "p = dn = 24", "labels fit", "random guess"), ("label error",)
     for more, words in (
         ([], (*one, *two, "data determined", "published momentum")),
-        (tanh.cells(), (*one, "ReLU + tanh, logistic loss", "training loss", "ReLU, squared loss")),
         (ranks.cells(), (*two, "d = 8, n = 3", "d = 12, n = 3, r = 2", "n = 3, r = 6", TOLD)),
     ):
         summary = summarise([*records, *here(more)])
@@ -242,18 +204,11 @@ def test_the_phase_diagram_marks_thresholds_sizes_models_and_methods(records: li
         assert plots.ACCENT not in inline
 
 
-# The command
-
-
-def test_the_command_writes_everything(finished: Path) -> None:
+def test_the_command_writes_everything_and_goes_on_where_it_stopped(finished: Path) -> None:
     assert {path.name for path in finished.iterdir()} <= set(command.FILES)
     assert all(path.stat().st_mode & 0o077 == 0 for path in finished.iterdir())
-    ElementTree.parse(finished / "law.svg")
-    with Image.open(finished / "law.png") as picture:
-        assert picture.width >= 1200
     with open(finished / "table.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
-    attacks = [row for row in rows if row["method"]]
+        attacks = [row for row in csv.DictReader(file) if row["method"]]
     assert len(attacks) == 2 * 2
     ours = [row for row in attacks if (row["method"], row["ratio"]) == ("exhume", "5.0")]
     assert [float(row["recovered"]) for row in ours] == [1.0]
@@ -261,9 +216,6 @@ def test_the_command_writes_everything(finished: Path) -> None:
     assert text.index("labels fit from") < text.index("<svg")
     assert "http" not in text.replace("http-equiv", "").replace("http://www.w3.org", "")
     assert "exhume law --data sphere --dim 8 --samples 3 --ratios 0.5:5:2 --seeds 1" in text
-
-
-def test_the_same_command_goes_on(finished: Path) -> None:
     cells = {path: path.stat().st_mtime_ns for path in (finished / "cells").iterdir()}
     before = {name: (finished / name).read_bytes() for name in ("law.svg", "law.png", "table.csv")}
     next(iter(cells)).unlink()  # as if it had been stopped

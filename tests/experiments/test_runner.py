@@ -86,15 +86,6 @@ def test_a_result_holds_what_it_takes_to_find_it_again(tmp_path: Path) -> None:
     assert many["verdict"] == "not decided" and "ValueError: nine" in many["note"]
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"engine": "abacus"}, {"workers": 0}, {"address": "tcp://localhost:1"}]
-)
-def test_a_sweep_that_cannot_run_leaves_no_folder(tmp_path: Path, wrong: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match=next(iter(wrong))):
-        perform(tiny(), "small", tmp_path / "out", **wrong)
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.usefixtures("here")
 def test_documents_keep_what_is_not_among_the_new(tmp_path: Path) -> None:
     out, docs = tmp_path / "out", tmp_path / "docs"
@@ -157,7 +148,7 @@ def test_list_names_every_claim(
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [({}, "--list"), ({"name": "nothing"}, "sphere-thresholds"),
-     ({"name": "all", "scale": "full"}, "one by one"),
+     ({"name": "all", "scale": "full"}, "one by one"), ({"name": "signs", "workers": 0}, "workers"),
      ({"name": "signs", "device": "abacus"}, "abacus")],
 )  # fmt: skip
 def test_bad_requests(arguments: dict[str, Any], word: str, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-import torch
 
 from exhume.equation.domain import Box, Sphere, SphereInBox
 from exhume.errors import InputError
@@ -32,19 +31,15 @@ def test_a_card_is_read_from_a_file(tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("", "expected entries"),
-        ("- 3\n", "expected entries"),
         ("range: [0, 1]\n", "no shape"),
         ("shape: [3, 32, 32\n", "YAML"),
-        ("shape: 12\n", "shape: expected"),
         ("shape: [3, -1]\n", "shape: expected"),
         ("shape: [3, true]\n", "shape: expected"),
         ("shape: [3]\nscale: 2\n", "unknown entry 'scale'"),
         ("shape: [3]\nrange: [1, 0]\n", "range: expected"),
         ("shape: [3]\nrange: [0, .inf]\n", "range: expected"),
-        ("shape: [3]\nrange: 1\n", "range: expected"),
         ("shape: [3, 2, 2]\nmean: [1, 2]\n", "mean: expected a number, or one for each of 3"),
         ("shape: [4]\nmean: [1, 2, 3, 4]\n", "mean: expected a number, got"),
-        ("shape: [3]\nmean: half\n", "mean: expected"),
         ("shape: [3]\nnorm: 1" + "0" * 400, "norm: expected a number above 0"),
         ("shape: [3]\nstd: 0\n", "std: expected"),
         ("shape: [3]\nnorm: -1\n", "norm: expected"),
@@ -61,33 +56,22 @@ def test_a_card_that_cannot_be(text: str, words: str, tmp_path: Path) -> None:
     assert str(caught.value).startswith(str(tmp_path / "card.yaml"))
 
 
-def test_what_is_not_told_is_assumed() -> None:
-    card = DataCard((1, 4, 4))
-    assert card.domain() == Sphere() and card.display is None and card.knows == ()
-    assert "norm √d" in card.assumes[0]
-    assert DataCard((4,), norm=3).domain() == Sphere(3)
-    assert DataCard((4,), norm=3).knows == ("the norm of the inputs (3)",)
-
-
 def test_pixels_and_inputs_are_each_others_inverse() -> None:
-    mean, std = torch.tensor([10.0, 20.0]), torch.tensor([2.0, 4.0])
     card = DataCard((2, 3, 3), range=(0, 100), mean=(10, 20), std=(2, 4))
-    pixels = torch.linspace(0, 100, 18).reshape(2, 3, 3)
-    inputs = (pixels - mean[:, None, None]) / std[:, None, None]
-    display = card.display
-    assert display is not None
-    shift, scale = (torch.tensor(x)[:, None, None] for x in (display.shift, display.scale))
-    assert torch.allclose(inputs * scale + shift, pixels / 100, atol=1e-6)
-    box = card.domain()
-    assert isinstance(box, Box)
+    display, box = card.display, card.domain()
+    assert display is not None and isinstance(box, Box)
+    assert tuple(display.shift) == pytest.approx((0.1, 0.2))  # (inputs · std + mean)/100
+    assert tuple(display.scale) == pytest.approx((0.02, 0.04))
     low, high = box.bounds.value.reshape(2, 2, 3, 3)
-    assert torch.allclose(low[1], low.new_tensor(-5)) and torch.allclose(
-        high[1], low.new_tensor(20)
-    )
+    assert (low[1] + 5).abs().max() < 1e-6 > (high[1] - 20).abs().max()
     assert DataCard((4,), range=(0, 1)).display is None
 
 
 def test_norm_and_range_are_both_kept_if_they_meet() -> None:
+    card = DataCard((1, 4, 4))
+    assert card.domain() == Sphere() and card.display is None and card.knows == ()
+    assert "norm √d" in card.assumes[0]
+    assert DataCard((4,), norm=3).domain() == Sphere(3)
     both = DataCard((4, 4), range=(-2, 2), norm="sqrt_d").domain()
     assert isinstance(both, SphereInBox) and both.name == "sphere of radius √d ∩ box [-2, 2]"
     for ends, norm in (((0, 0.5), "sqrt_d"), ((0.5, 1), 0.1)):

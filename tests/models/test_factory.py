@@ -44,7 +44,6 @@ number = 3
 
 @pytest.fixture(autouse=True)
 def clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A folder of its own, and no module left behind."""
     monkeypatch.chdir(tmp_path)
     before = set(sys.modules)
     yield
@@ -98,15 +97,12 @@ def test_a_file_may_import_its_neighbours_is_read_again_and_leaves_nothing_behin
         *((spec, "expected package.module:factory or") for spec in ("", "model", "model.py")),
         *((spec, "expected package.module:factory or") for spec in (":make", "a:", "a:b.c", " :x")),
         ("my_gone:make", "no module 'my_gone', neither installed nor in this folder"),
-        ("my_gone.inner:make", "no module 'my_gone'"),
         ("torch.my_gone:make", "no module 'torch.my_gone'"),
         ("gone.py:make", r"gone\.py: no such file"),
-        ("./gone:make", "gone: no such file"),
         ("./plain:make", "expected a name in .py"),
         ("..model:make", "cannot be imported"),
         ("model.py:gone", "no 'gone' there; it offers Config, Net, make, needs, fails"),
         ("my_empty.py:gone", "it offers no function or class"),
-        ("my_broken.py:make", "imported; ModuleNotFoundError: No module named 'my_lost'"),
         ("my_broken:make", "imported; ModuleNotFoundError: No module named 'my_lost'"),
         ("my_syntax:make", "cannot be imported; SyntaxError"),
         ("my_exit.py:make", "cannot be imported; SystemExit: 2"),
@@ -115,7 +111,6 @@ def test_a_file_may_import_its_neighbours_is_read_again_and_leaves_nothing_behin
         ("model.py:fails", "fails with arguments {}; RuntimeError: no weights"),
         ("model.py:leaves", "fails with arguments {}; SystemExit: 3"),
         ("model.py:other", "returned a list; expected a torch.nn.Module"),
-        ("model.py:Config", "returned a Config; expected a torch.nn.Module"),
         ("model.py:make depth", "unexpected keyword argument 'depth'"),
         ("model.py:ready width", "is a model already"),
     ],

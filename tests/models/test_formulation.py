@@ -6,14 +6,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from exhume.equation.domain import Box, Sphere
-from exhume.equation.objective import fitted, gradient
-from exhume.equation.pixels import Pixels
+from exhume.equation.objective import fitted
 from exhume.errors import InputError
 from exhume.features.gradient import ParameterGradients
 from exhume.features.modules import LastLayer
 from exhume.features.random import RandomFeatures
-from exhume.models.formulation import DRIFT, POINTS, Told, features_at, first_layer, network_problem
+from exhume.models.formulation import POINTS, features_at, first_layer, network_problem
 from nets import SIZES, Net, make
 from problems import gaussian, on_sphere
 
@@ -76,24 +74,6 @@ def test_features_are_taken_where_the_user_says(point: str, parameters: str) -> 
             torch.testing.assert_close(weights[key], w, rtol=1e-15, atol=1e-15)
 
 
-@pytest.mark.parametrize("parameters", ["last", "first", "all"])
-@pytest.mark.parametrize("name", ["two_layer", "mlp"])
-def test_swapped_weights_negate_the_target_and_leave_the_residual(
-    name: str, parameters: str
-) -> None:
-    net = make(name, step=0.5)
-    swapped = Net(net.network, net.trained, net.initial, net.plain)
-    x = on_sphere(2, 4)
-    for point, same in (("midpoint", True), ("both", True), ("final", False)):
-        one, other = net.problem(parameters, point), swapped.problem(parameters, point)
-        assert torch.equal(other.target, -one.target)
-        here, there = fitted(one, x), fitted(other, x)
-        assert (there.value == pytest.approx(here.value, rel=1e-6)) == same
-        if same:
-            slopes = gradient(other, there), gradient(one, here)
-            torch.testing.assert_close(*slopes, rtol=1e-5, atol=1e-9)
-
-
 def test_what_did_not_change_is_left_out_and_what_names_nothing_refused() -> None:
     net = make("mlp")
     frozen = {**net.trained, "1.weight": net.initial["1.weight"], "1.bias": net.initial["1.bias"]}
@@ -113,17 +93,7 @@ def test_what_did_not_change_is_left_out_and_what_names_nothing_refused() -> Non
             pose()
 
 
-def test_what_is_told_is_handed_on_and_one_hidden_layer_takes_the_fast_path() -> None:
-    net = make("mlp")
-    arguments = (net.network, net.initial, net.trained)
-    plain = network_problem(*arguments)
-    assert (plain.domain, plain.drift, plain.display) == (Sphere(), DRIFT, None)
-    assert "lazy" in plain.threat_model.assumes[0]
-    box, pixels = Box(-1, 1), Pixels(0.5, 2.0)
-    told = network_problem(*arguments, told=Told(box, pixels, ("the range",)))
-    assert told.domain is box and told.display == pixels
-    assert told.threat_model.knows == (*plain.threat_model.knows, "the range")
-    assert plain.threat_model.knows[0] == "the initial weights"
+def test_one_hidden_layer_takes_the_fast_path() -> None:
     net = make("two_layer")
     for point in ("initial", "final", "midpoint"):
         features = features_at(net.network, net.initial, net.trained, "last", point)
@@ -133,9 +103,6 @@ def test_what_is_told_is_handed_on_and_one_hidden_layer_takes_the_fast_path() ->
         assert features.spread == pytest.approx(spread, rel=1e-12)
     assert isinstance(net.problem("last", "both").features, LastLayer)
     assert isinstance(net.problem("3.weight", "final").features, ParameterGradients)
-
-
-# The equation Δθ = Σ A ∇f
 
 
 def slope(loss: str, outputs: Tensor, labels: Tensor) -> Tensor:

@@ -92,15 +92,12 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Desk:
-    """Audits from the user's folder."""
-
     def __init__(self, folder: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self.folder, self.out, self.capsys = folder, out, capsys
         self.before = load_file(folder / "mlp.initial.safetensors")
         self.after = torch.load(folder / "mlp.trained.pt", weights_only=True)["model_state_dict"]
 
     def audit(self, name: str, *more: object, **files: object) -> str:
-        """What is said; weights are those of the name unless given."""
         initial, trained = (f"{self.folder / name}.{end}" for end in ENDS)
         named = {"initial": initial, "trained": trained, **files}
         weights = [word for key, file in named.items() if file for word in (f"--{key}", file)]
@@ -111,7 +108,6 @@ class Desk:
         return self.capsys.readouterr().out
 
     def refused(self, name: str, *more: object, **files: object) -> str:
-        """The sentence with which an audit ends before it begins."""
         with pytest.raises(SystemExit) as ending:
             self.audit(name, *more, **files)
         said = self.capsys.readouterr().err
@@ -137,9 +133,6 @@ class Desk:
 @pytest.fixture
 def at(desk: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Desk:
     return Desk(desk, tmp_path / "run", capsys)
-
-
-# Each works, or is refused with what to do
 
 
 def test_a_transformer_is_audited_as_it_is(at: Desk) -> None:
@@ -220,9 +213,6 @@ def test_half_precision_is_enough_where_much_changed_and_refused_where_little(
     torch.save(after, files["trained"])
     assert "stored in bfloat16" in at.audit("mlp", *MLP, **files)
     assert at.distance() < 0.1
-
-
-# Initial weights that are missing
 
 
 def test_the_head_alone_will_do_and_the_first_layer_opens_the_subspace(

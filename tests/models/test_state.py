@@ -1,6 +1,5 @@
 """State dicts: every way they are stored, and files that must be refused without running them."""
 
-import argparse
 import json
 import os
 import pickle
@@ -47,9 +46,6 @@ def written(path: Path, content: Any, **options: Any) -> Path:
     return path
 
 
-# What can be read
-
-
 @pytest.mark.parametrize("zipped", [True, False])
 def test_bare_and_wrapped_state_dicts(tmp_path: Path, zipped: bool) -> None:
     bare = {name: nn.Parameter(w) if "weight" in name else w for name, w in STATE.items()}
@@ -77,9 +73,6 @@ def test_safetensors_and_folders_as_hugging_face_writes_them(tmp_path: Path) -> 
     assert_same(read_state(tmp_path))
     write_tensors(tmp_path / "model.safetensors", {"w": torch.ones(2)})
     assert list(read_state(tmp_path)) == ["w"]
-
-
-# What must be refused
 
 
 class Hostile:
@@ -149,14 +142,11 @@ def archive(folder: Path, compression: int = zipfile.ZIP_STORED) -> Path:
     ("write", "sentence"),
     [
         (saved(network()), r"holds more than tensors \("),
-        (saved({"hyper": argparse.Namespace(a=1)}), r"holds more than tensors \("),
         (saved({"loss": np.float64(1)}), r"holds more than tensors \("),
         (saved([torch.ones(2)]), "holds a list, expected a dict"),
-        (saved(torch.ones(2)), "holds a Tensor, expected a dict"),
         (saved({"w": torch.ones(2), "epoch": 3}), "'epoch' is a int, expected a tensor"),
         (saved({3: torch.ones(2)}), "entry 3"),
         (saved({}), "holds no tensors"),
-        (saved({"state_dict": {}}), "holds no tensors"),
         (saved({"w": torch.ones(2, device="meta")}), "'w' is quantised, sparse"),
         (saved({"w": torch.eye(2).to_sparse()}), "'w' is quantised, sparse"),
         (script, "TorchScript archive"),
@@ -166,7 +156,6 @@ def archive(folder: Path, compression: int = zipfile.ZIP_STORED) -> Path:
         (lambda folder: written(folder / "a.pkl", {}), "expected one of .safetensors, .pt"),
         (lambda folder: folder, "holds neither model.safetensors nor"),
         (indexed("{"), "cannot be read as JSON"),
-        (indexed("[]"), "is damaged"),
         (indexed('{"weight_map": {"w": 3}}'), "is damaged"),
         (indexed('{"weight_map": {"w": "../x.safetensors"}}'), "not a file of this folder"),
         (indexed('{"weight_map": {"w": "gone.safetensors"}}'), "gone.safetensors: no such file"),
@@ -204,9 +193,6 @@ def test_truncated_files_are_refused(
     path.write_bytes(whole[: int(share * len(whole))])
     with pytest.raises(InputError, match=r"truncated.pt"):
         read_state(path)
-
-
-# Fitting to a model
 
 
 @pytest.mark.parametrize(
@@ -274,16 +260,12 @@ def spoiled(value: float) -> dict[str, Tensor]:
         ({}, "and 5 more"),
         *((spoiled(x), "'0.weight' holds NaN or infinite") for x in (np.nan, np.inf, -np.inf)),
         ({**STATE, "0.weight": STATE["0.weight"].to(torch.int8)}, "'0.weight' is torch.int8"),
-        ({**STATE, "0.weight": STATE["0.weight"].cfloat()}, "'0.weight' is torch.complex64"),
         ({**STATE, "1.num_batches_tracked": torch.tensor(1.5)}, "tracked' is torch.float32"),
     ],
 )
 def test_what_does_not_fit_is_refused(state: dict[str, Tensor], sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         fit_state(state, network(), "a.pt")
-
-
-# Pairs
 
 
 @pytest.mark.parametrize(

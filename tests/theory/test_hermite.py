@@ -8,16 +8,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from exhume.errors import InputError
-from exhume.features.activations import (
-    Activation,
-    activation,
-    polynomial,
-    smoothed_relu,
-    softplus,
-)
+from exhume.features.activations import Activation, activation, polynomial, smoothed_relu, softplus
 from exhume.theory.hermite import ORDERS, coefficients, kernel, sign_ambiguity
 from problems import ACTIVATIONS
 
@@ -48,7 +41,6 @@ def test_relu_and_erf_have_their_closed_forms_and_errors_are_honest() -> None:
         j = (k - 1) // 2  # h_k² are the coefficients of (2/π) arcsin(2ρ/3)
         series = math.comb(2 * j, j) / (4**j * (2 * j + 1)) * (2 / 3) ** k if k % 2 else 0.0
         assert h**2 == pytest.approx(2 / math.pi * series, abs=1e-15)
-    # A kink that the panels miss shows in the error.
     found = coefficients(lambda z: torch.relu(z - 0.3), 2)
     density, above = math.exp(-0.045) / math.sqrt(2 * math.pi), 0.5 * math.erfc(0.3 / math.sqrt(2))
     off = abs(float(found.values[0]) - (density - 0.3 * above))
@@ -77,27 +69,11 @@ def test_energies_add_up_and_kernels_are_the_series_where_it_converges(name: str
     assert torch.allclose(kernel(name, rho), series, rtol=0, atol=1e-11)
 
 
-def test_what_the_caller_gives_is_the_same_by_name_by_object_and_as_a_function() -> None:
-    forms = ("relu", activation("relu"), torch.relu)
-    first, *others = (coefficients(form, 9).values for form in forms)
-    assert all(torch.equal(first, other) for other in others)
-    assert torch.equal(kernel("relu", RHO.reshape(3, 4)), kernel(torch.relu, RHO).reshape(3, 4))
-    assert kernel("tanh", 0.5).shape == ()
-
-
 def test_kernels_have_their_closed_form_up_to_the_ends() -> None:
     relu = ((1 - RHO * RHO).sqrt() + (math.pi - torch.arccos(RHO)) * RHO) / (2 * math.pi)
     for name, closed in (("relu", relu), ("erf", 2 / math.pi * torch.arcsin(2 * RHO / 3))):
         assert torch.allclose(kernel(name, RHO), closed, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("sigma", [*ACTIVATIONS, softplus(50.0), torch.sin])
-def test_at_one_the_kernel_is_the_energy_and_at_minus_one_that_of_the_parts(sigma: Any) -> None:
-    energy, parts = coefficients(sigma, 0).energy, sign_ambiguity(sigma)
-    ends = kernel(sigma, torch.tensor([1.0, -1.0]))
-    assert float(ends[0]) == pytest.approx(energy, abs=1e-9)
-    assert float(ends[1]) == pytest.approx(parts.even - parts.odd, abs=1e-9)
-    assert parts.even + parts.odd == pytest.approx(energy, abs=1e-12)
+    assert torch.equal(kernel("relu", RHO.reshape(3, 4)), kernel(torch.relu, RHO).reshape(3, 4))
 
 
 @pytest.mark.parametrize(
@@ -117,13 +93,10 @@ def test_signs_are_what_activations_say_of_themselves(sigma: Activation) -> None
 
 def test_energies_of_the_parts_are_those_of_the_coefficients() -> None:
     found, values = sign_ambiguity("relu+tanh"), coefficients("relu+tanh", ORDERS).values
+    assert found.even == pytest.approx(float(values[::2].square().sum()), abs=1e-4)
     assert found.odd == pytest.approx(float(values[1::2].square().sum()), abs=1e-12)
     assert found.bent == pytest.approx(float(values[3::2].square().sum()), abs=1e-12)
     assert found.bent == pytest.approx(sign_ambiguity("tanh").bent, abs=1e-14)
-
-
-def summed(z: Tensor) -> Tensor:
-    return z.sum()
 
 
 @pytest.mark.parametrize(
@@ -132,10 +105,9 @@ def summed(z: Tensor) -> Tensor:
         (lambda: coefficients("relu", ORDERS + 1), "orders"),
         (lambda: coefficients("swish"), "unknown activation"),
         (lambda: coefficients(lambda z: torch.exp(0.3 * z * z)), "grows too fast"),
-        (lambda: coefficients(summed), "shape"),
+        (lambda: coefficients(lambda z: z.sum()), "shape"),
         (lambda: coefficients(torch.log), "NaN"),
         (lambda: kernel("relu", 1.1), "rho"),
-        (lambda: kernel("relu", math.nan), "rho"),
     ],
 )
 def test_what_cannot_be_is_refused(call: Any, said: str) -> None:

@@ -1,6 +1,7 @@
-"""The rank condition for two-layer polynomial networks, and recovery where it holds."""
+"""Rank conditions, recovery where they hold, what is determined locally, symmetric tensors."""
 
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,25 +9,37 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 from scipy.optimize import root
 from torch import Tensor, nn
 
 from exhume import data, victims
+from exhume.equation.objective import fitted
+from exhume.equation.problem import Problem
 from exhume.errors import InputError
 from exhume.evaluate import score
 from exhume.features.layers import Elementwise
 from exhume.models.architectures import initialise, two_layer
-from exhume.theory import Identifiability, identifiability, recover
+from exhume.theory import (
+    Identifiability,
+    fewest_neurons,
+    identifiability,
+    local_identifiability,
+    recover,
+)
 from exhume.theory.moments import (
     at_scale,
+    contract,
     decompose,
     dimension,
+    exponents,
     moments_of,
     powers,
-    refine,
+    slices,
     view_of,
 )
-from exhume.theory.neurons import Neurons, explained, neurons_of, output, violation
+from exhume.theory.neurons import Neurons, explained, neurons_of, output
 from exhume.victims import Victim
 from problems import gaussian
 
@@ -50,7 +63,6 @@ def test_what_samples_explain_is_the_gradient(coefficients: tuple[float, ...]) -
 
 @functools.cache
 def victim(degree: int = 3, width: int = 16, seed: int = 2) -> Victim:
-    """Four samples in nine dimensions, under labels that allow many neurons."""
     labelled = victims.labellings(data.sphere(9, 4, seed), degree)[0]
     return victims.polynomial(labelled, width, degree)
 
@@ -100,7 +112,6 @@ def test_the_condition_depends_neither_on_units_axes_and_order_nor_on_twins() ->
         other = identifiability(model, {"1.weight": w, "3.weight": a})
         assert other.rank == found.rank and other.sufficient_rank == found.sufficient_rank
         assert other.smallest == pytest.approx(found.smallest, rel=1e-8)
-    # The level sets the norm and nothing else.
     found = identifiability(net(made), made.trained, level=8.0)
     assert found.samples is not None and found.residual is not None and found.residual < 1e-12
     assert score(found.samples / 2, made.truth).errors.max() < 1e-8
@@ -114,41 +125,6 @@ def test_the_condition_fails_with_too_few_neurons_and_the_recovery_with_it() -> 
     assert "5 neurons in general position" in found.reasons[0]
     assert "local_identifiability" in found.reasons[0]
     assert score(recover(net(made), made.trained).samples, made.truth).errors.max() > 0.05
-
-
-def test_where_it_fails_other_samples_may_explain_the_weights_exactly() -> None:
-    made = victims.polynomial(victims.labellings(data.sphere(10, 5, 8))[0], 5)
-    neurons = neurons_of(net(made), made.trained)
-    basis = torch.linalg.svd(neurons.first, full_matrices=False).Vh.T
-    inside = replace(neurons, first=neurons.first @ basis)
-    truth = made.truth.inputs @ basis
-    b = torch.linalg.lstsq((inside.first @ truth.T) ** 3, inside.last[:, None]).solution[:, 0]
-    assert violation(inside, truth, b) < 1e-12
-
-    def wrong(seed: int) -> bool:
-        samples, multipliers = refine(inside, truth + gaussian(5, 5, seed=seed), b)
-        cosines = torch.nn.functional.normalize(samples, dim=1) @ truth.T / math.sqrt(10)
-        exact = violation(inside, samples, multipliers) < 1e-10
-        return exact and bool(cosines.abs().amax(0).min() < 0.95)
-
-    assert any(wrong(seed) for seed in range(30))
-
-
-def test_an_inactive_sample_leaves_no_trace() -> None:
-    known = victim().truth
-    beyond = 1.5 * known.inputs[:1] + 0.02 * gaussian(1, 9)
-    more = data.Data(
-        torch.cat([known.inputs, beyond]),
-        torch.cat([known.targets, known.targets[:1]]),
-        (9,),
-    )
-    made = victims.polynomial(more, 16, active=range(4))
-    assert made.training["margins"][4] > 2
-    found = identifiability(net(made), made.trained)
-    assert found.samples is not None and len(found.samples) == 4
-    result = score(found.samples, more)
-    assert (result.errors[:4] < 1e-8).all() and result.errors[4] > 0.3
-    assert "multiplier zero" in found.undetermined[0]
 
 
 def test_noise_in_the_weights_costs_as_much_as_it_is() -> None:
@@ -270,7 +246,6 @@ def net_of(activation: str = CUBE, dim: int = 3, width: int = 4, **options: Any)
     [
         (net_of("polynomial:0,0,1"), {}, "infinitely many ways.*local"),
         (net_of("polynomial:0,1,1,0"), {}, "degree 2.*local_ident"),
-        (net_of("polynomial:0,1"), {}, "degree 1.*local_ident"),
         (net_of("polynomial:1,0,0,1"), {}, "constant term 1.*local_ident"),
         (net_of("relu"), {}, "is no polynomial.*local_ident"),
         (net_of(outputs=2), {}, "2 outputs and no bias.*local_ident"),
@@ -282,7 +257,6 @@ def net_of(activation: str = CUBE, dim: int = 3, width: int = 4, **options: Any)
         (net_of(), {"rank": 20}, "rank"),
         (net_of(), {"rank": 1}, "outside of 1 dimensions"),
         (net_of(), {"level": 0.0}, "level"),
-        (net_of(), {"tolerance": -1.0}, "tolerance"),
         (net_of(), {"tolerance": 1.0}, "between 0 and 1"),
     ],
     ids=lambda case: case if isinstance(case, str) else "",
@@ -292,3 +266,117 @@ def test_what_cannot_be_judged_is_refused(
 ) -> None:
     with pytest.raises(InputError, match=words):
         identifiability(model, **options)
+
+
+def joint_null_space(problem: Problem, candidates: Tensor) -> int:
+    """The dimension of the null space in X and A together, by autograd."""
+    point = fitted(problem, candidates)
+    a = point.coefficients
+
+    def weights(x: Tensor, coefficients: Tensor) -> Tensor:
+        v = problem.features.weights.rows(0, problem.features.width).double()  # type: ignore[attr-defined]
+        sigma: Tensor = problem.features.activation.value(x @ v.T)  # type: ignore[attr-defined]
+        return sigma.T @ coefficients
+
+    jacobians = torch.autograd.functional.jacobian(weights, (candidates, a))
+    matrices = [j.reshape(problem.target.numel(), -1) for j in jacobians]
+    both = torch.cat([m / m.norm() for m in matrices], 1)
+    return both.shape[1] - int(torch.linalg.matrix_rank(both, rtol=1e-9))
+
+
+@pytest.mark.parametrize(("activation", "free"), [("relu", 3), ("tanh", 0)])
+def test_directions_that_random_features_leave_free(activation: str, free: int) -> None:
+    known = data.sphere(5, 3)
+    problem = victims.random_features(known, 80, activation).problem.to("cpu", torch.float64)
+    found = local_identifiability(problem, known.inputs)
+    assert (found.unknowns, found.rank, found.equations) == (15, 15 - free, 77)
+    assert len(found.undetermined) == free == joint_null_space(problem, known.inputs)
+    assert found.residual < 1e-10 and found.holds == (free == 0)
+    along = torch.zeros(3, 3, 5, dtype=torch.float64)
+    for i, x in enumerate(known.inputs):
+        along[i, i] = x / x.norm()
+    if free:  # the norms
+        flat = found.undetermined.flatten(1)
+        assert torch.allclose(flat @ along.flatten(1).T @ along.flatten(1), flat, atol=1e-8)
+        assert torch.allclose(flat @ flat.T, torch.eye(3, dtype=torch.float64), atol=1e-10)
+    assert local_identifiability(problem, known.inputs, within=True).holds
+    narrow = victims.random_features(data.sphere(6, 4), 20, "tanh").problem
+    short = local_identifiability(narrow.to("cpu", torch.float64), data.sphere(6, 4).inputs)
+    assert not short.holds and short.smallest == 0  # fewer equations than unknowns
+    assert short.rank == short.equations == 16
+
+
+def test_a_kkt_point_determines_all_but_the_norms() -> None:
+    made = victims.polynomial(victims.labellings(data.sphere(9, 4, 2))[0], 16)
+    found = local_identifiability(made.problem, made.truth.inputs)
+    assert found.residual < 1e-20
+    assert (found.unknowns, found.rank) == (36, 32)
+    unit = torch.nn.functional.normalize(made.truth.inputs, dim=1)
+    across = found.undetermined - (found.undetermined * unit).sum(2, keepdim=True) * unit
+    assert across.abs().max() < 1e-6
+    for candidates, words in ((torch.zeros(2, 4), "shape"), (torch.zeros(999, 9), "4000 unknowns")):
+        with pytest.raises(InputError, match=words):
+            local_identifiability(made.problem, candidates)
+
+
+def dense(coordinates: Tensor, size: int, degree: int) -> Tensor:
+    """The full array of a symmetric tensor, entry by entry."""
+    full = torch.zeros((size,) * degree, dtype=torch.float64)
+    letters = exponents(size, degree)
+    for index in itertools.product(range(size), repeat=degree):
+        counts = torch.tensor([index.count(j) for j in range(size)])
+        place = int((letters == counts).all(1).nonzero())
+        times = math.factorial(degree) / math.prod(math.factorial(c) for c in counts.tolist())
+        full[index] = coordinates[place] / math.sqrt(times)
+    return full
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 4), st.integers(2, 4), st.integers(0, 99))
+def test_coordinates_and_products_are_those_of_the_full_array(
+    size: int, degree: int, seed: int
+) -> None:
+    tensor, other = gaussian(2, dimension(size, degree), seed=seed)
+    full = dense(tensor, size, degree)
+    assert torch.allclose(tensor @ other, (full * dense(other, size, degree)).sum())
+    for axes in itertools.permutations(range(degree)):
+        assert torch.equal(full.permute(axes), full)
+    vectors = gaussian(2, size, seed=seed + 1)
+    for k, v in enumerate(vectors):
+        once = last = torch.tensordot(full, v, 1)
+        assert torch.allclose(dense(contract(tensor, vectors, degree)[k], size, degree - 1), once)
+        for _ in range(degree - 2):
+            last = torch.tensordot(last, v, 1)
+        assert torch.allclose(slices(vectors, degree)[k] @ tensor, last)
+        assert torch.allclose(powers(vectors, degree)[k] @ tensor, last @ v)
+    u, v = powers(vectors, degree)
+    assert torch.allclose(u @ v, (vectors[0] @ vectors[1]) ** degree)
+
+
+@pytest.mark.parametrize(
+    ("degree", "size"), [(3, 3), (3, 4), (3, 5), (3, 6), (4, 3), (4, 4), (4, 5), (5, 3)]
+)
+def test_fewest_neurons_are_the_fewest(degree: int, size: int) -> None:
+    def rank(count: int) -> int:
+        units = torch.nn.functional.normalize(gaussian(count, size), dim=1)
+        rows = slices(units, degree).flatten(0, 1)
+        return int(torch.linalg.matrix_rank(rows, rtol=1e-10))
+
+    fewest = fewest_neurons(degree, size)
+    assert rank(fewest) == dimension(size, degree)
+    assert rank(fewest - 1) < dimension(size, degree)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(2, 4), st.integers(3, 5), st.integers(0, 99))
+def test_decomposition_of_independent_terms(size: int, degree: int, seed: int) -> None:
+    true = torch.nn.functional.normalize(gaussian(size, size, seed=seed), dim=1)
+    assume(torch.linalg.cond(true) < 50)
+    strengths = gaussian(size, seed=seed + 1).sign() * (1 + gaussian(size, seed=seed + 2).abs())
+    found, weights, rest = decompose(strengths @ powers(true, degree), size, degree, 1e-10)
+    assert rest < 1e-8 and len(found) == size
+    cosines = (found @ true.T).abs()
+    assert torch.allclose(cosines.amax(1), torch.ones(size, dtype=torch.float64))
+    assert torch.allclose(weights.abs(), strengths[cosines.argmax(1)].abs(), rtol=1e-5)
+    fewer, _, rest = decompose(strengths[1:] @ powers(true[1:], degree), size, degree, 1e-10)
+    assert fewer.shape == (size - 1, size) and rest < 1e-8

@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy import optimize
 from torch import Tensor
 
@@ -17,7 +15,7 @@ from exhume.experiments.cells.failure import Failure
 from exhume.features.activations import activation as named
 from exhume.theory import hermite, width
 from exhume.theory.gap import Setting, apart, kernel_gap, ring_kernel, smallest_hit
-from exhume.theory.width import WidthBound, covering, fourth_moment, steepest, width_bound
+from exhume.theory.width import WidthBound, fourth_moment, steepest, width_bound
 
 LOOSE: dict[str, float] = {"tolerance": 0.5, "separation": 1.1}
 
@@ -104,41 +102,7 @@ def test_the_average_over_rings_is_that_of_random_points_on_them(rank: int) -> N
     assert averaged == pytest.approx(values.mean(), abs=5 * values.std() / len(inner) ** 0.5)
 
 
-@settings(max_examples=25, deadline=None)
-@given(st.integers(1, 4), st.integers(2, 5), st.sampled_from(["relu", "tanh", "softplus"]),
-       st.integers(0, 10_000))  # fmt: skip
-def test_within_a_cell_of_the_net_the_residual_moves_by_no_more_than_tau(
-    samples: int, rank: int, sigma: str, seed: int
-) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    tau, radius, ceiling = 0.1, 3.0, 1.5
-    function = named(sigma)
-    slope, origin = steepest(function), abs(float(function.value(torch.zeros(()))))
-
-    def uniform(*shape: int) -> Tensor:
-        return 2 * torch.rand(*shape, generator=generator, dtype=torch.float64) - 1
-
-    w = radius * unit(uniform(50, rank))
-    true, guess = unit(uniform(samples, rank)), unit(uniform(samples, rank))
-    moved = unit(guess + 1e-3 * uniform(samples, rank))
-    moved = guess + (moved - guess) * (tau / (2 * samples * ceiling * slope * radius)) / (
-        moved - guess
-    ).norm(dim=1, keepdim=True)
-    c = ceiling * uniform(2 * samples)
-    shift = tau / (4 * samples * (origin + slope * radius)) * uniform(2 * samples).sign()
-
-    def residual(candidates: Tensor, coefficients: Tensor) -> Tensor:
-        return function.value(w @ torch.cat([true, candidates]).T) @ coefficients
-
-    there = residual(guess, c)
-    # |c + shift| may pass the ceiling by the shift: move inwards, as points of the net are.
-    inwards = torch.where((c + shift).abs() > ceiling, c - shift, c + shift)
-    assert (residual(moved, inwards) - there).abs().max() <= tau * (1 + 1e-9)
-    assert covering(Setting(samples, rank, 0.1, 0.5, 1.0, ceiling), tau, slope, origin, radius) > 0
-
-
 def hit(sigma: str, setting: Setting, tau: float | None = None, **options: int) -> float:
-    """The smallest hit, at the τ of the kernel gap if none is given."""
     gap = kernel_gap(sigma, setting.rank, setting.tolerance, 2 * setting.samples - 1)
     return smallest_hit(named(sigma), setting, tau or math.sqrt(gap / 8), **options)
 
@@ -165,6 +129,8 @@ def test_the_ways_to_the_bound_are_ordered_and_keep_the_probability(bound: Width
     assert bound.failure_at(int(bound.certified) - 1) > bound.failure
     assert bound.failure_at(int(bound.numerical), numerical=True) <= bound.failure
     assert bound.failure_at(1) == 1.0
+    assert fourth_moment(named("relu")) == pytest.approx(1.5, rel=1e-9)
+    assert [steepest(named(name)) for name in ("relu", "tanh")] == [1, 1]
     assert len(bound.assumptions) == 6
 
 
@@ -202,11 +168,6 @@ def test_exact_solutions_are_the_samples_above_the_numerical_width_and_not_below
         assert 2 - 2 * cosines.max() >= 0.81
 
 
-def test_moments_and_slopes() -> None:
-    assert fourth_moment(named("relu")) == pytest.approx(1.5, rel=1e-9)
-    assert steepest(named("relu")) == 1
-
-
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -216,9 +177,7 @@ def test_moments_and_slopes() -> None:
         ({"tolerance": 0.0}, "tolerance"),
         ({"separation": 0.5}, "separation"),
         ({"coefficients": (2.0, 1.0)}, "floor"),
-        ({"coefficients": (0.0, 1.0)}, "floor"),
         ({"failure": 1.0}, "failure"),
-        ({"failure": 0.0}, "failure"),
         ({"activation": "polynomial:0,0,1"}, "slope"),
         ({"activation": "nothing"}, "nothing"),
         ({"activation": "erf", "samples": 100, "tolerance": 0.1, "separation": 0.3}, "kernel gap"),
