@@ -10,7 +10,7 @@ from torch import Tensor
 
 from exhume.errors import InputError
 from exhume.features.activations import Activation, activation, polynomial, smoothed_relu, softplus
-from exhume.features.exact import exact_operations
+from exhume.features.network import exact_operations
 from problems import ACTIVATIONS, close
 
 Scalar = Callable[[Tensor], Tensor]

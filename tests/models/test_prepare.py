@@ -12,7 +12,7 @@ from torch.func import functional_call, grad, jvp, vmap
 
 from exhume.errors import InputError
 from exhume.features import exact
-from exhume.features.exact import exact_operations
+from exhume.features.network import exact_operations
 from exhume.models import self_check
 from exhume.models.prepare import prepare
 from odd_modules import (

@@ -1,9 +1,8 @@
 """Data sets to train on and to attack: synthetic, bundled, local folders, your own arrays.
 
 A sample is a row of numbers, and a `Transform` says how its pixels became that row. Shift and scale
-may be declared to an auditor. The norms are one number for each private sample, and a mean image,
-where one was subtracted, is an average of private samples. So both are truth: they never leave with
-the `card`, and norms are never used unless handed over.
+may be declared to an auditor. Norms and a mean image are truth, as they come from private samples:
+they never leave with the `card`, and norms are never used unless handed over.
 """
 
 from exhume.data.samples import Data, Transform, read, save

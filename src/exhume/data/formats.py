@@ -1,7 +1,7 @@
 """Where images come from: our dependencies, or a local folder in the published formats.
 
-Nothing here runs code from a file: arrays are read with `allow_pickle=False`, and the one
-published format that is a pickle goes through an unpickler that knows inert classes only.
+Nothing here runs code from a file: the one published format that is a pickle goes through an
+unpickler that knows inert classes only.
 """
 
 import gzip

@@ -1,19 +1,4 @@
-"""Sets of samples: drawn at random, from images by name, or made of your own arrays.
-
-The images that `load` knows:
-
-================ =========== ===================== ============================ ========
-name             shape       from                  where                        classes
-================ =========== ===================== ============================ ========
-`digits`         8, 8        scikit-learn          bundled, 1,797 images        all
-`faces`          25, 25      scikit-image (LFW)    bundled, 100 images          random
-`photos`         3, 32, 32   scikit-learn, tiles   bundled, 520 from two photos random
-`cifar10`        3, 32, 32   binary, python, .npz  folder                       (6, 9)
-`mnist`          28, 28      IDX, .npz             folder                       parity
-`fashion_mnist`  28, 28      IDX, .npz             folder                       all
-`tiny_imagenet`  3, 64, 64   folder of JPEG, .npz  folder                       random
-================ =========== ===================== ============================ ========
-"""
+"""Sets of samples: drawn at random, from images by name, or made of your own arrays."""
 
 import math
 import os
@@ -35,14 +20,15 @@ Classes = Literal["all", "parity", "vehicles", "random"] | Sequence[int]
 """Labels, or a word for a choice of labels; `load` says what each means."""
 
 DEFAULT_CLASSES: dict[str, Classes] = {
-    "digits": "all",
-    "faces": "random",
-    "photos": "random",
-    "cifar10": (6, 9),
-    "mnist": "parity",
-    "fashion_mnist": "all",
-    "tiny_imagenet": "random",
+    "digits": "all",  # bundled with scikit-learn: 1,797 images of 8 × 8
+    "faces": "random",  # bundled with scikit-image, from LFW: 100 images of 25 × 25
+    "photos": "random",  # bundled with scikit-learn: 520 tiles of two photos, 3 × 32 × 32
+    "cifar10": (6, 9),  # in a folder as binary, python or .npz: 3 × 32 × 32
+    "mnist": "parity",  # in a folder as IDX or .npz: 28 × 28
+    "fashion_mnist": "all",  # the same
+    "tiny_imagenet": "random",  # in a folder as JPEG or .npz: 3 × 64 × 64
 }
+"""The images that `load` knows, with the classes taken unless others are asked for."""
 
 VEHICLES = (0, 1, 8, 9)
 """Labels of CIFAR-10: aeroplane, automobile, ship, truck. The others are animals."""
@@ -62,20 +48,8 @@ def sphere(
 ) -> Data:
     """Draw Gaussian rows, rescaled to norm √d, with noisy linear targets.
 
-    y = X g + noise · N(0, 1) with g ~ N(0, I/d): the synthetic set-up of Iurada 2025.
-
-    Args:
-        dim: numbers in one sample, d.
-        samples: number of samples, n.
-        seed: of numpy's generator, so that every platform draws the same.
-        noise: standard deviation of the noise on the targets.
-        rank: dimension r of a random subspace that the samples lie in (see `subspace`): rows are
-            U z with Gaussian z. The whole space unless given.
-
-    Example:
-        >>> data = sphere(dim=9, samples=4, rank=2)
-        >>> data.inputs.norm(dim=1).round(decimals=9).tolist()
-        [3.0, 3.0, 3.0, 3.0]
+    y = X g + noise · N(0, 1) with g ~ N(0, I/d): the synthetic set-up of Iurada 2025, the same on
+    every platform. With a rank r, rows are U z with Gaussian z, U the basis of a `subspace`.
     """
     whole_number("dim", dim)
     whole_number("samples", samples)
@@ -93,8 +67,7 @@ def sphere(
 def subspace(dim: int, rank: int, seed: int = 0) -> Tensor:
     """Return a basis of the subspace that `sphere` draws its samples from: (d, r), orthonormal.
 
-    It is uniform among the subspaces of that dimension, and depends on the seed alone, not on the
-    samples, so that an attacker may be told of it.
+    It depends on the seed alone, not on the samples, so that an attacker may be told of it.
     """
     whole_number("dim", dim)
     whole_number("seed", seed, least=0)
@@ -118,7 +91,7 @@ def load(
     """Draw real images, standardised by one mean and one deviation over all pixels drawn.
 
     Args:
-        name: of the set, from the table above.
+        name: of the set: digits, faces, photos, cifar10, mnist, fashion_mnist, tiny_imagenet.
         samples: number of samples, in equal parts from the classes (the first ones get one more
             where it does not divide), in turns, so that a prefix is balanced too.
         seed: draws the samples without replacement. For sets in a folder, 0 takes the first of
@@ -128,19 +101,12 @@ def load(
             are there: one-hot. `"parity"`: even labels -1, odd ones +1. `"vehicles"`, for
             cifar10: animals -1, vehicles (0, 1, 8, 9) +1. `"random"`: labels are not looked at,
             as many -1 as +1 in random order; the only choice for faces and photos, which have
-            none. The default is in the table; 6 and 9 are frog and truck.
+            none. The default is in `DEFAULT_CLASSES`; 6 and 9 of cifar10 are frog and truck.
         root: the folder; the environment variable `EXHUME_DATA` unless given.
         centre: `"pixels"` subtracts the mean image of the samples drawn, pixel by pixel, and
             divides by nothing: inputs are in [-1, 1], as in Haim 2022.
         size: side of the images, shrunk to it by averaging squares of pixels before all else; it
             must divide their own side.
-
-    Raises:
-        InputError: the set is not there (the message says what to put where), or too small.
-
-    Example:
-        >>> load("digits", samples=30, classes=(3, 8)).targets[:4, 0].tolist()
-        [-1.0, 1.0, -1.0, 1.0]
     """
     if name not in DEFAULT_CLASSES:
         known = ", ".join(DEFAULT_CLASSES)
@@ -201,17 +167,9 @@ def held_out(
 
     They are what a control needs: the same kind of data, that the model was never trained on.
     Sample i has the label and the target of sample i of the set (modulo its size), and is prepared
-    with the shift, the scale and the mean image of the set.
-
-    Args:
-        known: the set whose images are left out, and images that equal them.
-        samples: the most to draw, fewer where the source has no more; as many as the set has
-            unless given.
-        seed: draws them without replacement.
-        root: the folder; the environment variable `EXHUME_DATA` unless given.
-
-    Raises:
-        InputError: the source is not there, does not hold the set, or holds nothing else.
+    with the shift, the scale and the mean image of the set. Images that equal one of the set are
+    left out too. There are as many as in the set unless `samples` is given, fewer where the source
+    has no more; `root` is as in `load`.
     """
     if known.name not in DEFAULT_CLASSES:
         raise InputError(f"{known.name}: no source to draw from; see from_arrays")
@@ -268,18 +226,10 @@ def from_arrays(
 ) -> Data:
     """Make a set of your own samples, from numpy or torch.
 
-    Args:
-        x: images (n, H, W, C), (n, C, H, W) or (n, H, W), or rows (n, d). Bytes (uint8) are
-            divided by 255, other numbers taken as they are.
-        y: targets as the model was trained on, (n,) or (n, m); classes as one-hot rows.
-        normalise: rescale each sample to norm √d.
-        standardise: subtract the mean of all numbers in x and divide by their deviation.
-        name: of the set.
-
-    Example:
-        >>> data = from_arrays(np.eye(2), np.array([1.0, -1.0]))
-        >>> data.inputs.tolist(), data.shape
-        ([[1.0, -1.0], [-1.0, 1.0]], (2,))
+    x are images (n, H, W, C), (n, C, H, W) or (n, H, W), or rows (n, d), where bytes (uint8) are
+    divided by 255; y are targets as the model was trained on, (n,) or (n, m), classes as one-hot
+    rows. `standardise` subtracts the mean of all numbers in x and divides by their deviation;
+    `normalise` rescales each sample to norm √d.
     """
     pixels, targets = _as_numbers(x, "x"), _as_numbers(y, "y")
     if not (pixels.size and targets.size and pixels.ndim in (2, 3, 4) and targets.ndim in (1, 2)):

@@ -30,8 +30,9 @@ class Rule(Enum):
     MARGIN = "margin"
 
 
-def factor(gram: Tensor, jitter: float = JITTER) -> Tensor:
+def factor(gram: Tensor) -> Tensor:
     """Return L (n, n) with LLᵀ = K + jitter · tr(K)/n · I; jitter grows until there is one."""
+    jitter = JITTER
     scale = gram.diagonal().mean().clamp_min(torch.finfo(gram.dtype).tiny)
     identity = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
     while True:
@@ -45,14 +46,7 @@ def factor(gram: Tensor, jitter: float = JITTER) -> Tensor:
 
 
 def least_squares(gram: Tensor, products: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the A (n, m) that minimises ‖T − ΦᵀA‖², from K = ΦΦᵀ and ΦT, and the factor of K.
-
-    Example:
-        >>> K = torch.tensor([[2.0, 0.0], [0.0, 4.0]], dtype=torch.float64)
-        >>> A, _ = least_squares(K, torch.tensor([[1.0], [1.0]], dtype=torch.float64))
-        >>> [round(a, 6) for a in A[:, 0].tolist()]
-        [0.5, 0.25]
-    """
+    """Return the A (n, m) that minimises ‖T − ΦᵀA‖², from K = ΦΦᵀ and ΦT, and the factor of K."""
     lower = factor(gram)
     return torch.cholesky_solve(products, lower), lower
 
@@ -60,21 +54,12 @@ def least_squares(gram: Tensor, products: Tensor) -> tuple[Tensor, Tensor]:
 def eliminate(
     rule: Rule, gram: Tensor, products: Tensor, rows: int, warm: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return the best A that the rule allows, from K = ΦΦᵀ and ΦT.
+    """Return the best A (n·k, m) that the rule allows, and a factor of K, from K = ΦΦᵀ and ΦT.
 
     A network that is homogeneous of degree L has Φθ = L f, so where T = θ, ΦT shows its outputs
-    and with them the label that MARGIN asks for.
-
-    Args:
-        rule: which coefficients are allowed.
-        gram: K, (n·k, n·k) float64.
-        products: ΦT, (n·k, m).
-        rows: k.
-        warm: coefficients of candidates nearby, from which to start.
-
-    Returns:
-        A (n·k, m), and a Cholesky factor of K. With one row a candidate, K⁻¹ by this factor leaves
-        out the candidates whose multiplier is held at zero; with several rows A counts as free.
+    and with them the label that MARGIN asks for. `warm` are coefficients of candidates nearby.
+    With one row a candidate, K⁻¹ by the factor leaves out the candidates whose multiplier is held
+    at zero; with several rows A counts as free.
     """
     if rule is Rule.FREE:
         return least_squares(gram, products)
@@ -94,10 +79,8 @@ def eliminate(
     return best[:, None], factor(gram)
 
 
-def margins(outputs: Tensor, most: int = RIVALS) -> tuple[Tensor, Tensor]:
-    """Return the margins f_y − f_k of n samples, y the largest output, as pairs of rows of Φ.
-
-    Only the largest k count: rows of y and of k are (n·q,) each, q = min(c − 1, most).
+def margins(outputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the rows of Φ, (n·q,) each, of the largest output y and of the q ≤ RIVALS next ones.
 
     Example:
         >>> first, second = margins(torch.tensor([[0.0, 5.0, 1.0], [7.0, 0.0, 2.0]]))
@@ -105,7 +88,7 @@ def margins(outputs: Tensor, most: int = RIVALS) -> tuple[Tensor, Tensor]:
         ([1, 1, 3, 3], [2, 0, 5, 4])
     """
     n, c = outputs.shape
-    order = outputs.topk(min(c, most + 1), 1).indices
+    order = outputs.topk(min(c, RIVALS + 1), 1).indices
     order = order + c * torch.arange(n, device=outputs.device)[:, None]
     rivals = order[:, 1:]
     return order[:, :1].expand_as(rivals).flatten(), rivals.flatten()
@@ -118,16 +101,8 @@ def non_negative(
 
     Some λ are free, at `start` those with p > 0, and the others zero. All that are on the wrong
     side (free and below zero, or zero and worth raising) change sides at once (Júdice and Pires
-    1994). Where that has not helped for three rounds it begins again with `_one_by_one`.
-
-    Returns:
-        λ (n,), and a Cholesky factor of K in which zero λ are held (see `eliminate`).
-
-    Example:
-        >>> K = torch.tensor([[1.0, 0.9], [0.9, 1.0]], dtype=torch.float64)
-        >>> multipliers, _ = non_negative(K, torch.tensor([1.0, 0.5], dtype=torch.float64))
-        >>> [round(x, 6) for x in multipliers.tolist()]
-        [1.0, 0.0]
+    1994). Where that has not helped for three rounds it begins again with `_one_by_one`. Beside λ
+    (n,) comes a Cholesky factor of K in which zero λ are held (see `eliminate`).
     """
     free = products > 0 if start is None else start
     slack = 1e-10 * products.abs().max()
@@ -144,10 +119,7 @@ def non_negative(
 
 
 def _one_by_one(gram: Tensor, products: Tensor, slack: Tensor) -> tuple[Tensor, Tensor]:
-    """The same from λ = 0 (Lawson and Hanson 1974): slower, and safe where K is nearly singular.
-
-    Each round frees the λ most worth raising, and goes towards the solution until one is zero.
-    """
+    """The same from λ = 0 (Lawson and Hanson 1974): slower, and safe where K is nearly singular."""
     multipliers = torch.zeros_like(products)
     free = torch.zeros_like(products, dtype=torch.bool)
     refused = free.clone()  # by rounding alone: worth raising, and below zero once free

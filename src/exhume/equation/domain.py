@@ -54,12 +54,7 @@ class _Constant:
 
 @dataclass(frozen=True)
 class Sphere:
-    """‖x‖ = radius; the radius is √d unless given.
-
-    Example:
-        >>> Sphere(5.0).project(torch.tensor([[3.0, 4.0]])).tolist()
-        [[3.0, 4.0]]
-    """
+    """‖x‖ = radius; the radius is √d unless given."""
 
     radius: float | None = None
 
@@ -90,12 +85,7 @@ class Sphere:
 
 @dataclass(frozen=True, eq=False)
 class Box:
-    """low ≤ x ≤ high, finite numbers for all entries or for each.
-
-    Example:
-        >>> Box(0, 1).project(torch.tensor([[-2.0, 0.5, 3.0]])).tolist()
-        [[0.0, 0.5, 1.0]]
-    """
+    """low ≤ x ≤ high, finite numbers for all entries or for each."""
 
     low: float | Sequence[float] | Tensor
     high: float | Sequence[float] | Tensor
@@ -156,15 +146,7 @@ class Box:
 
 @dataclass(frozen=True, eq=False)
 class SphereInBox:
-    """The part of a sphere that lies in a box.
-
-    Example:
-        >>> both = SphereInBox(Sphere(), Box(-1.2, 1.2))
-        >>> both.name
-        'sphere of radius √d ∩ box [-1.2, 1.2]'
-        >>> both.project(torch.tensor([[0.0, 3.0, 4.0]]).double()).square().round(decimals=2)
-        tensor([[0.1200, 1.4400, 1.4400]], dtype=torch.float64)
-    """
+    """The part of a sphere that lies in a box."""
 
     sphere: Sphere
     box: Box
@@ -188,7 +170,9 @@ class SphereInBox:
         """P D with P = Q − Qx xᵀQ / xᵀQx for each row x, where Q sets held entries to zero."""
         normal = candidates.masked_fill(held, 0)
         size = (candidates * normal).sum(1, keepdim=True)
-        share = (direction * normal).sum(1, keepdim=True) / size.clamp_min(_tiny(size))
+        share = (direction * normal).sum(1, keepdim=True) / size.clamp_min(
+            torch.finfo(size.dtype).tiny
+        )
         return direction.masked_fill(held, 0) - share * normal
 
     def held(self, candidates: Tensor, descent: Tensor | None) -> Tensor:
@@ -204,7 +188,9 @@ class SphereInBox:
         for _ in range(NEWTON_ROUNDS):
             rest = candidates.masked_fill(held, 0)
             size = rest.square().sum(1, keepdim=True)
-            share = (descent * rest).sum(1, keepdim=True) / size.clamp_min(_tiny(size))
+            share = (descent * rest).sum(1, keepdim=True) / size.clamp_min(
+                torch.finfo(size.dtype).tiny
+            )
             before, held = held, side * (descent - share * candidates) > 0
             if torch.equal(before, held):
                 break
@@ -251,22 +237,13 @@ def on_sphere_in_box(candidates: Tensor, radius: float, box: Box) -> Tensor:
         t = torch.where(wrong, torch.where(inside, newton, (low * high).sqrt()), t)
         found = scaled(t)
     short = found.norm(dim=1, keepdim=True) < radius * (1 - eps**0.5)
-    return torch.where(short, _to_corner(found, radius, box), found) if short.any() else found
-
-
-def _to_corner(candidates: Tensor, radius: float, box: Box) -> Tensor:
-    """Go from each row, which is too short, towards the box's farthest corner up to the radius."""
-    bounds = box.bounds.like(candidates)
-    corner = torch.where(bounds[1].abs() >= bounds[0].abs(), bounds[1], bounds[0])
-    corner = corner.expand_as(candidates)
-    low = torch.zeros_like(candidates[:, :1])
-    high = torch.ones_like(low)
+    if not short.any():
+        return found
+    bottom, top = box.bounds.like(found)
+    corner = torch.where(top.abs() >= bottom.abs(), top, bottom).expand_as(found)
+    low, high = torch.zeros_like(found[:, :1]), torch.ones_like(found[:, :1])
     for _ in range(HALVINGS):
         t = (low + high) / 2
-        short = torch.lerp(candidates, corner, t).norm(dim=1, keepdim=True) < radius
-        low, high = torch.where(short, t, low), torch.where(short, high, t)
-    return box.project(torch.lerp(candidates, corner, high))
-
-
-def _tiny(like: Tensor) -> float:
-    return torch.finfo(like.dtype).tiny
+        below = torch.lerp(found, corner, t).norm(dim=1, keepdim=True) < radius
+        low, high = torch.where(below, t, low), torch.where(below, high, t)
+    return torch.where(short, box.project(torch.lerp(found, corner, high)), found)

@@ -86,26 +86,23 @@ def fitted(problem: Problem, candidates: Tensor, near: Fit | None = None) -> Fit
     value = residual.double().square().sum() / size
     if problem.rule is Rule.FREE or rows != 1:
         return Fit(candidates, linearization, coefficients, factor, residual, value.item())
-    slack = _slack(problem, linearization, products[:, 0], coefficients[:, 0], size)
+    slack = _slack(problem.target, linearization, products[:, 0], coefficients[:, 0])
     left, penalty = torch.stack([value, slack.value / size]).tolist()
     return Fit(candidates, linearization, coefficients, factor, residual, left, penalty, slack)
 
 
 def _slack(
-    problem: Problem,
-    linearization: Linearization,
-    outputs: Tensor,
-    coefficients: Tensor,
-    size: Tensor,
+    target: Tensor, linearization: Linearization, outputs: Tensor, coefficients: Tensor
 ) -> Slack:
     """Margins m = |f| from Φθ = L f, (n,), against their median weighted by |A|."""
+    size = target.double().square().sum()
     signs = torch.where(outputs < 0, -1.0, 1.0).to(outputs)
     margins, sizes = signs * outputs, coefficients.abs()
     weights = sizes / sizes.sum().clamp_min(torch.finfo(sizes.dtype).tiny)
     order = margins.argsort()
     middle = torch.searchsorted(weights[order].cumsum(0), weights.new_tensor([0.5]))
     level = margins[order[middle.clamp_max(len(order) - 1)]].clamp_min(1e-30)
-    slope = linearization.pull(problem.target, signs[:, None]) / level
+    slope = linearization.pull(target, signs[:, None]) / level
     return Slack(STIFFNESS * size * weights, margins / level - 1, slope.to(outputs.dtype))
 
 

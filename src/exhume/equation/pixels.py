@@ -19,9 +19,6 @@ class Pixels:
 
     Example:
         >>> import torch
-        >>> half = Pixels(shift=0.5, scale=0.25)
-        >>> half.to_inputs(torch.tensor([[0.5, 1.0]])).tolist()
-        [[0.0, 2.0]]
         >>> Pixels((0.0, 1.0), 2.0).to_pixels(torch.ones(1, 4)).tolist()
         [[2.0, 2.0, 3.0, 3.0]]
     """

@@ -3,10 +3,7 @@
 No attack imports it. An audit is finished before this package is asked how good it was.
 
     score = exhume.evaluate.score(result.samples, truth)
-    score.recovered, score.exact, score.error
     exhume.evaluate.chance(truth, candidates=len(result.samples))
-    exhume.evaluate.other_data(result.samples, truth, exhume.data.held_out(truth))
-    exhume.evaluate.published_score(result.samples, truth)
 """
 
 from exhume.auditing.evidence import verdict

@@ -42,14 +42,7 @@ class Chance:
 
 
 def chance(truth: Data | Tensor, candidates: int, seed: int = 0, trials: int = 5) -> Chance:
-    """Return the chance level of every aggregate on the same data.
-
-    Args:
-        truth: the training data, or its (n, d) inputs.
-        candidates: how many there were in the score to compare with.
-        seed: of the random candidates.
-        trials: how many draws to average over.
-    """
+    """Return the chance level of every aggregate on the same data, for as many candidates."""
     whole_number("candidates", candidates)
     whole_number("trials", trials)
     x, norms = true_inputs(truth)
@@ -137,19 +130,8 @@ def other_data(candidates: Tensor, truth: Data, held_out: Data) -> OtherData:
     can be exchanged, and a small p-value is as rare as it says. So nothing that was taken from
     the training samples alone may enter the similarities: where their mean image was
     subtracted, that of both sides takes its place. With the former, candidates of nothing seem to
-    recover samples, as they become the mean image.
-
-    Args:
-        candidates: (k, d), one or more.
-        truth: the training data.
-        held_out: other samples of the same kind in the same transform: `exhume.data.held_out`.
-
-    Example:
-        >>> from exhume import data
-        >>> known = data.load("digits", 20)
-        >>> control = other_data(known.inputs + 0.01, known, data.held_out(known))
-        >>> control.recovered, control.cosines.p_value < 1e-6
-        ((1.0, 0.0), True)
+    recover samples, as they become the mean image. Held-out samples are of the same kind and in the
+    same transform: `exhume.data.held_out` draws them.
     """
     if not len(candidates):
         raise InputError("there are no candidates to compare with the training samples")
@@ -194,17 +176,8 @@ def wrong_prior(problem: Problem, shift: float) -> Problem:
     """Return the same problem with the box of the inputs in the wrong place.
 
     Weights do not depend on the box. What a search finds in the right one and no longer in a wrong
-    one, at as small a residual, it owed to the box and not to the weights.
-
-    Args:
-        problem: with a box for its domain, alone or with others.
-        shift: added to the bounds of every entry; random starts inside the box move along.
-
-    Example:
-        >>> from exhume import data, victims
-        >>> problem = victims.random_features(data.sphere(5, 2), 20).problem
-        >>> wrong_prior(replace(problem, domain=Box(-1, 1)), 0.5).domain.name
-        'box [-0.5, 1.5]'
+    one, at as small a residual, it owed to the box and not to the weights. The shift is added to
+    the bounds of every entry; random starts inside the box move along.
     """
 
     def moved(box: Box) -> Box:

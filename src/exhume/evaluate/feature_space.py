@@ -21,19 +21,14 @@ ROUNDING = 1e-6
 def residual_at_truth(problem: Problem, truth: Data | Tensor) -> float:
     """Return the floor, the objective at the true inputs: a residual below it says nothing more.
 
-    It is zero where the model is exactly a combination of its samples' features, and above zero
-    where features moved in training. A search that ends above it has not found the samples; one
-    that ends below it fits more than the samples.
+    It is above zero where features moved in training. A search that ends above it has not found
+    the samples; one that ends below it fits more than the samples.
     """
     return float(objective.fitted(problem, true_inputs(truth)[0]).value)
 
 
 def floors(problem_at: Callable[[str], Problem], truth: Data | Tensor) -> dict[str, float]:
-    """Return the floor for features at each point of the way from initial to trained.
-
-    A point that `problem_at` refuses, as where it needs initial weights that are missing, is left
-    out.
-    """
+    """Return the floor for features at each point that `problem_at` does not refuse."""
     found = {}
     for point in POINTS:
         try:
@@ -51,9 +46,7 @@ def span_residual(features: Features, candidates: Tensor, truth: Data | Tensor) 
     means that the candidates explain every model trained on these samples, not only this one.
 
     With the Gram matrix [[A, B], [Bᵀ, C]] of candidates and true samples together, the squared
-    distances are diag(C − Bᵀ A⁺ B), so nothing of length p is stored; what is under about 1e-8 of
-    the features' size is rounding. Directions of Φ̂ whose share of the largest eigenvalue of A is
-    under numpy's rank tolerance do not count as spanned.
+    distances are diag(C − Bᵀ A⁺ B): what is under about 1e-8 of the features' size is rounding.
     """
     x, _ = true_inputs(truth)
     y = check_vectors(candidates, "candidate", dim=x.shape[1])
@@ -76,12 +69,6 @@ def principal_angles(basis: Tensor, truth: Data | Tensor) -> Tensor:
     sin θ are the singular values of (I − UUᵀ)Q, with U (d, r) the orthonormal basis and Q one of
     the samples' span (the roles exchanged where U has fewer columns): tiny angles are not lost, as
     they are in cos θ. Angles above 45° are taken from the cosines. The largest comes first.
-
-    Example:
-        >>> plane = torch.eye(3, 2, dtype=torch.float64)
-        >>> truth = torch.tensor([[2.0, 0.0, 0.0], [0.0, 3.0, 3.0]])
-        >>> [round(angle, 9) for angle in principal_angles(plane, truth).tolist()]
-        [45.0, 0.0]
     """
     _, sizes, rows = torch.linalg.svd(true_inputs(truth)[0], full_matrices=False)
     span = rows[sizes > ROUNDING * sizes[0]].T
@@ -97,10 +84,6 @@ def outside(basis: Tensor, truth: Data | Tensor) -> Tensor:
 
     It bounds from below the error of any candidate that is kept in the subspace, which has the
     orthonormal basis U (d, r).
-
-    Example:
-        >>> outside(torch.tensor([[1.0], [0.0]]), torch.tensor([[3.0, 4.0], [5.0, 0.0]])).tolist()
-        [0.8, 0.0]
     """
     inputs, norms = true_inputs(truth)
     u = basis.detach().cpu().double()

@@ -24,9 +24,8 @@ def distances(truth: Tensor, candidates: Tensor, kind: Kind = "sign_invariant") 
     published:       ‖|x_i| − |y_j|‖, absolute values element by element. It forgives the sign of
                      every single pixel, so it is never larger than the other two.
 
-    All three go through ‖x‖² + ‖y‖² − 2 x·y: no (n, k, d) array, at the price of an absolute
-    rounding error of about 1e-8 ‖x‖. That is enough to choose pairs; take the distance of a chosen
-    pair from the pair itself.
+    Through ‖x‖² + ‖y‖² − 2 x·y they have a rounding error of about 1e-8 ‖x‖: enough to choose
+    pairs; take the distance of a chosen pair from the pair itself.
 
     Example:
         >>> x = torch.tensor([[3.0, 4.0]])
@@ -62,20 +61,12 @@ def assign(costs: Tensor) -> Tensor:
 
 
 def nearest(costs: Tensor) -> Tensor:
-    """Return the cheapest column of each row of costs (n, k), for several rows even the same one.
-
-    It is −1 where there is no column (k = 0).
-    """
+    """Return the cheapest column of each row of costs (n, k), −1 where there is none (k = 0)."""
     return costs.argmin(1) if costs.shape[1] else torch.full((len(costs),), -1)
 
 
 def take(vectors: Tensor, indices: Tensor, missing: float = 0.0) -> Tensor:
-    """Return the rows at the given indices; every entry is `missing` where the index is −1.
-
-    Example:
-        >>> take(torch.tensor([[5.0, 6.0]]), torch.tensor([-1, 0])).tolist()
-        [[0.0, 0.0], [5.0, 6.0]]
-    """
+    """Return the rows at the given indices; every entry is `missing` where the index is −1."""
     return torch.cat([vectors, vectors.new_full((1, vectors.shape[1]), missing)])[indices]
 
 
@@ -122,9 +113,7 @@ def cosines(truth: Tensor, paired: Tensor) -> Tensor:
 
 
 def psnr(images: Tensor, others: Tensor) -> Tensor:
-    """Return the peak signal-to-noise ratio of pairs of images (n, …) in dB, −10 log10 ‖x − y‖²/d.
-
-    Values outside [0, 1] are clipped first. Equal images have an infinite ratio, NaN stays NaN.
+    """Return −10 log10 ‖x − y‖²/d of pairs of images (n, …), clipped to [0, 1], in dB.
 
     Example:
         >>> psnr(torch.zeros(2, 4, 4), torch.tensor([0.1, -3.0])[:, None, None]).round(decimals=4)
@@ -140,11 +129,7 @@ def ssim(images: Tensor, others: Tensor, window: int) -> Tensor:
     S = (2 μ_x μ_y + 0.01²)(2 σ_xy + 0.03²) / ((μ_x² + μ_y² + 0.01²)(σ_x² + σ_y² + 0.03²)) in each
     window inside the image. All pixels of a window weigh the same, and covariances are over their
     number less one, as in scikit-image. Values outside [0, 1] are clipped first; NaN stays NaN.
-
-    Args:
-        images: (n, height, width) or (n, channels, height, width), in [0, 1].
-        others: the same shape; image i belongs to image i.
-        window: side of the window in pixels, odd, at least 3; `ssim_window` gives one that fits.
+    Images are (n, H, W) or (n, C, H, W); `ssim_window` gives a window that fits.
     """
     x, y = (side.double().clamp(0, 1).reshape(-1, 1, *side.shape[-2:]) for side in (images, others))
     kernel = x.new_full((1, 1, window, window), 1 / window**2)

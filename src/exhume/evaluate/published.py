@@ -1,15 +1,9 @@
 """Reconstructed images scored as in the papers on networks trained to the margin.
 
-In Haim et al. 2022, Buzaglo et al. 2023 and Shen et al. 2026 each training image is given the
-nearest reconstruction, by normalised cross-correlation or by distance; one may serve several. The
-mean is added, the contrast of the reconstruction is stretched, and the pair is compared as images.
-
-These figures flatter. The neighbour is chosen with the truth at hand, so they grow with the number
-of candidates alone; the mean of the training images is added, so a candidate of nothing becomes
-their mean image; and a stretch makes any smooth blob more alike. Compare them with `chance_level`
-and with `exhume.evaluate.other_data`. A reversed sign is not forgiven. The window of SSIM is
-uniform, as in scikit-image; the published code weighs it by a Gaussian and pads the border, which
-changes counts of good images by half at times.
+Each training image is given the nearest reconstruction, whose contrast is stretched (Haim 2022,
+Buzaglo 2023, Shen 2026). These figures flatter: they grow with the number of candidates alone, and
+a candidate of nothing becomes the mean image. Compare them with `chance_level` and `other_data`.
+The window of SSIM is uniform; the published code weighs it by a Gaussian, which changes counts.
 """
 
 import math
@@ -87,22 +81,9 @@ class PublishedScore:
 
 
 def published_score(candidates: Tensor, data: Data) -> PublishedScore:
-    """Score reconstructions as published.
+    """Score reconstructions (k, d) of training images as published, in the space of the inputs.
 
-    Args:
-        candidates: (k, d) in the space of the model's inputs; those of many runs are pooled by
-            `torch.cat`.
-        data: the training images.
-
-    Raises:
-        InputError: the data is no images, or the candidates do not fit.
-
-    Example:
-        >>> from exhume import data
-        >>> known = data.load("digits", 12, centre="pixels")
-        >>> result = published_score(known.inputs[:4], known)
-        >>> result.neighbours[:4].tolist(), result.good >= 4, round(result.top10_l2, 9) > 0
-        ([0, 1, 2, 3], True, True)
+    Those of many runs are pooled by `torch.cat`.
     """
     if not is_published_for(data.shape):
         raise InputError(
@@ -147,11 +128,6 @@ def ncc_distances(truth: Tensor, candidates: Tensor, shape: tuple[int, ...]) -> 
     norm 1 (a constant one to 0): half the mean squared difference of images that are standardised
     to deviation 1. Colour images are halved in resolution first, by bicubic interpolation.
     Brightness and contrast of a channel do not count.
-
-    Args:
-        truth: (n, d).
-        candidates: (k, d).
-        shape: of one image, (H, W) or (C, H, W).
 
     Example:
         >>> image = torch.tensor([[0.0, 1.0, 2.0, 3.0]])

@@ -27,12 +27,8 @@ def score_run(run: Path, truth: Path | None = None, model: str | None = None) ->
     """Match the candidates of a run to the truth; write score.json, and return what it holds.
 
     For images, the pairs are written too. A run folder may come from anyone, so no factory is
-    called because the run names it: floors and angles of a model of one's own need it named again.
-
-    Args:
-        run: folder of an audit.
-        truth: file with the training data; the one in the model's folder if None.
-        model: the factory of the run's model, where it is not a model folder.
+    called because the run names it: floors and angles of a model of one's own need it named again,
+    as `model`. The truth is the file in the model's folder unless given.
     """
     if run.is_dir() and not (run / RESULT).exists():
         raise InputError(f"{run}: holds no finished audit; go on with exhume audit … --resume.")
@@ -73,11 +69,7 @@ def score_run(run: Path, truth: Path | None = None, model: str | None = None) ->
 
 
 def _published(samples: Tensor, known: data.Data, seed: int) -> dict[str, Any]:
-    """Return the published figures, and what they are for images that the model never saw.
-
-    Chance has as many held-out images as there are candidates, or all that there are; it is None
-    where the images that the set was drawn from are not at hand.
-    """
+    """Return the published figures, and those of held-out images, None where none are at hand."""
     record = published_score(samples, known).to_dict()
     try:
         others = data.held_out(known, len(samples), seed)

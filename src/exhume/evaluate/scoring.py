@@ -107,14 +107,10 @@ class Score:
 
 
 def score(samples: Tensor, truth: Data | Tensor) -> Score:
-    """Match candidates with the training samples one to one, and measure.
+    """Match candidates (k, d) with the training samples one to one, and measure.
 
-    Args:
-        samples: the candidates, (k, d), in the space of the model's inputs; k need not be n.
-        truth: the training data, or its (n, d) inputs. Image metrics need the data.
-
-    Raises:
-        InputError: shapes that do not fit, NaN, or a true sample that is zero.
+    Candidates are in the space of the model's inputs; k need not be n. The truth is the training
+    data, or its (n, d) inputs, which give no image metrics.
 
     Example:
         >>> truth = 10 * torch.eye(3)

@@ -51,18 +51,12 @@ class Activation:
 
     def leaky_backward(self) -> "Activation":
         """Return ReLU with the slope `LEAK` where it is off; other activations stay."""
-        if self.name != "relu":
-            return self
-        return replace(self, slope=lambda z: (z > 0).to(z.dtype) * (1 - LEAK) + LEAK)
+        leaky = replace(self, slope=lambda z: _step(z) * (1 - LEAK) + LEAK)
+        return leaky if self.name == "relu" else self
 
 
 def softplus(beta: float) -> Activation:
-    """Return σ(z) = log(1 + exp(βz))/β, which is ReLU in the limit of large β.
-
-    Example:
-        >>> softplus(2.0).slope(torch.tensor(0.0)).item()
-        0.5
-    """
+    """Return σ(z) = log(1 + exp(βz))/β, which is ReLU in the limit of large β."""
     beta = number("softplus: beta", beta, above=0)
     return Activation(
         f"softplus:{beta!r}".removesuffix(".0"),
@@ -73,11 +67,7 @@ def softplus(beta: float) -> Activation:
 
 
 def smoothed_relu(alpha: float) -> Activation:
-    """Return the published surrogate: ReLU forward, the slope sigmoid(αz) of softplus backward.
-
-    Torch differentiates `value` to that slope, and the slope to α·sigmoid'(αz), however its
-    transforms are nested.
-    """
+    """Return the published surrogate: ReLU forward, the slope sigmoid(αz) of softplus backward."""
     alpha = number("smoothed_relu: alpha", alpha, above=0)
     smooth = softplus(alpha)
 
@@ -122,13 +112,7 @@ _NAMED = {
 
 
 def polynomial(*coefficients: float) -> Activation:
-    """Return the polynomial σ(z) = c₀ + c₁z + c₂z² + … of given coefficients.
-
-    Example:
-        >>> cube = polynomial(0, 0, 0, 1)
-        >>> cube.name, cube.slope(torch.tensor(2.0)).item()
-        ('polynomial:0,0,0,1', 12.0)
-    """
+    """Return the polynomial σ(z) = c₀ + c₁z + c₂z² + … of given coefficients."""
     if len(coefficients) < 2 or not all(math.isfinite(c) for c in coefficients):
         raise InputError(
             "a polynomial activation needs two or more finite coefficients, lowest degree "
@@ -153,12 +137,7 @@ def _horner(coefficients: tuple[float, ...], z: Tensor) -> Tensor:
 
 
 def activation(name: str) -> Activation:
-    """Return the activation of that name, or ``polynomial:c0,c1,…``, lowest degree first.
-
-    Example:
-        >>> activation("relu").value(torch.tensor([-1.0, 2.0])).tolist()
-        [0.0, 2.0]
-    """
+    """Return the activation of that name, or ``polynomial:c0,c1,…``, lowest degree first."""
     kind, _, rest = name.partition(":")
     if kind == "polynomial":
         try:

@@ -5,6 +5,7 @@ Jacobian in the inputs are mixed second derivatives. The rows themselves, n·c·
 where they fit, since the Gram matrix comes from them.
 """
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -148,10 +149,7 @@ class GradientLinearization(ModuleLinearization):
 
     def _pieces(self, columns: int) -> Iterator[tuple[slice, int, int]]:
         """Each chunk of candidates, point and column of the target."""
-        for part in self.chunks:
-            for k in range(len(self.split)):
-                for m in range(columns):
-                    yield part, k, m
+        return itertools.product(self.chunks, range(len(self.split)), range(columns))
 
     def _slopes(self, target: Tensor, coefficients: Tensor) -> Iterator[tuple[slice, Function]]:
         """∂⟨ΦᵀA, T⟩/∂x, one function of x for each piece."""

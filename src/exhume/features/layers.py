@@ -11,12 +11,7 @@ from exhume.features.network import Network
 
 
 class Elementwise(nn.Module):
-    """An activation as a layer.
-
-    Example:
-        >>> Elementwise("relu")(torch.tensor([-1.0, 2.0])).tolist()
-        [0.0, 2.0]
-    """
+    """An activation as a layer."""
 
     def __init__(self, name: str) -> None:
         """Take the activation of that name, see `exhume.features.activations.activation`."""
@@ -71,16 +66,14 @@ class Chain(NamedTuple):
 
 
 def dense_chain(network: Network) -> Chain | None:
-    """Return the layers of Sequential(Flatten, Linear, σ, …, Linear), or None for other networks.
-
-    Dropout and identities are passed over. Layers may not share a weight.
-    """
+    """Return the layers of Sequential(Flatten, Linear, σ, …, Linear), or None for others."""
     if type(network.module) is not nn.Sequential:
         return None
     parts = [
         (name, part)
         for name, part in network.module._modules.items()  # named_children leaves out repetitions
-        if part is not None and not _passive(part)
+        if not isinstance(part, nn.Dropout | nn.Identity | None)
+        and not (isinstance(part, nn.Flatten) and (part.start_dim, part.end_dim) == (1, -1))
     ]
     names = tuple(name for name, _ in parts[0::2])
     dense = [part for _, part in parts[0::2] if type(part) is nn.Linear]
@@ -94,9 +87,3 @@ def dense_chain(network: Network) -> Chain | None:
         and len(set(tensors)) == len(tensors)
     )
     return Chain(names, activations) if fits else None
-
-
-def _passive(module: nn.Module) -> bool:
-    if isinstance(module, nn.Flatten):
-        return module.start_dim == 1 and module.end_dim == -1
-    return isinstance(module, nn.Dropout | nn.Identity)

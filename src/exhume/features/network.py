@@ -1,20 +1,27 @@
-"""A module as a pure function of its weights and of flat inputs."""
+"""A module as a pure function of its weights and of flat inputs, exact when differentiated twice.
+
+Torch's fused LayerNorm has wrong second derivatives, without a warning, and its fused attention has
+none.
+"""
 
 import math
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.func import functional_call, jvp
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 
 from exhume.device import tensor_cores
 from exhume.errors import InputError
-from exhume.features.exact import exact_operations, load_forward_mode
 
 Weights = Mapping[str, Tensor]
 """Parameters and buffers by name, as in a state dict."""
@@ -68,11 +75,7 @@ class Network:
         return f"{self.head}.weight".lstrip(".")
 
     def first_dense(self, weights: Weights) -> str | None:
-        """Return the name of the first layer's weight (h, d), if it is dense and sees the input.
-
-        It is None where the input goes into something else first (a convolution, patches, a norm),
-        or where the layer is used again further on.
-        """
+        """Return the name of the first weight (h, d), if dense, used once, and given the input."""
         like = next(w for w in weights.values() if w.is_floating_point())
         weights = moved(weights, like.device, like.dtype)
         generator = torch.Generator().manual_seed(0)
@@ -100,11 +103,7 @@ class Network:
 
 
 def known_network(module: nn.Module, shape: tuple[int, ...], outputs: int) -> Network:
-    """Return a network whose head is its last linear layer and whose derivatives are right.
-
-    Those of `exhume.models.architectures` are such; a module of anyone else's goes through
-    `exhume.models.prepare.prepare`.
-    """
+    """Return a bundled architecture as a network; others go through `exhume.models.prepare`."""
     head = [name for name, part in module.named_modules() if isinstance(part, nn.Linear)][-1]
     return Network(module, shape, outputs, head)
 
@@ -112,14 +111,8 @@ def known_network(module: nn.Module, shape: tuple[int, ...], outputs: int) -> Ne
 def named_block(trainable: tuple[str, ...], pattern: str) -> tuple[str, ...]:
     """Return the names of the parameters that a user means, in the order of the model.
 
-    Args:
-        trainable: names of the model's parameters.
-        pattern: `all`, `first` or `last` (the first or last layer with weights, its bias too), or
-            names and patterns with commas between them.
-
-    Example:
-        >>> named_block(("a.weight", "a.bias", "b"), "first"), named_block(("b",), "*")
-        (('a.weight', 'a.bias'), ('b',))
+    The pattern is `all`, `first` or `last` (the first or last layer with weights, its bias too),
+    or names and patterns with commas between them.
     """
     if pattern == "all":
         return trainable
@@ -159,3 +152,60 @@ def derivatives(rounded: bool) -> Iterator[None]:
     load_forward_mode()
     with tensor_cores(rounded):
         yield
+
+
+@contextmanager
+def exact_operations() -> Iterator[None]:
+    """Run modules so that they can be differentiated twice, also outside, once values are there.
+
+    LayerNorm is made of elementary operations, scaled dot products run through torch's math
+    kernel, and the inference path of attention modules is off.
+    """
+    load_forward_mode()
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH), _ElementaryLayerNorm():
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+@cache
+def load_forward_mode() -> None:
+    """Take torch's first forward derivative, which warns that the compiler it uses is old."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        jvp(torch.sin, (torch.zeros(()),), (torch.ones(()),))
+
+
+def layer_norm(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> Tensor:
+    """Return (x − mean)/√(var + eps) · weight + bias over the last dimensions, as torch's does."""
+    dims = tuple(range(-len(normalized_shape), 0))
+    centred = input - input.mean(dims, keepdim=True)
+    normal = centred * (centred.square().mean(dims, keepdim=True) + eps).rsqrt()
+    if weight is not None:
+        normal = normal * weight
+    return normal if bias is None else normal + bias
+
+
+class _ElementaryLayerNorm(TorchFunctionMode):
+    """Torch's layer norm is ours inside, also in modules that call the function themselves."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func is F.layer_norm or func is torch.layer_norm:
+            func = layer_norm
+        return func(*args, **(kwargs or {}))

@@ -1,10 +1,8 @@
 """Passes through a chain of dense layers, with their derivatives in the inputs.
 
 With h_0 = x, z_l = W_l h_{l−1} + b_l, h_l = σ(z_l) and f = z_L, an output's gradient in W_l is
-δ_l h_{l−1}ᵀ and in b_l it is δ_l, where δ_l = ∂f/∂z_l.
-
-Tensors are (…, n, width), led by the columns of the coefficients, or by directions. Lists go from
-the first layer to the last, or last but one where nothing follows it. None stands for zero.
+δ_l h_{l−1}ᵀ and in b_l it is δ_l, where δ_l = ∂f/∂z_l. Tensors are (…, n, width), led by columns of
+the coefficients or directions; lists go from the first layer on; None stands for zero.
 """
 
 from collections.abc import Sequence

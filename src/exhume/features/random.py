@@ -236,16 +236,13 @@ class RandomLinearization:
         return (a @ a.T) * total
 
     def _product(self, left: Tensor, v: Tensor, rows: slice, across: bool = False) -> Tensor:
-        """L V (or L Vᵀ, across) for some rows of V, in half precision if there is such a copy.
-
-        Each row of L is scaled to its largest entry, so that neither small nor large ones are lost.
-        The relative error is about 1e-3 on a GPU: enough for steps, not for values.
-        """
+        """L V (or L Vᵀ, across) for rows of V; in half precision, to 1e-3, if there is a copy."""
         half = self.features.weights.half
         matrix = v if half is None else half[rows]
         matrix = matrix.T if across else matrix
         if half is None:
             with tensor_cores(not self.features.full_precision):
                 return left @ matrix
+        # rows scaled to their largest entry, so that neither small nor large ones are lost
         scale = left.abs().amax(1, keepdim=True).clamp_min(torch.finfo(left.dtype).tiny)
         return ((left / scale).half() @ matrix).to(left.dtype).mul_(scale)

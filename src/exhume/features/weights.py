@@ -76,11 +76,6 @@ class Seeded(Weights):
 
     Rows are drawn in tiles of `TILE`, each from its own counter-based (Philox) stream on the
     CPU, so the numbers depend on neither the block size nor the device.
-
-    Example:
-        >>> v = Seeded(width=1000, dim=5, seed=1)
-        >>> torch.equal(v.rows(0, 700)[300:], v.rows(300, 700))
-        True
     """
 
     width: int
@@ -156,12 +151,7 @@ class Mapped(Weights):
 
 
 def blocks(width: int, size: int) -> Iterator[slice]:
-    """Yield consecutive slices of `size` rows that cover 0 … width.
-
-    Example:
-        >>> list(blocks(5, 2))
-        [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
-    """
+    """Yield consecutive slices of `size` rows that cover 0 … width."""
     for start in range(0, width, size):
         yield slice(start, min(start + size, width))
 

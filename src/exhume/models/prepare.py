@@ -23,8 +23,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from exhume.errors import InputError, listed, quoted
-from exhume.features.exact import exact_operations
-from exhume.features.network import Network
+from exhume.features.network import Network, exact_operations
 from exhume.models.head import find_head
 from exhume.models.self_check import (
     candidates,

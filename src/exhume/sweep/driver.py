@@ -115,12 +115,9 @@ def _kept(folder: Path | None, cells: Mapping[str, Cell], retry: bool) -> dict[s
 def _finish(
     tasks: Sequence[Task], executor: Executor, folder: Path | None
 ) -> Iterator[tuple[str, Record]]:
-    """Run tasks to the end, whichever workers die on the way, and write each result at once.
-
-    On this machine the death of one worker ends them all. So every cell that was being run is a
-    suspect, and the last try of a suspect is made alone: it takes no other with it, and is the one
-    to blame.
-    """
+    """Run tasks to the end, whichever workers die on the way, and write each result at once."""
+    # On this machine the death of one worker ends them all: every cell that was being run is a
+    # suspect, whose last try is made alone.
     waiting, suspects, deaths = deque(tasks), deque[Task](), Counter[str]()
     running: dict[Future[Record | None], Task] = {}
     while waiting or suspects or running:

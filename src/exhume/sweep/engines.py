@@ -1,7 +1,6 @@
 """Executors for the cells of a sweep: processes on this machine, or a Dask or Ray cluster.
 
-Each engine is opened as a context, and gives an `Executor`: tasks go in one by one, each gives a
-future. Workers only return records; retries and files are the driver's business.
+Workers only return records; retries and files are the driver's business.
 """
 
 import json
@@ -180,11 +179,8 @@ class _Pool:
 
 
 def _follow(driver: int) -> None:
-    """End this process when its driver was killed: the pool would keep it idle for minutes.
-
-    Ctrl-C in a terminal reaches this process too, and is for the driver alone.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """End this process when its driver was killed: the pool would keep it idle for minutes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the driver alone
 
     def watch() -> None:
         while os.getppid() == driver:

@@ -94,11 +94,7 @@ def write(folder: Path, address: str, record: Record) -> None:
 
 
 def read(folder: Path, address: str, cell: Any) -> Record | None:
-    """Return the finished cell of an address, if it is there.
-
-    A damaged file is refused rather than replaced: files appear at once and complete, so something
-    else went wrong there.
-    """
+    """Return the finished cell of an address, if it is there; refuse a damaged file."""
     path = _path(folder, address)
     if not path.exists():
         return None
@@ -126,10 +122,7 @@ def _path(folder: Path, address: str) -> Path:
 
 @cache
 def version_of(module: str) -> str:
-    """Return the version of exhume with a digest of the code that a module's cells rest on.
-
-    It is such as 0.1.0+1f2e3d4c5b6a. The number alone stays the same while the code changes.
-    """
+    """Return the version with a digest of the code that cells rest on: 0.1.0+1f2e3d4c5b6a."""
     digests = "".join(f"{name} {digest}\n" for name, digest in closure(module).items())
     digest = hashlib.sha256(digests.encode()).hexdigest()
     return f"{VERSION.partition('+')[0]}+{digest[:12]}"

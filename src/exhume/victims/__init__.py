@@ -1,11 +1,10 @@
 """Victims: models to attack, trained here so that the truth is known."""
 
 from exhume.victims.margin import kkt_mlp
-from exhume.victims.networks import mlp, resnet, two_layer, vit
 from exhume.victims.polynomial import labellings, polynomial
 from exhume.victims.random_features import random_features
 from exhume.victims.training import Training
-from exhume.victims.victim import Victim
+from exhume.victims.victim import Victim, mlp, resnet, two_layer, vit
 
 __all__ = [
     "Training",

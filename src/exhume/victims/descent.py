@@ -63,9 +63,8 @@ LOSSES = {
 class Descent:
     """A `Descent` is a network on its way, with its samples and labels beside it.
 
-    Steps are taken by the functions behind torch.optim's SGD and AdamW. The classes around them
-    hide the moments, which a checkpoint has to keep, and import torch's compiler, which takes
-    seconds.
+    Steps are taken by the functions behind torch.optim's SGD and AdamW, whose classes hide the
+    moments, which a checkpoint has to keep, and import torch's compiler, which takes seconds.
     """
 
     def __init__(
@@ -120,10 +119,7 @@ class Descent:
 def largest_eigenvalue(
     network: nn.Module, inputs: Tensor, iterations: int = 12, scale: Tensor | None = None
 ) -> float:
-    """Estimate λ_max(JJᵀ), J the derivative of the outputs in the weights, by power iteration.
-
-    The rows of J are multiplied by a scale, (n, 1) or (n, c).
-    """
+    """Estimate λ_max(JJᵀ), J = scale · ∂f/∂θ with scale (n, 1) or (n, c), by power iteration."""
     weights = [p for p in network.parameters() if p.requires_grad]
     generator = torch.Generator().manual_seed(0)
     try:

@@ -1,14 +1,9 @@
 """Homogeneous networks trained to the margin, and dense networks held by weight decay.
 
-Steps follow the gradient of log Σ_i ℓ_i, which does not fade as ℓ does, and after each one θ is
-shrunk until the least margin is log(1/level) again, so that only its direction changes. At rest
-
-    θ ∝ Σ_i w_i y_i ∇f(x_i),    w_i = sigmoid(−y_i f(x_i)) > 0,
-
-a KKT point but for samples just off the margin, whose multipliers are small and not zero. Descent
+Steps follow the gradient of log Σ_i ℓ_i, and after each one θ is scaled to a fixed least margin. It
 rests on the kinks of ReLU, so two numbers say how far the premise holds: `stationarity`, 1 − cos²
-of θ and the gradient averaged over the last steps, which averages the slopes at the kinks too; and
-`violation`, the relative residual at the samples with slopes of 0 or 1, which does not vanish.
+of θ and the gradient averaged over the last steps, with the slopes at the kinks; and `violation`,
+the relative residual at the samples with slopes of 0 or 1, which does not vanish.
 """
 
 import math
@@ -95,18 +90,8 @@ def kkt_mlp(
     """Train a dense ReLU network with a bias in the first layer alone to a KKT point.
 
     The first layer begins at `small` times N(0, 1), the others at U(−1, 1)/√(fan-in): the networks
-    of Haim 2022 and Buzaglo 2023.
-
-    Args:
-        data: the training set; the signs of the targets are the labels, or the largest target.
-        widths: of the hidden layers.
-        seed: of the initial weights.
-        device: where to train.
-        dtype: in which precision.
-        show: called with the step and the loss now and then.
-        options: loss (None for logistic, or cross_entropy with several outputs; squared only with
-            decay), decay of the weights instead of training to the margin, small, level (loss of
-            a sample on the margin, 1e-4) and steps after the samples are fitted (5000).
+    of Haim 2022 and Buzaglo 2023. The signs of the targets are the labels, or the largest target.
+    Options are the fields of `ToRest`: loss, decay, small, level and steps.
     """
     how = ToRest(**options)
     name, device = how.loss_for(data.outputs), usable_device(device)

@@ -2,11 +2,8 @@
 
     min ½|θ|²  subject to  y_i f(x_i) ≥ 1,    f(x) = Σ_k a_k (w_k·x)^α
 
-is stationary where w_k = α a_k T(w_k^{α−1}, ·) and a_k = T(w_k^α), with T = Σ_i b_i x_i^{⊗α} and
-b_i = λ_i y_i. So every direction u = w/|w| is an eigenvector of T, T(u^{α−1}, ·) = μu, at the norm
-|w| = (αμ²)^{−1/(2α−2)}. Given b, neurons are picked among the real eigenvectors; then Newton's
-method moves neurons and b together until y_i f(x_i) = 1 for every active sample. How many real
-eigenvectors T has depends on the samples' angles and labels, often n or fewer: hence `labellings`.
+is stationary where w_k = α a_k T(w_k^{α−1}, ·), a_k = T(w_k^α), T = Σ_i λ_i y_i x_i^{⊗α}: neurons
+are eigenvectors of T, moved by Newton's method until y_i f(x_i) = 1 for every active sample.
 """
 
 import itertools
@@ -59,15 +56,10 @@ def polynomial(
 ) -> Victim:
     """Solve for f(x) = Σ_k a_k (w_k·x)^α at a KKT point of margin maximisation, to rounding.
 
-    `training` has the violation of stationarity, the margins y_i f(x_i), and the active samples.
-
-    Args:
-        data: the training set, of one output; the signs of the targets are the labels.
-        width: number of neurons, twins included.
-        degree: α, 3 or more.
-        seed: of the eigenvectors' starts and of the first multipliers.
-        active: samples that hold the network up, λ_i ≠ 0; all if None. The others must end beyond
-            the margin by themselves.
+    The data has one output, and the signs of its targets are the labels; α is 3 or more, and the
+    width counts twins. `active` samples hold the network up, λ_i ≠ 0, all if None; the others must
+    end beyond the margin by themselves. `training` has the violation of stationarity, the margins
+    y_i f(x_i), and the active samples.
     """
     whole_number("degree", degree, least=3)
     whole_number("width", width)
@@ -155,11 +147,7 @@ class _Stationary:
 def _kkt_point(
     samples: Tensor, multipliers: Tensor, width: int, degree: int, generator: torch.Generator
 ) -> _Stationary | None:
-    """Return a KKT point found from these multipliers, or None.
-
-    Where a neuron cannot be followed any further, neurons are picked anew for the multipliers
-    reached.
-    """
+    """Return a KKT point, with neurons picked anew where they cannot be followed, or None."""
     for _ in range(ROUNDS):
         first = _eigenneurons(samples, multipliers, degree, generator)
         shares = _shares(first, samples, multipliers, degree)
@@ -230,11 +218,7 @@ def _image(
 
 
 def _evened(shares: Tensor, width: int) -> Tensor:
-    """Return how many twins each neuron gets, (K,), so that the margins are as even as can be.
-
-    One by one the neuron is added whose row of shares (K, n) brings the margins closest to equal
-    entries; no twins before every neuron is in.
-    """
+    """Return the twins of each neuron, (K,), added one by one to make the margins most even."""
     copies = torch.zeros(len(shares), dtype=torch.int64)
     margins = torch.zeros_like(shares[0])
     for _ in range(width):
@@ -249,10 +233,7 @@ def _evened(shares: Tensor, width: int) -> Tensor:
 
 
 def _to_margin(start: _Stationary, degree: int) -> tuple[_Stationary, bool]:
-    """Follow the neurons while the margins m_i go to 1 as m_i^{1−s}, s from 0 to 1.
-
-    Returns the last neurons on the way that were solved for, and whether it is the end.
-    """
+    """Follow the neurons, to the end or as far as they go, while m_i^{1−s} goes to 1."""
     begin = start.copies.double() @ _shares(start.first, start.samples, start.multipliers, degree)
     now, done, step = start, 0.0, 0.5
     while done < 1:
@@ -268,11 +249,7 @@ def _to_margin(start: _Stationary, degree: int) -> tuple[_Stationary, bool]:
 
 
 def _newton(start: _Stationary, margins: Tensor, degree: int) -> _Stationary | None:
-    """Solve stationarity of all neurons and the margins y_i f(x_i) together; None if far away.
-
-    Each neuron's equation F_k = w_k − α a_k g_k, with g_k = T(w_k^{α−1}, ·) and a_k = T(w_k^α), has
-    a block of its own; b is what is left after eliminating them.
-    """
+    """Solve w_k = α a_k T(w_k^{α−1}, ·) for all neurons, with the margins; None if far away."""
     x, b, first, copies = start.samples, start.multipliers, start.first, start.copies.double()
     y = b.sign()
     identity = torch.eye(first.shape[1], dtype=torch.float64)

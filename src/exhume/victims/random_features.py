@@ -32,16 +32,10 @@ def random_features(
 ) -> Victim:
     """Train a random-features model; its V is not stored but regenerated from the seed.
 
-    Args:
-        data: the training set.
-        width: p, the number of random features.
-        activation: σ, see `exhume.features.activations.activation`.
-        seed: of V.
-        loss: `squared` (minimum-norm least squares, or ridge regression) or `logistic` (each
-            output a two-class problem, positive targets against the rest; needs a ridge).
-        ridge: λ of λ|θ|², relative to the mean squared norm of the features.
-        weights: V of your own instead of the seeded N(0, 1/d) one.
-        device: where to compute.
+    The loss is `squared` (minimum-norm least squares, or ridge regression) or `logistic` (each
+    output a two-class problem, positive targets against the rest; needs a ridge). The ridge is λ of
+    λ|θ|², relative to the mean squared norm of the features; `weights` are a V (p, d) of your own
+    instead of the seeded N(0, 1/d) one.
     """
     sigma = named_activation(activation)
     if width < data.samples:

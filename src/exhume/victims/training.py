@@ -2,12 +2,8 @@
 
     θ ← θ − rate · (∇L + decay · θ),    rate = c / λ,    λ = λ_max(JJᵀ) · max L″ + decay
 
-The rate is one number for all weights, so without decay the first layer moves within the span of
-the samples, which is what an attack reads. J is the derivative of the outputs in the weights at the
-start, L″ the curvature of the loss in the outputs. Descent is stable for c < 2: c begins at 1 and
-grows to 1.8, and a window of steps in which the loss rose is undone and c halved. With momentum β,
-minibatches or Adam the loss need not fall steadily: c stays at 1 − β, and a window is undone only
-if the loss became ten times its lowest.
+c grows from 1 to `SAFE`; a window of steps in which the loss rose is undone and c halved. Where the
+loss need not fall steadily c stays at 1 − momentum, and it may rise to `SPIKE` times the lowest.
 """
 
 import copy

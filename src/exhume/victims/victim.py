@@ -1,6 +1,6 @@
-"""A trained model with the truth beside it, and the folder that it is kept in."""
+"""Trained models with the truth beside them: dense nets, a residual net, a vision transformer."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,8 +10,13 @@ from torch import Tensor
 from exhume.data import Data, save
 from exhume.equation.problem import Premise, Problem
 from exhume.files import new_folder
+from exhume.models import architectures
 from exhume.models.folder import TRUTH, NetworkModel, write_model, write_network
 from exhume.models.formulation import premise_named
+from exhume.victims.training import Training, train
+
+AROUND = ("device", "dtype", "show", "checkpoint")
+"""Options of `train` itself; all others are fields of `Training`."""
 
 
 @dataclass(frozen=True)
@@ -52,3 +57,49 @@ class Victim:
             else:
                 write_model(temporary, self.problem, self.training, store)
             save(self.truth, temporary / TRUTH)
+
+
+def two_layer(
+    data: Data, width: int, activation: str = "relu", bias: bool = False, **options: Any
+) -> Victim:
+    """Train both layers of f(x) = W₂ σ(W₁x), with the options of `network`."""
+    sizes = {"width": width, "activation": activation, "bias": bias}
+    return network(data, "two_layer", sizes, **options)
+
+
+def mlp(
+    data: Data, widths: Sequence[int], activation: str = "relu", bias: bool = False, **options: Any
+) -> Victim:
+    """Train a dense network with hidden layers of these widths, with the options of `network`."""
+    sizes = {"widths": list(widths), "activation": activation, "bias": bias}
+    return network(data, "mlp", sizes, **options)
+
+
+def resnet(data: Data, width: int, blocks: int = 4, **options: Any) -> Victim:
+    """Train the law's residual network with so many channels, for images; see `network`."""
+    return network(data, "resnet", {"width": width, "blocks": blocks}, **options)
+
+
+def vit(
+    data: Data, patch: int = 4, dim: int = 64, depth: int = 2, heads: int = 4, **options: Any
+) -> Victim:
+    """Train a small vision transformer, for images; see `network`."""
+    sizes = {"patch": patch, "dim": dim, "depth": depth, "heads": heads}
+    return network(data, "vit", sizes, **options)
+
+
+def network(
+    data: Data, architecture: str, sizes: dict[str, Any], seed: int = 0, **options: Any
+) -> Victim:
+    """Train a network of `exhume.models.architectures`, with its sizes, on the data.
+
+    The seed is that of the initial weights; options are device, dtype, show and checkpoint of
+    `train`, and fields of `Training`.
+    """
+    arguments = {"shape": list(data.shape), "outputs": data.outputs, **sizes}
+    module = architectures.initialise(architectures.build(architecture, arguments), seed)
+    around = {word: options.pop(word) for word in AROUND if word in options}
+    initial, trained, record = train(module, data, Training(**options), **around)
+    model = NetworkModel(architecture, arguments, initial, trained, data.display)
+    record = {"data": data.name, "seed": seed, **record}
+    return Victim(model.problem(), data, record, initial, trained, model)
