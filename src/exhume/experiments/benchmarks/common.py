@@ -1,17 +1,18 @@
 """What benchmarks share: heading and table, an attack as a row, a run watched with a stop-watch."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
 import exhume
-from exhume.checks import whole_number
+from exhume.checks import one_of, whole_number
 from exhume.device import device_name
 from exhume.evaluate import score
 from exhume.experiments.cells.attack import Attack
@@ -20,6 +21,7 @@ from exhume.methods.iurada2025 import Iurada2025
 from exhume.methods.progress import Progress
 from exhume.victims import Victim
 
+T = TypeVar("T")
 console = Console(highlight=False, width=None if Console().is_terminal else 160)
 
 
@@ -35,32 +37,45 @@ def say(text: str) -> None:
     console.print(text, markup=False)
 
 
-def show(columns: Mapping[str, str], rows: Iterable[Mapping[str, Any]], title: str = "") -> None:
-    """Print a table.
+def show(columns: str, rows: Iterable[Mapping[str, Any]], title: str | None = None) -> None:
+    """Print a table whose columns are written as `seed: {seed} | found: {recovered:.0%}`.
 
-    Args:
-        columns: by heading, how a row is written, such as `{recovered:.0%}`.
-        rows: their values by name; what was not measured is None, and written as a dash.
-        title: stands above it.
+    What was not measured is None in a row, and written as a dash.
     """
 
     def written(form: str, row: Mapping[str, Any]) -> str:
         try:
             return form.format_map(row)
-        except TypeError:  # None has no digits
+        except (TypeError, AttributeError):  # None has no digits, and no fields
             return "–"
 
-    table = Table(*columns, title=title or None)
+    headings, _, forms = zip(*(part.rpartition(": ") for part in columns.split(" | ")), strict=True)
+    table = Table(*headings, title=title)
     for row in rows:
-        table.add_row(*(written(form, row) for form in columns.values()))
+        table.add_row(*(written(form, row) for form in forms))
     console.print(table)
+
+
+def tracked(items: Sequence[T], what: str = "Working...") -> Iterable[T]:
+    """Go through what takes long, with a bar that says how far."""
+    return track(items, what, console=console, transient=True)
+
+
+def drawn(
+    seeds: int, first: int, cases: Collection[str] = (), known: Collection[str] = ()
+) -> range:
+    """Return so many seeds, where they and the names of cases can be."""
+    whole_number("seeds", seeds)
+    for name in cases:
+        one_of("case", name, known)
+    return range(first, first + seeds)
 
 
 def seeded(cell: Attack, seeds: int, first: int) -> Sequence[Attack]:
     """Return the cell with so many seeds, checked."""
-    whole_number("seeds", seeds)
+    chosen = drawn(seeds, first)
     cell.check()
-    return [replace(cell, seed=seed) for seed in range(first, first + seeds)]
+    return [replace(cell, seed=seed) for seed in chosen]
 
 
 def trained(cell: Attack, device: str = "cpu") -> Victim:
@@ -78,10 +93,8 @@ def attacked(
 ) -> dict[str, Any]:
     """Attack a victim for `limit` seconds at most, and return the row of a table.
 
-    Returns:
-        The fields of the cell, what its `run` gives, `seconds` (without those of the watch),
-        `reached`, `training` (how the victim was trained) and `equations` for each unknown, in the
-        subspace if there is one.
+    To the cell and what its `run` gives it adds `seconds` (without those of the watch), `reached`,
+    `training` and `equations` for each unknown, in the subspace if there is one.
     """
     problem = victim.posed(cell.block).to(device)
     found = cell.attack(problem, limit, watch)
@@ -115,10 +128,8 @@ def momentum_until(
 ) -> tuple[float, float]:
     """Run the published recipe until so large a share is recovered, or for `limit` seconds.
 
-    The recipe itself does not see the truth; this stop-watch does, and its own time is not counted.
-
-    Returns:
-        Seconds used, and the share recovered at the end.
+    The recipe does not see the truth; this stop-watch does, and its own time is not counted.
+    Seconds used and the share recovered at the end are returned.
     """
     method, samples = Iurada2025(), victim.truth.samples
     start = time.perf_counter()

@@ -10,13 +10,13 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from exhume import data, victims
-from exhume.checks import one_of, whole_number
+from exhume.checks import one_of
 from exhume.data import Data
 from exhume.device import usable_device
 from exhume.equation.domain import Box
 from exhume.equation.problem import Problem
 from exhume.evaluate import chance_level, other_data, published_score, score, wrong_prior
-from exhume.experiments.benchmarks.common import Watch, heading, say, show, training_shown
+from exhume.experiments.benchmarks.common import Watch, drawn, heading, say, show, training_shown
 from exhume.methods import Reconstruction, reconstruct
 from exhume.methods.buzaglo2023 import Buzaglo2023
 from exhume.methods.exhume import Exhume
@@ -26,41 +26,27 @@ from exhume.methods.shen2026 import Shen2026
 from exhume.search.tuning import FACTOR, rungs
 from exhume.victims import Victim
 
-COLUMNS = {
-    "seed": "{seed}",
-    "box": "{box}",
-    "attack": "{attack}",
-    "found in (s)": "{seconds:.0f}",
-    "candidates": "{candidates}",
-    "steps": "{steps:d}",
-    "residual": "{residual:.1e}",
-    "recovered": "{recovered:.1%}",
-    "cos > 0.9": "{close}",
-    "cos > 0.97": "{closer}",
-    "SSIM > 0.4": "{good}",
-    "top-10 SSIM": "{ssim:.3f}",
-    "top-10 L2": "{l2:.2f}",
-    "against held-out": "AUC {auc:.2f}, p {p:.0e}",
-}
-
-CLOSE, CLOSER = 0.9, 0.97
-"""Cosines with a training sample that are counted."""
-
-PROBE = 3.0
-"""Most seconds for finding out how many steps of a recipe there is time for."""
-
-SHIFT = 2.0
-"""How far the box of the wrong prior is moved: no sample lies in it then."""
+COLUMNS = (
+    "seed: {seed} | box: {box} | attack: {attack} | found in (s): {found.seconds:.0f} | "
+    "candidates: {candidates} | steps: {found.steps:d} | residual: {found.residual:.1e} | "
+    "recovered: {recovered:.1%} | cos > 0.9: {close} | cos > 0.97: {closer} | "
+    "SSIM > 0.4: {published.good} | top-10 SSIM: {published.top10_ssim:.3f} | "
+    "top-10 L2: {published.top10_l2:.2f} | "
+    "against held-out: AUC {contrast.advantage:.2f}, p {contrast.p_value:.0e}"
+)
+CLOSE, CLOSER = 0.9, 0.97  # cosines with a training sample that are counted
+PROBE = 3.0  # most seconds for finding out how many steps of a recipe there is time for
+SHIFT = 2.0  # how far the box of the wrong prior is moved: no sample lies in it then
 
 
 @dataclass(frozen=True)
 class Case:
-    """A case has data by seed, widths, the published attack, and steps of training."""
+    """A case says what is trained on what, and which published attack is made on it."""
 
-    data: Callable[[int], Data]
+    data: Callable[[int], Data]  # by seed
     widths: tuple[int, ...]
     recipe: str
-    steps: int = 6000
+    steps: int = 6000  # of training
 
 
 images = partial(data.load, centre="pixels")
@@ -100,16 +86,14 @@ def kkt(
         controls: attack with a wrong prior too, and a network trained on other data.
         device: where to run.
     """
-    whole_number("seeds", seeds)
-    for name in cases:
-        one_of("case", name, CASES)
+    chosen = drawn(seeds, first_seed, cases, CASES)
     for box in boxes:
         one_of("box", box, ("wide", "pixels"))
     device = usable_device(device)
     heading("kkt", device)
     for name in cases:
         rows = []
-        for seed in range(first_seed, first_seed + seeds):
+        for seed in chosen:
             case = CASES[name]
             victim = _trained(case.data(seed), case, seed, device)
             board = Board(victim.truth, data.held_out(victim.truth), seed, limit)
@@ -120,7 +104,11 @@ def kkt(
                 for method in _methods(case.recipe, problem, victim.truth.samples, seed, limit):
                     board.attack(box, method, problem)
             if controls:
-                _controls(board, victim, case, device)
+                prior = wrong_prior(victim.problem, SHIFT).to(device)
+                board.attack(f"[−1, 1] + {SHIFT:g}", Exhume(), prior)
+                stranger = _trained(board.held_out, case, seed, device).problem
+                other = replace(stranger, domain=_pixel_box(board.held_out)).to(device)
+                board.attack("pixels", Exhume(), other, "trained on the held-out, exhume")
             rows += board.rows
         show(COLUMNS, rows, title=name)
 
@@ -137,15 +125,6 @@ def _baselines(board: "Board", victim: Victim) -> None:
     generator = torch.Generator().manual_seed(board.seed)
     blank = torch.randn(2 * known.samples, known.dim, generator=generator)
     board.add("—", "blank, noise of 0.001", 1e-3 * blank.double())
-
-
-def _controls(board: "Board", victim: Victim, case: Case, device: str) -> None:
-    """A box in which no sample lies, and a network that was trained on other data."""
-    prior = wrong_prior(victim.problem, SHIFT).to(device)
-    board.attack(f"[−1, 1] + {SHIFT:g}", Exhume(), prior)
-    stranger = _trained(board.held_out, case, board.seed, device)
-    other = replace(stranger.problem, domain=_pixel_box(board.held_out)).to(device)
-    board.attack("pixels", Exhume(), other, "trained on the held-out, exhume")
 
 
 def _methods(
@@ -210,29 +189,20 @@ class Board:
         """Score candidates and add a row."""
         truth, rows = (normalize(x.double()) for x in (self.known.inputs, candidates))
         best = (truth @ rows.T).amax(1)  # the largest cosine of each sample with a candidate
-        published = published_score(candidates, self.known)
-        contrast = other_data(candidates, self.known, self.held_out).cosines
         close, closer = (int((best > level).sum()) for level in (CLOSE, CLOSER))
         self.rows.append(
             {
                 "seed": self.seed,
                 "box": box,
                 "attack": attack,
-                "seconds": found and found.seconds,
+                "found": found,
                 "candidates": len(candidates),
-                "steps": found and found.steps,
-                "residual": found and found.residual,
                 "recovered": score(candidates, self.known.inputs).recall,
                 "close": close,
                 "closer": closer,
-                "good": published.good,
-                "ssim": published.top10_ssim,
-                "l2": published.top10_l2,
-                "auc": contrast.advantage,
-                "p": contrast.p_value,
+                "published": published_score(candidates, self.known),
+                "contrast": other_data(candidates, self.known, self.held_out).cosines,
             }
         )
-        say(
-            f"  {attack} ({box}): {close} samples with a cosine over {CLOSE}, median "
-            f"{float(best.median()):.2f}"
-        )
+        median = float(best.median())
+        say(f"  {attack} ({box}): {close} samples with a cosine over {CLOSE}, median {median:.2f}")

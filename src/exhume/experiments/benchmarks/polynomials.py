@@ -1,30 +1,21 @@
 """Whether the rank condition tells which weights give their samples away."""
 
-from dataclasses import asdict
 from typing import Any
 
-from rich.progress import track
-
 from exhume import theory
-from exhume.checks import whole_number
 from exhume.errors import InputError
 from exhume.evaluate import score
-from exhume.experiments.benchmarks.common import console, heading, say, show
+from exhume.experiments.benchmarks.common import drawn, heading, say, show, tracked
 from exhume.experiments.cells.identifiability import EXACT, Stationary, module_of
 from exhume.theory import Identifiability, fewest_neurons
 from exhume.victims import Victim
 
-COLUMNS = {
-    "seed": "{seed}",
-    "neurons": "{neurons}",
-    "condition": "{condition}",
-    "rank": "{rank} of {unknowns}",
-    "smallest": "{smallest:.1e}",
-    "margin": "{margin:.1e}",
-    "KKT violation": "{violation:.1e}",
-    "recovered": "{exact} of {count}",
-    "worst error": "{worst:.1e}",
-}
+COLUMNS = (
+    "seed: {seed} | neurons: {found.neurons} | condition: {condition} | "
+    "rank: {found.rank} of {found.unknowns} | smallest: {found.smallest:.1e} | "
+    "margin: {found.margin:.1e} | KKT violation: {training[violation]:.1e} | "
+    "recovered: {exact} of {count} | worst error: {worst:.1e}"
+)
 
 
 def identifiability(
@@ -44,24 +35,23 @@ def identifiability(
         seeds: how many seeds, each of data and model alike.
         first_seed: where the seeds begin.
     """
-    whole_number("seeds", seeds)
+    chosen = drawn(seeds, first_seed)
     if not 3 <= samples <= dim or degree < 3:
         raise InputError(
             f"samples {samples}, dim {dim}, degree {degree}: expected 3 samples or more, no more "
             "than dimensions, and degree 3 or more."
         )
     enough = 2 * fewest_neurons(degree, samples)
-    drawn = range(first_seed, first_seed + seeds)
     heading(
         f"identifiability: sphere d={dim} n={samples}, activation z^{degree}, {enough} neurons and "
-        f"{samples}, seeds {drawn[0]} to {drawn[-1]}"
+        f"{samples}, seeds {chosen[0]} to {chosen[-1]}"
     )
     holding, failing = [], []
-    for seed in track(drawn, console=console, transient=True):
+    for seed in tracked(chosen):
         cell = Stationary(dim, samples, degree, seed)
         victim, found = cell.victim()
-        holding.append(_row(cell, victim, found))
-        failing.append(_row(cell, *cell.judged(victim.truth, samples)))
+        holding.append(_row(seed, victim, found))
+        failing.append(_row(seed, *cell.judged(victim.truth, samples)))
     show(COLUMNS, [row for pair in zip(holding, failing, strict=True) for row in pair])
     good, lucky = (sum(row["exact"] == samples for row in rows) for rows in (holding, failing))
     wrong = sum(row["condition"] == "fails" for row in failing)
@@ -74,18 +64,17 @@ def identifiability(
         raise SystemExit(1)
 
 
-def _row(cell: Stationary, victim: Victim, found: Identifiability) -> dict[str, Any]:
+def _row(seed: int, victim: Victim, found: Identifiability) -> dict[str, Any]:
     """One KKT point, what the condition says of it, and what its weights give back."""
     samples = found.samples
     if samples is None:
         samples = theory.recover(module_of(victim), victim.trained).samples
     errors = score(samples, victim.truth).errors
-    words = ("neurons", "rank", "unknowns", "smallest", "margin")
     return {
-        **asdict(cell),
-        **{word: getattr(found, word) for word in words},
+        "seed": seed,
+        "found": found,
         "condition": "holds" if found.holds else "fails",
-        "violation": victim.training["violation"],
+        "training": victim.training,
         "exact": int((errors < EXACT).sum()),
         "count": len(errors),
         "worst": float(errors.max()),

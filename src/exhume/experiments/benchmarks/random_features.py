@@ -8,22 +8,12 @@ import time
 from dataclasses import replace
 
 import torch
-from rich.progress import track
 
 from exhume.device import usable_device
 from exhume.equation.objective import fitted, gradient
 from exhume.errors import InputError
 from exhume.experiments.benchmarks import common
-from exhume.experiments.benchmarks.common import (
-    Watch,
-    attacked,
-    heading,
-    momentum_until,
-    say,
-    seeded,
-    show,
-    trained,
-)  # fmt: skip
+from exhume.experiments.benchmarks.common import Watch, attacked, heading, momentum_until, say, show
 from exhume.experiments.cells.attack import Attack
 from exhume.features.weights import Seeded
 from exhume.models.folder import random_features_problem
@@ -48,12 +38,12 @@ def solvers(
         first_seed: where the seeds begin.
     """
     sphere = Attack(dim=dim, samples=samples, ratio=ratio, products=None)
-    cells = seeded(sphere, seeds, first_seed)
-    last = first_seed + seeds - 1
+    cells = common.seeded(sphere, seeds, first_seed)
+    last = cells[-1].seed
     heading(f"solvers: sphere d={dim} n={samples} p={ratio:g}dn, seeds {first_seed} to {last}")
     rows = []
-    for cell in track(cells, console=common.console, transient=True):
-        victim = trained(cell)
+    for cell in common.tracked(cells):
+        victim = common.trained(cell)
         row = attacked(cell, victim)
         limit = factor * row["seconds"]
         slow, found = momentum_until(victim, 0.95, limit, cell.seed)
@@ -61,15 +51,11 @@ def solvers(
         row |= {"slow": slow, "times": slow / row["seconds"], "stopped": slow >= limit}
         row |= {"ended": f", ended at {found:.0%}" if late else "", "more": "> " if late else ""}
         rows.append(row)
-    columns = {
-        "seed": "{seed}",
-        "ours (s)": "{seconds:.2f}",
-        "exact": "{exact:.0%}",
-        "error": "{error:.1e}",
-        "momentum to 95 % (s)": "{slow:.1f}{ended}",
-        "ratio": "{more}{times:.0f}",
-    }
-    show(columns, rows)
+    show(
+        "seed: {seed} | ours (s): {seconds:.2f} | exact: {exact:.0%} | error: {error:.1e} | "
+        "momentum to 95 % (s): {slow:.1f}{ended} | ratio: {more}{times:.0f}",
+        rows,
+    )
     times = sorted(row["times"] for row in rows)
     say(
         f"ours: {sum(row['exact'] == 1 for row in rows)} of {seeds} seeds wholly exact. Momentum "
@@ -100,14 +86,14 @@ def threshold(
         first_seed: where the seeds begin.
     """
     sphere = Attack(dim=dim, samples=samples, products=None)
-    grid = {r: seeded(replace(sphere, ratio=r), seeds, first_seed) for r in ratios}
+    grid = {r: common.seeded(replace(sphere, ratio=r), seeds, first_seed) for r in ratios}
     last = first_seed + seeds - 1
     heading(f"threshold: sphere d={dim} n={samples}, seeds {first_seed} to {last}")
     rows = []
     for ratio, cells in grid.items():
         ours, slow = [], []
-        for cell in track(cells, f"ratio {ratio:g}", console=common.console, transient=True):
-            victim = trained(cell)
+        for cell in common.tracked(cells, f"ratio {ratio:g}"):
+            victim = common.trained(cell)
             ours.append(attacked(cell, victim, limit=limit))
             if momentum_limit > 0:
                 slow.append(momentum_until(victim, 1.0, momentum_limit, cell.seed)[1])
@@ -125,17 +111,13 @@ def threshold(
                 "slow": statistics.fmean(slow) if slow else None,
             }
         )
-    columns = {
-        "ratio": "{ratio:g}",
-        f"ours (≤ {limit:g} s): whole": "{whole} of {seeds}",
-        "exact": "{exact} of {seeds}",
-        "mean recovered": "{recovered:.0%}",
-        "median s": "{median:.1f}",
-        "most s": "{most:.1f}",
-        f"momentum (≤ {momentum_limit:g} s): whole": "{slow_whole:d} of {seeds}",
-        "mean recovered ": "{slow:.0%}",  # a heading of its own
-    }
-    show(columns, rows)
+    show(
+        f"ratio: {{ratio:g}} | ours (≤ {limit:g} s): whole: {{whole}} of {{seeds}} | "
+        "exact: {exact} of {seeds} | mean recovered: {recovered:.0%} | median s: {median:.1f} | "
+        f"most s: {{most:.1f}} | momentum (≤ {momentum_limit:g} s): whole: {{slow_whole:d}} of "
+        "{seeds} | mean recovered: {slow:.0%}",
+        rows,
+    )
 
 
 def count(
@@ -151,20 +133,14 @@ def count(
         first_seed: where the seeds begin.
     """
     cell = Attack(dim=dim, samples=samples, ratio=ratio, told=0, products=None)
-    cells = seeded(cell, seeds, first_seed)
+    cells = common.seeded(cell, seeds, first_seed)
     heading(f"count: sphere d={dim} n={samples} p={ratio:g}dn, n not given")
-    rows = [
-        attacked(cell, trained(cell))
-        for cell in track(cells, console=common.console, transient=True)
-    ]
-    columns = {
-        "seed": "{seed}",
-        "found": "{candidates}",
-        "recovered": "{recovered:.0%}",
-        "exact": "{exact:.0%}",
-        "seconds": "{seconds:.1f}",
-    }
-    show(columns, rows)
+    rows = [attacked(cell, common.trained(cell)) for cell in common.tracked(cells)]
+    show(
+        "seed: {seed} | found: {candidates} | recovered: {recovered:.0%} | exact: {exact:.0%} | "
+        "seconds: {seconds:.1f}",
+        rows,
+    )
     within = sum(abs(row["candidates"] - samples) <= 1 for row in rows)
     say(f"within 1 of {samples}: {within} of {seeds} seeds")
 
@@ -205,21 +181,13 @@ def images(
         del weights, victim
         if device.startswith("cuda"):
             torch.cuda.empty_cache()
-    columns = {
-        "n": "{samples}",
-        "p": "{width:,}",
-        "ratio": "{ratio:g}",
-        "V (s)": "{drawn:.1f}",
-        "attack (s)": "{seconds:.1f}",
-        "99 % seen (s)": "{reached:.1f}",
-        "recovered": "{recovered:.0%}",
-        "exact": "{exact:.0%}",
-        "error": "{error:.1e}",
-        "residual": "{residual:.1e}",
-        "steps": "{steps}",
-        "products": "{products_used}",
-    }
-    show(columns, rows)
+    show(
+        "n: {samples} | p: {width:,} | ratio: {ratio:g} | V (s): {drawn:.1f} | "
+        "attack (s): {seconds:.1f} | 99 % seen (s): {reached:.1f} | recovered: {recovered:.0%} | "
+        "exact: {exact:.0%} | error: {error:.1e} | residual: {residual:.1e} | steps: {steps} | "
+        "products: {products_used}",
+        rows,
+    )
 
 
 def streaming(samples: int = 100, dim: int = 3072, width: int = 3_072_000, seed: int = 0) -> None:

@@ -1,27 +1,29 @@
 """Does splitting help? Against the same method without, and with as many candidates as after."""
 
+import operator
 import statistics
 import time
-from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
 
-from exhume.checks import one_of, whole_number
 from exhume.equation.problem import Problem
-from exhume.experiments.benchmarks.common import heading, say, show
+from exhume.experiments.benchmarks.common import drawn, heading, say, show
 from exhume.experiments.cells.splitting import ALIKE, ARMS, CASES, RULES, Splitting
 from exhume.methods.progress import Method, Progress
 
-COLUMNS = {
-    "candidates": ".0f",
-    "steps": ".0f",
-    "residual": ".1e",
-    "cosine": ".3f",
-    "alike": ".0%",
-    "error": ".2f",
-    "recovered": ".0%",
-}
-HEADINGS = {"residual": "stationarity", "alike": f"over {ALIKE}"}
+COLUMNS = (
+    "candidates: {candidates:.0f} | steps: {steps:.0f} | stationarity: {residual:.1e} | "
+    f"cosine: {{cosine:.3f}} | over {ALIKE}: {{alike:.0%}} | "
+    "error: {error:.2f} | recovered: {recovered:.0%}"
+)
+
+
+class Spread(list[float]):
+    """A number for each seed, written as mean ± standard deviation."""
+
+    def __format__(self, form: str) -> str:
+        """Write both in the same form; one seed has no deviation."""
+        both = [statistics.fmean(self), *([statistics.stdev(self)] if len(self) > 1 else [])]
+        return " ± ".join(format(value, form) for value in both)
 
 
 def splitting(
@@ -46,31 +48,30 @@ def splitting(
         samples: n, of the training set: digits, but for the projection.
         width: of the networks' hidden layer.
     """
-    whole_number("seeds", seeds)
-    for name in cases:
-        one_of("case", name, CASES)
+    chosen = drawn(seeds, first_seed, cases, CASES)
     heading(f"splitting: n={samples}, width {width}, {limit / len(ARMS):g} s a run")
     for name in cases:
         found = []
-        for seed in range(first_seed, first_seed + seeds):
+        for seed in chosen:
             cell = Splitting(name, samples=samples, width=width, seed=seed)
             found.append(cell.compared(partial(_spent, limit=limit / len(ARMS))))
             cosines = (f"{arm} {found[-1]['runs'][arm]['cosine']:.3f}" for arm in ARMS)
             say(f"  {name} seed {seed}: cosine {', '.join(cosines)}")
-        runs = {arm: [one["runs"][arm] for one in found] for arm in ARMS}
-        rows = [_row(arm, runs[arm]) for arm in ARMS]
-        columns = {HEADINGS.get(word, word): f"{{{word}}}" for word in COLUMNS}
-        show({name: "{arm}", **columns}, rows)
+        runs = {
+            arm: {
+                word: Spread(one["runs"][arm][word] for one in found)
+                for word in found[0]["runs"][arm]
+            }
+            for arm in ARMS
+        }
+        show(f"{name}: {{arm}} | {COLUMNS}", [{"arm": arm, **row} for arm, row in runs.items()])
         predicted = ", ".join(f"{one['predicted']:.4f}" for one in found)
         say(f"{name}: predicted ΔL / measured ΔL, by seed: {predicted}")
         for rule in RULES:
-            for other, words in (
-                ("base", "without"),
-                (f"count of {rule}", "as many from the start"),
-            ):
-                pairs = list(zip(runs[f"split, {rule}"], runs[other], strict=True))
-                closer = sum(one["cosine"] > two["cosine"] for one, two in pairs)
-                lower = sum(one["residual"] < two["residual"] for one, two in pairs)
+            split, control = runs[f"split, {rule}"], runs[f"count of {rule}"]
+            for other, words in ((runs["base"], "without"), (control, "as many from the start")):
+                closer = sum(map(operator.gt, split["cosine"], other["cosine"]))
+                lower = sum(map(operator.lt, split["residual"], other["residual"]))
                 say(
                     f"{name}: split, {rule}, of {seeds} seeds, against {words}: closer to the "
                     f"truth in {closer}, lower residual in {lower}"
@@ -83,14 +84,3 @@ def _spent(method: Method, problem: Problem, progress: Progress, limit: float) -
     while progress.outcome is None and time.process_time() - start < limit:
         progress = method.advance(problem, progress)
     return progress
-
-
-def _row(arm: str, runs: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Mean ± standard deviation over the seeds."""
-    row = {"arm": arm}
-    for word, form in COLUMNS.items():
-        values = [run[word] for run in runs]
-        row[word] = format(statistics.fmean(values), form)
-        if len(values) > 1:
-            row[word] += f" ± {format(statistics.stdev(values), form)}"
-    return row

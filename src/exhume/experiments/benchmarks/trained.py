@@ -3,27 +3,17 @@
 from dataclasses import replace
 from functools import partial
 
-from exhume.checks import one_of, whole_number
 from exhume.device import usable_device
-from exhume.experiments.benchmarks.common import Watch, attacked, heading, say, show, trained
+from exhume.experiments.benchmarks.common import Watch, attacked, drawn, heading, say, show, trained
 from exhume.experiments.cells.attack import SUBSPACE, Attack
 
-COLUMNS = {
-    "case": "{case}",
-    "seed": "{seed}",
-    "n": "{samples}",
-    "ratio": "{equations:.2f}",
-    "training": "{training[loss]:.0e}, {training[steps]} steps, {training[seconds]:.0f} s",
-    "|ΔW₁|/|W₁|": "{training[laziness][first]:.1e}",
-    "attack": "{attack}",
-    "attack (s)": "{seconds:.1f}",
-    "outcome": "{outcome}",
-    "recovered": "{recovered:.0%}",
-    "exact": "{exact:.0%}",
-    "error": "{error:.1e}",
-    "residual": "{residual:.1e}",
-    "floor": "{floor:.1e}",
-}
+COLUMNS = (
+    "case: {case} | seed: {seed} | n: {samples} | ratio: {equations:.2f} | "
+    "training: {training[loss]:.0e}, {training[steps]} steps, {training[seconds]:.0f} s | "
+    "|ΔW₁|/|W₁|: {training[laziness][first]:.1e} | attack: {attack} | attack (s): {seconds:.1f} | "
+    "outcome: {outcome} | recovered: {recovered:.0%} | exact: {exact:.0%} | error: {error:.1e} | "
+    "residual: {residual:.1e} | floor: {floor:.1e}"
+)
 
 BOTH = ("exhume", SUBSPACE)
 two_layer = partial(Attack, architecture="two_layer", products=None)
@@ -78,15 +68,12 @@ def networks(
         limit: most seconds an attack.
         device: where to run.
     """
-    whole_number("seeds", seeds)
-    for name in cases:
-        one_of("case", name, CASES)
+    chosen = drawn(seeds, first_seed, cases, CASES)
     device = usable_device(device)
     heading("networks", device)
     for name in cases:
         rows, last = [], None
-        small = name in ("digits", "losses", "blocks")
-        for seed in range(first_seed, first_seed + (seeds if small else 1)):
+        for seed in chosen if name in ("digits", "losses", "blocks") else chosen[:1]:
             for case, attack, unseeded in CASES[name]:
                 cell = replace(unseeded, seed=seed)
                 if replace(cell, method="exhume") != last:  # else the same victim, attacked again
@@ -94,8 +81,6 @@ def networks(
                 watch = None if device == "cpu" else Watch(victim.truth.inputs)
                 row = attacked(cell, victim, device, limit, watch)
                 rows.append(row | {"case": case, "attack": attack})
-                say(
-                    f"  {case} seed {seed} {attack}: recovered {row['recovered']:.0%} in "
-                    f"{row['seconds']:.1f} s"
-                )
+                found = f"recovered {row['recovered']:.0%} in {row['seconds']:.1f} s"
+                say(f"  {case} seed {seed} {attack}: {found}")
         show(COLUMNS, rows)

@@ -3,6 +3,7 @@
 import base64
 import io
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
@@ -27,23 +28,19 @@ from exhume.models import architectures
 from exhume.victims import Victim
 from exhume.victims.descent import LOSSES
 
-UNDETERMINED = "undetermined"
-"""The outcome where nothing was attacked, as any candidates would explain the weights."""
+UNDETERMINED = "undetermined"  # nothing was attacked: any candidates would explain the weights
+SUBSPACE = "tansley2026"  # the method that confines candidates to a subspace
+LARGEST = 10_000  # the largest ratio; a larger one is taken for a slip
+RIDGE = 1e-3  # logistic regression on random features has no minimum without one
 
+# Training loss at which a network is done, unless it is given. The squared loss can reach zero; the
+# others fall ever more slowly, as weights grow.
 UNTIL = {"squared": 1e-8, "logistic": 1e-2, "cross_entropy": 1e-2}
-"""Training loss at which a network is done, unless it is given.
 
-The squared loss can reach zero; the others fall ever more slowly, as weights grow.
-"""
-
-RIDGE = 1e-3
-"""Ridge of logistic regression on random features, which has no minimum without one."""
-
+# What of an architecture is made as large as the ratio asks for, and what that is a multiple of:
+# a transformer has four heads.
 SIZED = {"random_features": "width", "two_layer": "width", "resnet": "width", "vit": "dim"}
-"""Architectures, and what of each is made as large as the ratio asks for."""
-
 STEPS = {"vit": 4}
-"""What that number must be a multiple of: the four heads of a transformer."""
 
 WORDS: dict[str, Collection[str]] = {
     "architecture": SIZED,
@@ -52,25 +49,13 @@ WORDS: dict[str, Collection[str]] = {
     "block": ("last", "all"),
     "dtype": ("float32", "float64"),
 }
-"""What fields may be."""
-
-LARGEST = 10_000
-"""The largest ratio; a larger one is taken for a slip."""
-
-SUBSPACE = "tansley2026"
-"""The method that confines candidates to a subspace."""
-
-TOLD, ESTIMATED = "told", "estimated"
-"""How that method comes by the subspace."""
 
 
 @dataclass(frozen=True)
 class Attack(Samples):
     """Train a model, attack it, and only then compare with its training data."""
 
-    # equations for each unknown, p·m/(d·n), in the parameters that are attacked. The width that
-    # comes nearest to it is chosen
-    ratio: float = 5.0
+    ratio: float = 5.0  # attacked parameters for each unknown, p·m/(d·n); it says the width
     architecture: str = "random_features"  # random_features, two_layer, resnet or vit
     activation: str = "relu"  # of random features and two_layer; the others have their own
     loss: str = "squared"  # squared, logistic, or (not for random features) cross_entropy
@@ -78,14 +63,9 @@ class Attack(Samples):
     until: float | None = None  # training loss at which a network is done; `UNTIL` unless given
     lazy: float | None = None  # α of α(f − f₀), see `victims.Training`
     dtype: str = "float64"  # precision of the training of a network
-    # of `exhume.methods`; tansley2026 may be told the subspace, see `subspace_is`
-    method: str = "exhume"
-    # the number of samples that the attack is given; n unless given, and 0 for an attack that has
-    # to find it
-    told: int | None = None
-    # budget of the attack, in passes over the features. There is no clock, so that results repeat;
-    # None for no limit
-    products: int | None = 30_000
+    method: str = "exhume"  # tansley2026 may be told the subspace, see `subspace_is`
+    told: int | None = None  # samples the attack is told of: n unless given, 0 if it has to find it
+    products: int | None = 30_000  # most passes over the features; no clock, so that results repeat
     keep: int = 0  # of images: how many pairs to keep as a picture, originals above reconstructions
 
     def check(self) -> None:
@@ -122,18 +102,13 @@ class Attack(Samples):
         return equations
 
     def run(self, device: str) -> dict[str, Any]:
-        """Train, attack, score.
-
-        Where there are no more features than candidates, any candidates explain the weights:
-        nothing is attacked, the outcome is `undetermined`, and scores are None.
-        """
+        """Train, attack, score; with no more features than candidates nothing is attacked."""
         self.check()
         known = self.known()
         width = self.width(known)
         sizes = self.sizes(known, width)
         entries = known.outputs if self.block == "all" else 1
-        most = entries * max(self.told or 0, known.samples)
-        if self._parameters(known, width)[0] <= most:
+        if self._parameters(known, width)[0] <= entries * max(self.told or 0, known.samples):
             return {**sizes, **dict.fromkeys(RESULTS), "outcome": UNDETERMINED}
         victim = self.victim(known, width, device)
         problem = victim.posed(self.block).to(device)
@@ -168,10 +143,8 @@ class Attack(Samples):
         high = 1
         while equations(high) < wanted:
             high *= 2
-        low = high // 2  # too few, or none
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if equations(middle) < wanted else (low, middle)
+        high = bisect_left(range(high), wanted, high // 2 + 1, key=equations)
+        low = high - 1  # too few, or none
         nearer = low >= 1 and wanted - equations(low) < equations(high) - wanted
         return step * (low if nearer else high)
 
@@ -179,10 +152,10 @@ class Attack(Samples):
         """Rows of the target and its entries, p and p·m, of a model of that width."""
         if self.architecture in ("random_features", "two_layer") and self.block == "last":
             return width, width * known.outputs
-        arguments = {"shape": list(known.shape), "outputs": known.outputs}
+        sizes = {"shape": list(known.shape), "outputs": known.outputs}
         with torch.device("meta"):
             network = architectures.build(
-                self.architecture, {**arguments, SIZED[self.architecture]: width}
+                self.architecture, sizes | {SIZED[self.architecture]: width}
             )
         if self.block == "all":
             every = sum(p.numel() for p in network.parameters())
@@ -232,7 +205,7 @@ class Attack(Samples):
         """Reconstruct from what an attacker may see alone, in `limit` seconds if it is given."""
         told = self.samples if self.told is None else self.told or None
         method: str | Method = self.method
-        if subspace_is(self.method, self.architecture, self.rank) == TOLD and self.dim:
+        if subspace_is(self.method, self.architecture, self.rank) == "told" and self.dim:
             method = Tansley2026(basis=data.subspace(self.dim, self.rank or 0, self.seed))
         budget: Any = {"time_limit": limit, "product_limit": self.products}
         return reconstruct(problem, told, self.seed, method, observe=observe, **budget)
@@ -245,7 +218,7 @@ class Attack(Samples):
         nearest other sample, `confined` the rank that candidates were held to.
         """
         known, training = victim.truth, victim.training
-        fit = training["fit"] if "fit" in training else training["loss"]
+        fit = training["fit" if "fit" in training else "loss"]
         nothing = float(known.targets.square().mean())
         if self.loss != "squared":
             several = self.loss == "cross_entropy" and known.outputs > 1
@@ -275,13 +248,13 @@ class Attack(Samples):
         return values
 
 
+# What an attack adds to the sizes, in order; where nothing was attacked, each is None.
 RESULTS = (
     "fit", "label_error", "recovered", "exact", "error", "recall", "precision", "signed_error",
     "published_error", "cosine", "psnr", "ssim", "flips", "recovered_flips", "candidates",
     "outcome", "steps", "products_used", "residual", "floor", "span_residual", "chance",
     "neighbour", "confined",
 )  # fmt: skip
-"""What an attack adds to the sizes, in order; where nothing was attacked, each is None."""
 
 
 def subspace_is(method: str, architecture: str, rank: int | None) -> str | None:
@@ -293,30 +266,21 @@ def subspace_is(method: str, architecture: str, rank: int | None) -> str | None:
     Example:
         >>> subspace_is("tansley2026", "random_features", 4)
         'told'
-        >>> subspace_is("tansley2026", "two_layer", 4)
-        'estimated'
-        >>> subspace_is("exhume", "random_features", 4)
     """
     if method != SUBSPACE:
         return None
-    return TOLD if architecture == "random_features" and rank is not None else ESTIMATED
+    return "told" if architecture == "random_features" and rank is not None else "estimated"
 
 
 def picture(known: Data, candidates: Tensor, result: Score, count: int) -> str:
-    """Draw the first samples above their reconstructions, as a PNG in base64.
-
-    Candidates have their sign set right and the norm of their sample, as in the score; a sample
-    without one is grey.
-    """
+    """Draw the first samples above their candidates, scaled as in the score, as a PNG in base64."""
     from PIL import Image
 
     matched = result.matched[:count]
     signs = torch.where(result.flipped[:count, None], -1.0, 1.0)
-    norms = known.transform.norms
-    found = known.images(
-        signs * candidates[matched.clamp_min(0)], None if norms is None else norms[:count]
-    )
-    found[matched < 0] = 0.5
+    norms = None if known.transform.norms is None else known.transform.norms[:count]
+    found = known.images(signs * candidates[matched.clamp_min(0)], norms)
+    found[matched < 0] = 0.5  # a sample without a candidate is grey
     rows = [torch.cat(list(images), -1) for images in (known.images()[:count], found)]
     image = torch.cat(rows, -2).clamp(0, 1).numpy()
     if image.ndim == 3:  # channels last, and only if there are three

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from exhume.checks import number, whole_number
-from exhume.equation.problem import Problem
 from exhume.errors import InputError
 from exhume.evaluate import score
 from exhume.features.activations import activation as named_activation
@@ -18,11 +17,8 @@ from exhume.models.folder import random_features_problem
 from exhume.solvers import solve
 from exhume.solvers.levenberg_marquardt import LevenbergMarquardt
 
-EXACT = 1e-11
-"""Relative residual of an exact solution: a little above rounding in float64."""
-
-SLACK = 1.001
-"""How far above the ceiling a coefficient may be: as far as rounding takes it."""
+EXACT = 1e-11  # relative residual of an exact solution: a little above rounding in float64
+SLACK = 1.001  # how far above the ceiling a coefficient may be: as far as rounding takes it
 
 
 @dataclass(frozen=True)
@@ -53,14 +49,23 @@ class Failure:
         named_activation(self.activation)
 
     def run(self, device: str) -> dict[str, Any]:
-        """Look for exact solutions; the worst of them decides.
+        """Look for `exact` solutions.
 
-        `exact` starts ended at one; it `failed` if one within the ceiling misses a sample, and is
-        `wrong` if any does, whatever its coefficients.
+        It `failed` if one within the ceiling misses a sample, and is `wrong` if any does.
         """
         self.check()
         truth = self.drawn()
-        problem = self.problem(truth).to(device, torch.float64)
+        # random features whose last layer is Σ_i c_i φ(x_i), with coefficients of random sign
+        generator = stream(self.seed, 10_000)
+        seeded = Seeded(self.width, self.dim, self.seed)
+        v = materialise(seeded.to(torch.device("cpu"), torch.float64))
+        signs = torch.randn(self.samples, 1, generator=generator, dtype=torch.float64).sign()
+        spread = torch.rand(self.samples, 1, generator=generator, dtype=torch.float64)
+        coefficients = signs * (self.floor + (self.ceiling - self.floor) * spread)
+        features = named_activation(self.activation).value(truth @ v.rows(0, self.width).T)
+        target = features.T @ coefficients
+        problem = random_features_problem(v, self.activation, target, (self.dim,), None)
+        problem = problem.to(device, torch.float64)
         solver = LevenbergMarquardt(tolerance=EXACT / 10)
         worst, exact, failed, least = 0.0, 0, False, math.inf
         for start in range(self.starts):
@@ -96,16 +101,3 @@ class Failure:
             f"separation: no {self.samples} samples {self.separation:g} apart in dimension "
             f"{self.dim} were found; ask for less."
         )
-
-    def problem(self, truth: Tensor) -> Problem:
-        """Random features whose last layer is Σ_i c_i φ(x_i), with coefficients of random sign."""
-        generator = stream(self.seed, 10_000)
-        v = materialise(
-            Seeded(self.width, self.dim, self.seed).to(torch.device("cpu"), torch.float64)
-        )
-        signs = torch.randn(self.samples, 1, generator=generator, dtype=torch.float64).sign()
-        spread = torch.rand(self.samples, 1, generator=generator, dtype=torch.float64)
-        coefficients = signs * (self.floor + (self.ceiling - self.floor) * spread)
-        features = named_activation(self.activation).value(truth @ v.rows(0, self.width).T)
-        target = features.T @ coefficients
-        return random_features_problem(v, self.activation, target, (self.dim,), None)

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from exhume import data, victims
 from exhume.checks import whole_number
@@ -18,10 +17,7 @@ from exhume.victims.random_features import ROWS
 
 @dataclass(frozen=True)
 class LabelFit(Samples):
-    """Fit labels by least squares on random features of any width, also where they do not fit.
-
-    V is that of an `Attack` with the same seed.
-    """
+    """Fit labels by least squares on random features, those of an `Attack` with the same seed."""
 
     width: int = 1  # p, from 1 on
     activation: str = "relu"  # σ
@@ -40,29 +36,17 @@ class LabelFit(Samples):
         sigma = named_activation(self.activation)
         weights = Seeded(self.width, known.dim, self.seed).to(inputs.device, torch.float64)
         if self.width < known.samples:
-            features = sigma.value(inputs @ weights.rows(0, self.width).T)
-            left = unexplained(features, targets)
-        else:  # the same from the Gram matrix, which wide features add up to block by block
-            gram = inputs.new_zeros(known.samples, known.samples)
+            span = sigma.value(inputs @ weights.rows(0, self.width).T)
+        else:  # that of the Gram matrix, which wide features add up to block by block
+            span = inputs.new_zeros(known.samples, known.samples)
             for part in blocks(self.width, ROWS):
                 phi = sigma.value(inputs @ weights.rows(part.start, part.stop).T)
-                gram += phi @ phi.T
-            left = unexplained(gram, targets)
-        return {"inputs": known.dim, "outputs": known.outputs, "label_error": left}
-
-
-def unexplained(features: Tensor, targets: Tensor) -> float:
-    """Return min_θ ‖Φθ − y‖²/‖y‖², with Φ (n, p), p ≤ n, and y (n, m) in float64.
-
-    Example:
-        >>> along, across = torch.eye(2, dtype=torch.float64).split(1, 1)
-        >>> unexplained(along, 3 * along + 4 * across)
-        0.64
-    """
-    left, sizes, _ = torch.linalg.svd(features, full_matrices=False)
-    span = left[:, sizes > sizes[:1] * max(features.shape) * torch.finfo(features.dtype).eps]
-    rest = targets - span @ (span.T @ targets)
-    return float(rest.square().sum() / targets.square().sum())
+                span += phi @ phi.T
+        left, sizes, _ = torch.linalg.svd(span, full_matrices=False)
+        left = left[:, sizes > sizes[:1] * max(span.shape) * torch.finfo(span.dtype).eps]
+        rest = targets - left @ (left.T @ targets)
+        error = float(rest.square().sum() / targets.square().sum())
+        return {"inputs": known.dim, "outputs": known.outputs, "label_error": error}
 
 
 @dataclass(frozen=True)
@@ -80,10 +64,7 @@ class Flips:
     seed: int = 0
 
     def run(self, device: str) -> dict[str, Any]:
-        """Return the residual `alone` and `paired` with ±u, and the largest `odd` coefficient.
-
-        That is of σ in Hermite polynomials of the odd orders from 3 to 15.
-        """
+        """Return the residual `alone` and `paired` with ±u, and σ's largest `odd` Hermite term."""
         known = data.sphere(self.dim, self.samples, self.seed)
         width = round(self.ratio * self.dim * self.samples)
         victim = victims.random_features(known, width, self.activation, self.seed)

@@ -17,19 +17,14 @@ from exhume.theory import Identifiability, local_identifiability
 from exhume.theory.moments import contract, decompose, powers
 from exhume.victims import Victim
 
+# Most relative error, up to the sign, of a sample that counts as recovered from a KKT point: that
+# is algebra in float64, and what is right is right to six digits and more.
 EXACT = 1e-4
-"""Most relative error, up to the sign, of a sample that counts as recovered from a KKT point.
-
-Recovery there is algebra in float64: what is right is right to six digits and more.
-"""
 
 
 @dataclass(frozen=True)
 class Determined:
-    """Find out whether the equations determine the samples at the samples, to first order.
-
-    That is the counting behind the threshold, without a search. The fields are those of `Attack`.
-    """
+    """Find out whether the equations of an `Attack` determine its samples, to first order."""
 
     data: str = "digits"
     classes: str = "parity"
@@ -78,12 +73,7 @@ class TensorTerms:
     seed: int = 0
 
     def run(self, device: str) -> dict[str, Any]:
-        """Decompose the tensor.
-
-        Returns:
-            `rest`, what of the tensor the terms leave; `error`, the worst angle of a sample to its
-            term (the sine).
-        """
+        """Return the `rest` of the tensor, and as `error` the worst sine of sample and term."""
         known = data.sphere(self.dim, self.samples, self.seed).inputs
         known = known / known.norm(dim=1, keepdim=True)
         generator = torch.Generator().manual_seed(self.seed)

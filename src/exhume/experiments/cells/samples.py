@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from exhume import data
 from exhume.checks import one_of, whole_number
@@ -10,11 +10,9 @@ from exhume.data import Data
 from exhume.data.sets import DEFAULT_CLASSES
 from exhume.errors import InputError
 
+# The most numbers in a set of samples or in the parameters that are attacked: 800 MB in float64,
+# where a larger number is more likely a slip than a wish.
 MOST_NUMBERS = 10**8
-"""The most numbers in a set of samples, d·n, or in the parameters that are attacked, p·m.
-
-In float64 that is 800 MB; a larger number is more likely a slip than a wish.
-"""
 
 
 @dataclass(frozen=True)
@@ -23,8 +21,7 @@ class Samples:
 
     data: str = "sphere"  # `sphere`, or a set of `exhume.data.load`
     dim: int | None = None  # d of sphere data; images have their own
-    # of sphere data: the samples lie in a random subspace of this dimension
-    rank: int | None = None
+    rank: int | None = None  # of sphere data: the samples lie in a random subspace of so many
     size: int | None = None  # of images: the side that they are shrunk to
     classes: str | None = None  # of images: a word of `exhume.data.load`; each set has its default
     samples: int = 12  # n
@@ -67,7 +64,7 @@ class Samples:
         """Return the training data."""
         if self.data == "sphere":
             return data.sphere(self._dim(), self.samples, self.seed, rank=self.rank)
-        words = cast(Any, self.classes)
+        words: Any = self.classes
         return data.load(self.data, self.samples, self.seed, classes=words, size=self.size)
 
 

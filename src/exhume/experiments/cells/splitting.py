@@ -5,15 +5,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from exhume import data, victims
 from exhume.data import Data
-from exhume.equation.objective import Fit, fitted_with
+from exhume.equation.objective import fitted_with
 from exhume.equation.problem import Problem
 from exhume.evaluate import score
 from exhume.features.activations import softplus
-from exhume.methods import seen_by, threads_for
+from exhume.methods import seen_by, shen2026, threads_for
 from exhume.methods.buzaglo2023 import Buzaglo2023
 from exhume.methods.haim2022 import Haim2022
 from exhume.methods.iurada2025 import Iurada2025, Rolling
@@ -21,45 +20,35 @@ from exhume.methods.loo2023 import Loo2023
 from exhume.methods.penalised import Descending, Penalised
 from exhume.methods.penalties import bounds
 from exhume.methods.progress import Method, Progress, stream
-from exhume.methods.shen2026 import (
-    SMOOTHING,
-    Choice,
-    Penalty,
-    Projection,
-    Shen2026,
-    begun_with,
-    curvatures,
-    with_splits,
-)
+from exhume.methods.shen2026 import Choice, Penalty, Projection, Shen2026
 from exhume.search.split import halves, shared
 
 RULES: tuple[Choice, ...] = ("published", "adaptive")
 ARMS = ("base", *(arm for rule in RULES for arm in (f"split, {rule}", f"count of {rule}")))
+ALIKE = 0.95  # cosine of a sample that is found: the margin leaves no trace of its norm
+TRIALS, PROBE = 9, 100  # settings to tune over, and steps of each: enough for such small networks
+
+# How far the check of the predicted decrease splits, as shares of the candidates' median norm: the
+# first at which half of them stay clear of the box's bounds. A smaller one would drown in rounding.
 EPSILONS = (1e-4, 3e-5, 1e-5)
-"""How far the check of the predicted decrease splits, as shares of the candidates' median norm.
 
-The check takes the first at which half of them stay clear of the box's bounds. A smaller one would
-drown in rounding.
-"""
+# Training until weight decay holds the network: θ = Σ λ_i y_i ∇f(x_i), as at the margin.
+REST = {"decay": 1e-3, "until": 0.0, "steps": 4000}
 
-ALIKE = 0.95
-"""Cosine from which a sample counts as found: where the margin leaves no trace of its norm."""
+# The method without splits, and how its victim is trained: on digits, but for the projection.
+CASES: dict[str, tuple[type[Penalised] | type[Iurada2025], dict[str, Any]]] = {
+    "margin": (Haim2022, {**REST, "loss": "logistic"}),
+    "classes": (Buzaglo2023, {**REST, "loss": "cross_entropy"}),
+    "change": (Loo2023, {"until": 1e-6, "lazy": 10.0}),
+    "projection": (Iurada2025, {}),
+}
 
-TRIALS, PROBE = 9, 100
-"""How many settings are tuned over, and for how many steps: enough for networks of this size."""
-
-
-Spent = Callable[[Method, Problem, Progress], Progress]
-"""Advances a run until its budget is spent."""
+Spent = Callable[[Method, Problem, Progress], Progress]  # advances a run until its budget is spent
 
 
 @dataclass(frozen=True)
 class Splitting:
-    """Run a method without splits, with them, and with as many candidates from the start.
-
-    Cases are those of `exhume bench splitting`. All runs have as many steps: a budget that, unlike
-    seconds, is the same on every machine.
-    """
+    """Run a method of `CASES` in all `ARMS`, on a budget that is the same on every machine."""
 
     case: str = "margin"
     steps: int = 1000
@@ -78,13 +67,23 @@ class Splitting:
 
         return self.compared(spent)
 
-    def compared(self, spent: Spent) -> dict[str, Any]:
-        """Run all, each on the same budget.
+    def posed(self) -> tuple[Problem, Data, int]:
+        """Return the problem in float64, its samples, and how many candidates it starts with."""
+        if self.case == "projection":
+            known = data.sphere(20, self.samples, self.seed)
+            width = 4 * known.dim * self.samples
+            victim = victims.random_features(known, width, seed=self.seed)
+            return victim.problem.to("cpu", torch.float64), known, self.samples
+        words: Any = (0, 1, 2) if self.case == "classes" else "parity"
+        known = data.load("digits", self.samples, self.seed, classes=words, centre="pixels")
+        victim = victims.two_layer(known, self.width, seed=self.seed, **CASES[self.case][1])
+        change = self.case == "change"
+        problem = victim.posed("all", "final") if change else victim.posed(premise="margin")
+        return problem, known, 2 * self.samples
 
-        `runs` has what was measured by arm, `predicted` the predicted decrease of a split over the
-        measured one, where the base ends.
-        """
-        problem, known, count = posed(self.case, self.samples, self.width, self.seed)
+    def compared(self, spent: Spent) -> dict[str, Any]:
+        """Return `runs` by arm, and the `predicted` decrease over the measured where base ends."""
+        problem, known, count = self.posed()
         kind, tuned = CASES[self.case][0], 0
         base: Penalised | Iurada2025
         if issubclass(kind, Penalised):  # nothing is tuned in the projection
@@ -99,12 +98,23 @@ class Splitting:
             problem = seen_by(base, problem)
 
         def go(method: Method, count: int) -> tuple[dict[str, Any], Progress]:
-            started = begun_with(base, problem, count, self.seed, tuned)
-            progress: Progress = with_splits(started) if isinstance(method, Shen2026) else started
+            started = shen2026.begun_with(base, problem, count, self.seed, tuned)
+            progress: Progress = (
+                shen2026.with_splits(started) if isinstance(method, Shen2026) else started
+            )
             with threads_for(problem, self.samples):
                 progress = spent(method, problem, progress)
             fit = method.finish(problem, progress)
-            return _measured(fit, progress.total_steps, known.inputs), progress
+            result = score(fit.candidates, known.inputs)
+            return {
+                "candidates": len(fit.candidates),
+                "steps": progress.total_steps,
+                "residual": fit.value,
+                "cosine": result.cosine,
+                "alike": float((result.cosines > ALIKE).double().mean()),
+                "error": result.error,
+                "recovered": result.recovered,
+            }, progress
 
         alone, at_rest = go(base, count)
         found = {"base": alone}
@@ -137,11 +147,13 @@ def predicted_over_measured(
         loss = Penalty(smooth, settings, progress)
     else:
         assert isinstance(progress, Rolling)
-        smooth = replace(problem, features=problem.features.substituted(softplus(SMOOTHING)))
+        smooth = replace(
+            problem, features=problem.features.substituted(softplus(shen2026.SMOOTHING))
+        )
         fit = progress.state.fit
         fit = fitted_with(smooth, fit.candidates, fit.coefficients)
         loss = Projection(smooth, replace(progress, state=replace(progress.state, fit=fit)))
-    pairs = curvatures(loss, problem.dim, stream(progress.seed, 0))
+    pairs = shen2026.curvatures(loss, problem.dim, stream(progress.seed, 0))
     size = float(loss.candidates.norm(dim=1).median())
     for share in EPSILONS:
         epsilon, chosen = share * size, torch.arange(len(loss.candidates))
@@ -158,45 +170,3 @@ def predicted_over_measured(
         parts = shared(fit.shares, chosen).reshape(-1, fit.coefficients.shape[1])
         after = fitted_with(smooth, smooth.domain.project(moved), parts).value
     return 0.5 * epsilon**2 * float(pairs.values[chosen].sum()) / (after - loss.value)
-
-
-def _measured(point: Fit, steps: int, truth: Tensor) -> dict[str, Any]:
-    result = score(point.candidates, truth)
-    return {
-        "candidates": len(point.candidates),
-        "steps": steps,
-        "residual": point.value,
-        "cosine": result.cosine,
-        "alike": float((result.cosines > ALIKE).double().mean()),
-        "error": result.error,
-        "recovered": result.recovered,
-    }
-
-
-REST = {"decay": 1e-3, "until": 0.0, "steps": 4000}
-"""Training until weight decay holds the network: θ = Σ λ_i y_i ∇f(x_i), as at the margin."""
-
-CASES: dict[str, tuple[type[Penalised] | type[Iurada2025], dict[str, Any]]] = {
-    "margin": (Haim2022, {**REST, "loss": "logistic"}),
-    "classes": (Buzaglo2023, {**REST, "loss": "cross_entropy"}),
-    "change": (Loo2023, {"until": 1e-6, "lazy": 10.0}),
-    "projection": (Iurada2025, {}),
-}
-"""The method without splits, and how its victim is trained: on digits, but for the projection."""
-
-
-def posed(name: str, samples: int, width: int, seed: int) -> tuple[Problem, Data, int]:
-    """Return the problem of a case in float64, its samples, and how many candidates it starts with.
-
-    The projection has random features of points of a sphere, and as many candidates as samples.
-    """
-    if name == "projection":
-        known = data.sphere(20, samples, seed)
-        victim = victims.random_features(known, 4 * known.dim * samples, seed=seed)
-        return victim.problem.to("cpu", torch.float64), known, samples
-    words: Any = (0, 1, 2) if name == "classes" else "parity"
-    known = data.load("digits", samples, seed, classes=words, centre="pixels")
-    victim = victims.two_layer(known, width, seed=seed, **CASES[name][1])
-    change = name == "change"
-    problem = victim.posed("all", "final") if change else victim.posed(premise="margin")
-    return problem, known, 2 * samples
