@@ -236,3 +236,8 @@ def test_what_is_refused(
         monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(InputError, match=words):
         call()
+
+
+def test_sizes_and_seeds_may_be_numbers_of_numpy() -> None:
+    dim, samples, seed = np.array([9, 4, 2])
+    assert torch.equal(data.sphere(dim, samples, seed).inputs, data.sphere(9, 4, 2).inputs)

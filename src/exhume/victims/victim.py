@@ -60,7 +60,7 @@ class Victim:
 
 
 def two_layer(
-    data: Data, width: int, activation: str = "relu", bias: bool = False, **options: Any
+    data: Data, width: int, activation: str = "relu", *, bias: bool = False, **options: Any
 ) -> Victim:
     """Train both layers of f(x) = W₂ σ(W₁x), with the options of `network`."""
     sizes = {"width": width, "activation": activation, "bias": bias}
@@ -68,7 +68,12 @@ def two_layer(
 
 
 def mlp(
-    data: Data, widths: Sequence[int], activation: str = "relu", bias: bool = False, **options: Any
+    data: Data,
+    widths: Sequence[int],
+    activation: str = "relu",
+    *,
+    bias: bool = False,
+    **options: Any,
 ) -> Victim:
     """Train a dense network with hidden layers of these widths, with the options of `network`."""
     sizes = {"widths": list(widths), "activation": activation, "bias": bias}
