@@ -249,8 +249,8 @@ def spot(kind: str) -> Spot:
         entries = 2 if rule is Rule.FREE else 1
     multipliers = gaussian(4, entries, seed=2)
     multipliers = multipliers.abs() if rule is Rule.MARGIN else multipliers
-    labels, divisor = balanced_labels(4, outputs), recipe.divisor(problem, 4)
     chosen = recipe.hyperparameters(problem, values)
+    labels, divisor = balanced_labels(4, outputs), 4.0 * chosen.divisor
     low, high = (LOW, HIGH) if kind == "box" else (-math.sqrt(6), math.sqrt(6))
     points = net.points(point)
     oracle = Oracle(problem, sigma, points, labels, shares, divisor, chosen, low, high)

@@ -1,7 +1,7 @@
 """haim2022, buzaglo2023 and loo2023: losses against plain autograd, steps, tuning and answers."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,6 +25,7 @@ from exhume.methods.penalised import (
     Descending,
     Moments,
     Penalised,
+    Sweep,
     advanced,
     smoothed,
     stepped,
@@ -169,8 +170,8 @@ class Few(Haim2022):
     steps: int = 150
     settings: tuple[Mapping[str, float], ...] = ()
 
-    def published(self, problem: Problem) -> Sequence[Mapping[str, float]]:
-        return self.settings
+    def sweep(self, problem: Problem) -> Sweep:
+        return haim2022.RANGES, self.settings
 
 
 GOOD = {"rate": 0.05, "scale": 0.05, "threshold": 0.1, "sharpness": 50.0}
@@ -285,9 +286,9 @@ def test_what_buzaglo_leaves_open() -> None:
         (Rule.FREE, 1, {"multiplier_rate"}),
     ):
         problem = posed(net_of(outputs), rule)
-        ranges = method.ranges(problem)
+        ranges, runs = method.sweep(problem)
         assert ranges.keys() == common | more
-        for published in method.published(problem):
+        for published in runs:
             assert ranges.keys() - {"multiplier_rate"} <= published.keys() <= ranges.keys()
             assert all(ranges[name].low <= z <= ranges[name].high for name, z in published.items())
 

@@ -19,7 +19,7 @@ from exhume.methods.buzaglo2023 import Buzaglo2023
 from exhume.methods.haim2022 import Haim2022
 from exhume.methods.iurada2025 import Iurada2025
 from exhume.methods.loo2023 import Loo2023
-from exhume.methods.progress import Checkpoint, Method, Progress, Solving, pack, unpack
+from exhume.methods.progress import Checkpoint, Method, Progress, pack, unpack
 from exhume.methods.shen2026 import Shen2026
 from exhume.methods.stationary import Stationary
 from problems import case
@@ -112,7 +112,7 @@ def test_the_seed_decides_and_nothing_else() -> None:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Example(Solving):
+class Example(Progress):
     """One field of every kind."""
 
     nothing: float | None = None

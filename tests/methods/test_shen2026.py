@@ -190,11 +190,12 @@ def test_smaller_shares_make_smaller_steps_of_the_multipliers() -> None:
     shares = torch.tensor([1.0, 0.25, 0.5, 1.0]).double()
     place = replace(whole.state.place, shares=shares)
     progress = replace(whole, state=replace(whole.state, place=place))
-    slower = base.advance(problem, paced(progress)).state.place.multipliers
+    paced_run = replace(progress, state=paced(progress.state))
+    slower = base.advance(problem, paced_run).state.place.multipliers
     slow = replace(base, multiplier_rate=0.25 * 0.05)
     assert torch.equal(slower, slow.advance(problem, progress).state.place.multipliers)
     adam = Loo2023(steps=20, rate=0.02).init(combined(rule=Rule.FREE), 2, 0)
-    assert paced(adam) is adam
+    assert paced(adam.state) is adam.state
 
 
 @pytest.mark.parametrize("name", BASES)

@@ -76,10 +76,7 @@ class Reconstruction:
 
 
 def method_named(method: str | Method, problem: Problem | None = None) -> Method:
-    """Return the method of that name with its default settings, or the method itself.
-
-    The name `exhume` stands for two searches, and the problem's premise picks one of them.
-    """
+    """Return the method of that name (the premise picks one of two for `exhume`), or itself."""
     if not isinstance(method, str):
         return method
     if method not in METHODS:
@@ -94,10 +91,9 @@ def check_numbers(
     samples: int | None, seed: int, time_limit: float | None, product_limit: int | None = None
 ) -> None:
     """Refuse numbers that no run could use."""
-    if product_limit is not None:
-        whole_number("product_limit", product_limit)
-    if samples is not None:
-        whole_number("samples", samples)
+    for name, number in (("product_limit", product_limit), ("samples", samples)):
+        if number is not None:
+            whole_number(name, number)
     whole_number("seed", seed, least=0)
     if time_limit is not None and not time_limit >= 0:
         raise InputError(f"time_limit: expected seconds, at least 0, got {time_limit}.")
@@ -135,20 +131,18 @@ def reconstruct(
     Args:
         problem: what the auditor may see.
         samples: how many training samples there are; found if None.
-        seed: of everything random; the same seed on the same device gives the same result.
+        seed: the same seed on the same device gives the same result.
         method: a name, or a method with settings of your own.
         time_limit: seconds after which the best so far is returned.
         observe: called after every move.
         resume: of an interrupted run, from `progress.pack`.
-        product_limit: passes over the features' derivative after which the best so far is returned:
-            a budget that, unlike seconds, is the same on every machine.
+        product_limit: the same in passes over the features' derivative, equal on every machine.
     """
     check_numbers(samples, seed, time_limit, product_limit)
     recipe = method_named(method, problem)
     if samples is not None and samples > (width := problem.features.width):
         raise InputError(
-            f"samples: {samples} are more than the {width} features; so many candidates explain "
-            "any weights, and nothing could be claimed of them."
+            f"samples: {samples} are more than the {width} features, and would explain any weights."
         )
     start = time.perf_counter() - (resume.seconds if resume else 0.0)
     seconds = math.inf if time_limit is None else time_limit
@@ -163,13 +157,12 @@ def reconstruct(
             if observe is not None:
                 observe(progress, time.perf_counter() - start)
         fit = recipe.finish(problem, progress)
-    blown_up = not fit.value <= BLOWN_UP
-    outcome = Outcome.DIVERGED if blown_up else progress.outcome or Outcome.BUDGET
+    outcome = progress.outcome or Outcome.BUDGET
     return Reconstruction(
         samples=fit.candidates.double().cpu(),
         coefficients=fit.coefficients.cpu(),
         residual=fit.value,
-        outcome=outcome,
+        outcome=outcome if fit.value <= BLOWN_UP else Outcome.DIVERGED,
         method=recipe.name,
         seed=progress.seed,
         steps=progress.total_steps,

@@ -1,18 +1,17 @@
 """KKT reconstruction for several classes and for any loss with weight decay, as published.
 
 Buzaglo et al., "Deconstructing Data Reconstruction: Multiclass, Weight Decay and General Losses".
-Several outputs trained to the margin: A_j = λ_j (e_y − e_k), k the runner-up at x_j, with fixed
-labels, as many of each class. Held by weight decay under whatever loss: θ = Σ λ_i ∇f(x_i) with
-multipliers of either sign, one for each output, which begin at N(0, 1) and have no penalty. All
-else is as in `methods.haim2022`; one output trained to the margin is its case.
+Several outputs at the margin: A_j = λ_j (e_y − e_k), k the runner-up, with fixed labels. Weights
+held by decay: θ = Σ λ_i ∇f(x_i), multipliers of either sign, from N(0, 1), without a penalty. All
+else is as in `methods.haim2022`.
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from exhume.equation.coefficients import Rule
 from exhume.equation.problem import Problem
 from exhume.methods import haim2022
+from exhume.methods.penalised import Sweep
 from exhume.methods.penalties import outputs
 from exhume.search.tuning import Range
 
@@ -34,26 +33,17 @@ WEIGHT_DECAY = (
 class Buzaglo2023(haim2022.Haim2022):
     """The published recipe; what is None is tuned."""
 
-    # step size of the multipliers; the others are those of `Haim2022`
-    multiplier_rate: float | None = None
+    multiplier_rate: float | None = None  # step size of the multipliers
     name: str = "buzaglo2023"
 
     def check(self, problem: Problem) -> None:
         """Accept every problem: the margin, and free coefficients, for a change of weights too."""
 
-    def ranges(self, problem: Problem) -> Mapping[str, Range]:
-        """Return where the published sweeps looked."""
+    def sweep(self, problem: Problem) -> Sweep:
+        """Return where the published sweeps looked, and good published runs."""
         if problem.rule is Rule.FREE:
-            names = ("rate", "scale", "sharpness")
-            return {name: haim2022.RANGES[name] for name in names} | {
-                "multiplier_rate": MULTIPLIER_RATES
-            }
+            ranges = {name: haim2022.RANGES[name] for name in ("rate", "scale", "sharpness")}
+            return ranges | {"multiplier_rate": MULTIPLIER_RATES}, WEIGHT_DECAY
         if outputs(problem) == 1:
-            return haim2022.RANGES
-        return {**haim2022.RANGES, "multiplier_rate": MULTIPLIER_RATES}
-
-    def published(self, problem: Problem) -> Sequence[Mapping[str, float]]:
-        """Return good published runs."""
-        if problem.rule is Rule.FREE:
-            return WEIGHT_DECAY
-        return haim2022.PUBLISHED if outputs(problem) == 1 else SEVERAL_CLASSES
+            return haim2022.RANGES, haim2022.PUBLISHED
+        return haim2022.RANGES | {"multiplier_rate": MULTIPLIER_RATES}, SEVERAL_CLASSES

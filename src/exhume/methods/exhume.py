@@ -1,9 +1,8 @@
 """Ours for a change of weights: Levenberg-Marquardt from an over-complete start, then down.
 
-1. Explore with more candidates than samples, which makes bad minima rare; renew some, or start
-   afresh, where the solver stalls all the same.
-2. Tidy once the weights are explained: undo flipped signs, drop what others can stand in for.
-3. Polish what is left. Why this works, and what a floor is: docs/theory.md.
+Explore with more candidates than samples, renewing some where the solver stalls; tidy once the
+weights are explained (undo flipped signs, drop what others can stand in for); polish what is left.
+Why this works, and what a floor is: docs/theory.md.
 """
 
 import math
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from exhume.equation.objective import Fit, fitted
 from exhume.equation.problem import Problem
-from exhume.methods.progress import Solving, stream
+from exhume.methods.progress import Progress, stream
 from exhume.search.moves import dropping, merged, reseed, unflipped, without
 from exhume.solvers import Outcome
 from exhume.solvers.levenberg_marquardt import DampedState, LevenbergMarquardt
@@ -29,12 +28,11 @@ class Found:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Search(Solving):
+class Search(Progress):
     """The progress of this search."""
 
     state: DampedState
-    # the best trial since the last fresh start, which this one is measured against; its residual
-    # counts as infinite where the number of candidates has just grown
+    # the best trial since the last fresh start, its residual infinite where candidates were added
     best: Found | None = None
     champion: Found | None = None  # the best trial before the last fresh start
     misses: int = 0  # rounds in a row that did not improve on the best
@@ -73,8 +71,7 @@ class Exhume:
 
     tolerance: float = 1e-11  # relative residual at which the weights count as explained
     close: float = 1e-9  # residual at which exploring ends
-    # p·m/(d·n̂) that exploring keeps, so that zero residual still means something
-    least_ratio: float = 1.8
+    least_ratio: float = 1.8  # p·m/(d·n̂) that exploring keeps: else zero residual means nothing
     surplus: float = 1.6  # most candidates at the start, in units of the samples
     patience: int = 60  # rounds without improvement before a fresh start
     restarts: int = 2  # fresh starts before the search gives up
@@ -82,15 +79,11 @@ class Exhume:
     trial: int = 80  # most solver steps a round
     # cosines above which candidates are merged before a cut; the first that leaves enough
     twins: tuple[float, ...] = (0.98, 0.99, 0.999)
-    # cosines above which they are merged where the number is unknown, tried in turn
-    alike: tuple[float, ...] = (0.9, 0.97, 0.99, 0.999)
-    # share of the target that a cut may cost before the others are solved again
-    cheap: float = 1e-2
+    alike: tuple[float, ...] = (0.9, 0.97, 0.99, 0.999)  # the same where the number is unknown
+    cheap: float = 1e-2  # share of the target that a cut may cost before others are solved again
     same: float = 1.5  # factor within which two residuals are the same plateau
     again: float = 0.99  # cosine from which a candidate that was dropped has been found again
-    # how far above the floor a cut may leave the residual; a sample with a trace of less cannot be
-    # told from the floor
-    above: float = 10.0
+    above: float = 10.0  # times the floor, which a cut may leave: less cannot be told from it
     name: str = "exhume"
 
     def view(self, problem: Problem) -> Problem:
@@ -111,10 +104,10 @@ class Exhume:
         return self.begin(problem, samples, seed, start)
 
     def count(self, problem: Problem, samples: int | None) -> int:
-        """Return how many candidates to begin with."""
+        """Return how many candidates to begin with, and to explore with for so many samples."""
         if samples is None:
             return min(8, self._most(problem))
-        return self._many(problem, samples)
+        return max(samples, min(math.ceil(self.surplus * samples), self._most(problem)))
 
     def begin(self, problem: Problem, samples: int | None, seed: int, start: Tensor) -> Search:
         """Begin the first trial from candidates (count, d) of the caller's."""
@@ -134,10 +127,9 @@ class Exhume:
             return self._after_explore(problem, progress)
         if progress.phase == "tidy":
             return self._after_tidy(problem, progress)
-        if progress.phase == "cut" and self._holds(progress):
-            return self._cut(problem, progress.kept())
         if progress.phase == "cut":
-            return self._cut(problem, replace(progress, too_few=len(progress.candidates)))
+            too_few = replace(progress, too_few=len(progress.candidates))
+            return self._cut(problem, progress.kept() if self._holds(progress) else too_few)
         outcome = state.outcome or Outcome.BUDGET
         if state.fit.value <= self.tolerance:
             outcome = Outcome.CONVERGED
@@ -168,10 +160,6 @@ class Exhume:
     def _most(self, problem: Problem) -> int:
         """Return how many candidates leave enough equations for each unknown."""
         return max(1, int(problem.ratio(1) / self.least_ratio))
-
-    def _many(self, problem: Problem, samples: int) -> int:
-        """Return how many candidates to explore with, for so many samples."""
-        return max(samples, min(math.ceil(self.surplus * samples), self._most(problem)))
 
     def _after_explore(self, problem: Problem, progress: Search) -> Search:
         fit = progress.state.fit
@@ -231,7 +219,7 @@ class Exhume:
             grown = progress.best_residual
             progress = replace(progress, best=unmatched, grown=grown, dropped=0)
         else:
-            count = before if samples is None else self._many(problem, samples)
+            count = before if samples is None else self.count(problem, samples)
             keep = self._wanted(problem, progress)
             most = max(2, 3 * keep // 4)
             more = int((most + 1) ** torch.rand(1, generator=generator).item()) - 1
@@ -248,9 +236,8 @@ class Exhume:
 
     def _restart(self, problem: Problem, progress: Search) -> Search:
         """Begin anew from random candidates, or give up with the best of all starts."""
-        best, champion = progress.leader, progress.champion
-        if champion is None or best.residual < champion.residual:
-            champion = best
+        best, champion = progress.leader, progress.champion or progress.leader
+        champion = best if best.residual < champion.residual else champion
         if progress.restarts >= self.restarts or progress.rounds >= self.rounds:
             return self._polish(problem, replace(progress, best=champion, champion=champion))
         count = len(best.candidates)

@@ -6,25 +6,21 @@ half of them with the label −1; multipliers U(0, 1); momentum 0.9 on the loss 
 with the box, a push for small multipliers, and a ReLU whose slope is sigmoid(αz).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from exhume.equation.coefficients import Rule
 from exhume.equation.problem import Problem
 from exhume.errors import InputError
 from exhume.features.activations import smoothed_relu
-from exhume.methods.penalised import Penalised
+from exhume.methods.penalised import Penalised, Sweep
 from exhume.methods.penalties import Hyperparameters, outputs
 from exhume.search.tuning import Range
 
-PUSH = 5.0
-"""The published weight of multipliers below the threshold."""
-
-MULTIPLIER_RATE = 1e-4
-"""The published step size of the multipliers."""
+PUSH, MULTIPLIER_RATE = 5.0, 1e-4
+"""The published weight of multipliers below the threshold, and their step size."""
 
 RANGES = {
     "rate": Range(1e-5, 1.0, logarithmic=True),
@@ -61,23 +57,17 @@ class Haim2022(Penalised):
         """Refuse all but one output, trained to the margin."""
         if problem.rule is not Rule.MARGIN:
             raise InputError(
-                "haim2022 is for a network trained to the margin (premise margin), but here the "
-                "coefficients are free; use buzaglo2023 where weight decay holds the weights "
-                "(premise decay), or loo2023 for a change of weights (premise change)."
+                "haim2022 is for weights at the margin (premise margin); use buzaglo2023 where "
+                "decay holds them (premise decay), or loo2023 for a change (premise change)."
             )
         if outputs(problem) != 1:
             raise InputError(
-                f"haim2022 is for a network of one output, but this has {outputs(problem)}; use "
-                "buzaglo2023, which is for several."
+                f"haim2022 is for one output, but this has {outputs(problem)}; use buzaglo2023."
             )
 
-    def ranges(self, problem: Problem) -> Mapping[str, Range]:
-        """Return where the published sweep looked."""
-        return RANGES
-
-    def published(self, problem: Problem) -> Sequence[Mapping[str, float]]:
-        """Return good published runs."""
-        return PUBLISHED
+    def sweep(self, problem: Problem) -> Sweep:
+        """Return where the published sweep looked, and good published runs."""
+        return RANGES, PUBLISHED
 
     def hyperparameters(self, problem: Problem, values: Mapping[str, float]) -> Hyperparameters:
         """Return them with the published penalties: none for multipliers of either sign."""
@@ -88,11 +78,5 @@ class Haim2022(Penalised):
             lambda step: smoothed_relu(values["sharpness"]),
             threshold=values.get("threshold", 0.0),
             push=PUSH if problem.rule is Rule.MARGIN else 0.0,
+            draw=torch.rand if problem.rule is Rule.MARGIN else torch.randn,
         )
-
-    def multipliers(
-        self, problem: Problem, shape: tuple[int, int], generator: torch.Generator
-    ) -> Tensor:
-        """Draw from U(0, 1) at the margin, from N(0, 1) where they may have either sign."""
-        draw = torch.rand if problem.rule is Rule.MARGIN else torch.randn
-        return draw(shape, generator=generator, dtype=torch.float64)

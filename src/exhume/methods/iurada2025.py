@@ -13,7 +13,7 @@ import torch
 from exhume.equation.objective import Fit, fitted
 from exhume.equation.problem import Premise, Problem
 from exhume.errors import InputError
-from exhume.methods.progress import Solving, stream
+from exhume.methods.progress import Progress, stream
 from exhume.solvers import Outcome
 from exhume.solvers.gradient import Momentum, MomentumState
 
@@ -22,7 +22,7 @@ RATE_VECTORS, RATE_IMAGES = 20.0, 2000.0
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Rolling(Solving):
+class Rolling(Progress):
     """The progress of this method: that of its solver, in one trial."""
 
     state: MomentumState
@@ -49,14 +49,12 @@ class Iurada2025:
         """Begin with N(0, 1) candidates, as many as samples."""
         if problem.premise is not Premise.CHANGE:
             raise InputError(
-                "iurada2025 is for a change of weights (premise change), but here the weights are "
-                f"the target (premise {problem.premise.value}); use exhume, haim2022 at the margin "
-                "with one output, or buzaglo2023."
+                "iurada2025 is for a change of weights, but this is premise "
+                f"{problem.premise.value}; use exhume, haim2022 or buzaglo2023."
             )
         if samples is None:
             raise InputError(
-                "iurada2025 needs the number of samples: pass samples=, or use the method "
-                "'exhume', which finds it."
+                "iurada2025 needs the number of samples: pass samples=, or use 'exhume'."
             )
         start = torch.randn(samples, problem.dim, generator=stream(seed, 0), dtype=torch.float64)
         state = self._solver(problem).init(problem, start)

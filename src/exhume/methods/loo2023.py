@@ -2,21 +2,17 @@
 
 Loo et al., "Understanding Reconstruction Attacks with the Neural Tangent Kernel and Dataset
 Distillation". In the lazy regime θ − θ₀ ≈ (1/MC) Σ_j Σ_c α_jc ∇f_c(x_j). Twice as many candidates
-as samples, N(0, 0.2²), duals U(−½, ½); Adam with one step size for both; a weak box; softplus in
-the place of ReLU, sharper with time, β = min(10 + 10^{i/20000}, 200) at step i. Gradients of
-both ends, with duals of their own, are the problem's point `both`.
+as samples, N(0, 0.2²), duals U(−½, ½); Adam with one step size for both; a weak box; for ReLU
+a softplus that sharpens. Gradients of both ends are the problem's point `both`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
 
 from exhume.equation.problem import Premise, Problem
 from exhume.errors import InputError
 from exhume.features.activations import Activation, softplus
-from exhume.methods.penalised import Penalised
+from exhume.methods.penalised import Penalised, Sweep
 from exhume.methods.penalties import Hyperparameters, outputs
 from exhume.search.tuning import Range
 
@@ -49,23 +45,18 @@ class Loo2023(Penalised):
         """Refuse all but a change of weights, and smoothness for what are no images."""
         if problem.premise is not Premise.CHANGE:
             raise InputError(
-                "loo2023 is for a change of weights (premise change), but here the weights are "
-                f"the target (premise {problem.premise.value}); use haim2022 at the margin with "
-                "one output, or buzaglo2023."
+                f"loo2023 is for a change of weights, but this is premise {problem.premise.value}; "
+                "use haim2022 at the margin with one output, or buzaglo2023."
             )
         if self.smoothness and len(problem.shape) < 2:
             raise InputError(
-                f"smoothness: is for images, but inputs have the shape {problem.shape}; give the "
-                "shape of the images, or leave it out."
+                f"smoothness: is for images, but inputs have the shape {problem.shape}; give "
+                "theirs, or leave it out."
             )
 
-    def ranges(self, problem: Problem) -> Mapping[str, Range]:
-        """Return where the step size is looked for."""
-        return RANGES
-
-    def published(self, problem: Problem) -> Sequence[Mapping[str, float]]:
-        """Return the published step size."""
-        return PUBLISHED
+    def sweep(self, problem: Problem) -> Sweep:
+        """Return where the step size is looked for, and the published one."""
+        return RANGES, PUBLISHED
 
     def hyperparameters(self, problem: Problem, values: Mapping[str, float]) -> Hyperparameters:
         """Return them with the published penalties, which are means over a candidate's entries."""
@@ -78,14 +69,6 @@ class Loo2023(Penalised):
             smoothness=SMOOTHNESS * self.smoothness / problem.dim,
             sparsity=self.sparsity,
             adam=True,
+            shift=-0.5,
+            divisor=outputs(problem),
         )
-
-    def multipliers(
-        self, problem: Problem, shape: tuple[int, int], generator: torch.Generator
-    ) -> Tensor:
-        """Draw from U(−½, ½)."""
-        return torch.rand(shape, generator=generator, dtype=torch.float64) - 0.5
-
-    def divisor(self, problem: Problem, count: int) -> float:
-        """Return M·C."""
-        return float(count * outputs(problem))

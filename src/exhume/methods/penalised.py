@@ -1,9 +1,8 @@
 """The engine of the published penalty methods: candidates and multipliers by first-order steps.
 
 haim2022, buzaglo2023 and loo2023 minimise the loss of `methods.penalties`, with a smooth surrogate
-for ReLU while steps are taken; residuals of answers and of trials are of the network as it is. The
-published hyperparameters were chosen with the training data at hand; here `search.tuning` finds
-them, from the problem alone.
+for ReLU while steps are taken; residuals of answers and trials are of the network as it is. Where
+published hyperparameters were chosen with the training data, `search.tuning` has the problem alone.
 """
 
 import math
@@ -34,9 +33,6 @@ adam_step = partial(
     adam, beta1=0.9, beta2=0.999, eps=1e-8, amsgrad=False, weight_decay=0.0, maximize=False
 )
 """One step of torch's Adam in place, with the published settings, which are its defaults."""
-
-
-# Steps
 
 Pair = tuple[Tensor, Tensor]
 """One tensor for the candidates, (n, d), and one for their multipliers, (n, q)."""
@@ -78,11 +74,7 @@ class Descent:
 def stepped(
     problem: Problem, settings: Hyperparameters, place: Place, moments: Moments
 ) -> tuple[Place, Moments]:
-    """Take one step of candidates and multipliers.
-
-    Momentum: v ← βv + g, z ← z − ηv. Adam: v ← av + (1−a)g, w ← bw + (1−b)g²,
-    z ← z − η v̂/(√ŵ + ε), with v̂ = v/(1−aᵗ) and ŵ = w/(1−bᵗ).
-    """
+    """Take one step of candidates and multipliers: momentum, v ← βv + g, z ← z − ηv, or Adam."""
     here = loss_at(problem, settings, place)
     slopes = here.slope, here.multiplier_slope
     rates = settings.rate, settings.multiplier_rate
@@ -118,7 +110,8 @@ def advanced(problem: Problem, settings: Hyperparameters, run: Descent, steps: i
     return replace(run, place=place, moments=moments, residual=residual, steps=end)
 
 
-# The method
+Sweep = tuple[Mapping[str, Range], Sequence[Mapping[str, float]]]
+"""Where hyperparameters are looked for, by name, and published ones that are tried first."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,27 +155,13 @@ class Penalised:
         """Refuse a problem that the recipe is not for."""
         raise NotImplementedError
 
-    def ranges(self, problem: Problem) -> Mapping[str, Range]:
-        """Return where each hyperparameter is looked for that may be left open (None)."""
-        raise NotImplementedError
-
-    def published(self, problem: Problem) -> Sequence[Mapping[str, float]]:
-        """Return hyperparameters that are tried first."""
+    def sweep(self, problem: Problem) -> Sweep:
+        """Return where what is left open (None) is looked for, and what is tried first."""
         raise NotImplementedError
 
     def hyperparameters(self, problem: Problem, values: Mapping[str, float]) -> Hyperparameters:
         """Return all of them, from the values of those that have a range."""
         raise NotImplementedError
-
-    def multipliers(
-        self, problem: Problem, shape: tuple[int, int], generator: torch.Generator
-    ) -> Tensor:
-        """Draw λ at the start, float64 on the CPU."""
-        raise NotImplementedError
-
-    def divisor(self, problem: Problem, count: int) -> float:
-        """Return the divisor s for so many candidates at the start."""
-        return float(count)
 
     def view(self, problem: Problem) -> Problem:
         """Return the problem unchanged."""
@@ -192,13 +171,12 @@ class Penalised:
         """Begin the first trial; or the run, where nothing is left open."""
         if samples is None:
             raise InputError(
-                f"{self.name} needs the number of samples, and takes twice as many candidates: "
-                "pass samples=, or use the method 'exhume', which finds it."
+                f"{self.name} needs the number of samples: pass samples=, or use 'exhume'."
             )
         self.check(problem)
         state = self.begin(problem, 2 * samples, seed)
         begun = Descending(seed=seed, samples=samples, state=state, phase="run")
-        if all(getattr(self, name) is not None for name in self.ranges(problem)):
+        if all(getattr(self, name) is not None for name in self.sweep(problem)[0]):
             return begun
         return replace(begun, phase="tune", tuning=Tuning(Table.empty(self.trials)))
 
@@ -215,13 +193,13 @@ class Penalised:
             one = problem.features.linearize(like.new_zeros(1, problem.dim))
             entries = one.apply(like).numel()
         candidates = torch.randn(count, problem.dim, generator=generator, dtype=torch.float64)
-        multipliers = self.multipliers(problem, (count, entries), generator)
+        multipliers = settings.draw(count, entries, generator=generator, dtype=torch.float64)
         place = Place(
             (settings.scale * candidates).to(like),
-            multipliers.to(like),
+            (multipliers + settings.shift).to(like),
             balanced_labels(count, outputs(problem)).to(like.device),
             like.new_ones(count),
-            self.divisor(problem, count),
+            float(count * settings.divisor),
         )
         return Descent(
             place,
@@ -240,7 +218,7 @@ class Penalised:
         self, problem: Problem, trial: int, generator: torch.Generator
     ) -> Hyperparameters:
         """Take those given; for the others, those of the trial: published at first, then random."""
-        ranges, published = self.ranges(problem), self.published(problem)
+        ranges, published = self.sweep(problem)
         draws = torch.rand(len(ranges), generator=generator, dtype=torch.float64).tolist()
         values = {name: r.at(draw) for (name, r), draw in zip(ranges.items(), draws, strict=True)}
         if trial < len(published):
@@ -260,12 +238,12 @@ class Penalised:
         if tuning is None and not finite:  # what is kept is the last that was finite
             return replace(progress, outcome=Outcome.DIVERGED)
         after = replace(progress, state=moved)
+        if finite and not over:
+            return after
         if tuning is None:
-            return replace(after, outcome=Outcome.BUDGET) if over else after
-        if over or not finite:
-            value = loss_at(problem, settings, moved.place).relative
-            return self._after_trial(problem, after, tuning, value)
-        return after
+            return replace(after, outcome=Outcome.BUDGET)
+        value = loss_at(problem, settings, moved.place).relative
+        return self._after_trial(problem, after, tuning, value)
 
     def finish(self, problem: Problem, progress: Descending) -> Fit:
         """Return candidates and multipliers as they stand, or those of the best trial so far."""

@@ -38,16 +38,16 @@ class Hyperparameters:
     smoothness: float = 0.0  # weight of what a blur takes away; for images
     sparsity: float = 0.0  # weight of the multipliers' absolute values
     adam: bool = False  # steps by Adam; by momentum otherwise
+    draw: Callable[..., Tensor] = torch.rand  # distribution of the multipliers at the start
+    shift: float = 0.0  # added to them
+    divisor: int = 1  # s for each candidate at the start
 
 
 @dataclass(frozen=True, eq=False)
 class Place:
     """Candidates and all that stands beside them in the loss.
 
-    A_j follows from λ_j by the problem's rule: y_j λ_j for one output trained to the margin,
-    λ_j (e_y − e_k) with k the runner-up for several, and λ_j itself where coefficients are free.
-    A candidate that is replaced by two copies, each with half its multiplier and half its share,
-    leaves the loss as it was.
+    Two copies of a candidate, each with half its multiplier and share, leave the loss as it was.
     """
 
     candidates: Tensor  # X, (n, d)
@@ -58,25 +58,13 @@ class Place:
 
 
 def balanced_labels(count: int, classes: int) -> Tensor:
-    """Return fixed labels, as many of each: ±1 for one output, else the classes 0 … c−1.
-
-    Example:
-        >>> balanced_labels(4, 1).tolist(), balanced_labels(6, 3).tolist()
-        ([-1, -1, 1, 1], [0, 0, 1, 1, 2, 2])
-    """
+    """Return fixed labels, as many of each: ±1 for one output, else the classes 0 … c−1."""
     labels = torch.arange(count) * max(classes, 2) // count
     return 2 * labels - 1 if classes == 1 else labels
 
 
 def margin_pattern(labels: Tensor, values: Tensor) -> Tensor:
-    """Return what a multiplier of 1 stands for: y, (n, 1); or e_y − e_k, (n, c), k the runner-up.
-
-    The values are f(x_j), (n, c), and not looked at for one output.
-
-    Example:
-        >>> margin_pattern(torch.tensor([0]), torch.tensor([[3.0, 1.0, 2.0]])).tolist()
-        [[1.0, 0.0, -1.0]]
-    """
+    """Return A of λ = 1: y, (n, 1), or e_y − e_k, (n, c), k the runner-up among f(x_j), (n, c)."""
     classes = values.shape[1]
     if classes == 1:
         return labels[:, None].to(values.dtype)
@@ -94,10 +82,7 @@ def outputs(problem: Problem) -> int:
 
 
 def bounds(domain: Domain, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Return lower and upper bounds of the inputs (n, d): of the domain's box, or those assumed.
-
-    No entry of an input is larger than its norm, so where that alone is known it is the bound.
-    """
+    """Return bounds of the inputs the box, the norm if that alone is known, or `ASSUMED`."""
     parts = (domain.sphere, domain.box) if isinstance(domain, SphereInBox) else (domain,)
     boxes = [part for part in parts if isinstance(part, Box)]
     lengths = [part.length(like.shape[1]) for part in parts if isinstance(part, Sphere)]
@@ -109,10 +94,7 @@ def bounds(domain: Domain, like: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def roughness(candidates: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Return what a 3×3 binomial blur with repeated edges takes away, x − blur(x), (n, d).
-
-    It is linear and symmetric in x.
-    """
+    """Return what a 3×3 binomial blur with repeated edges takes away: linear and symmetric in x."""
     height, width = shape[-2:]
     images = candidates.reshape(-1, 1, height, width)
     padded = pad(images, (1, 1, 1, 1), mode="replicate")

@@ -1,13 +1,12 @@
-"""What a method is, and where it stands: its interface, its progress, and the way to a checkpoint.
+"""What a method is (`Method`), where it stands (`Progress`), and the way to a checkpoint.
 
-A method is four functions (`Method`). What it carries from move to move is a frozen dataclass of
-its own, which may hold tensors, numbers, words, enums, None, a solver's state, tuples, and other
-such dataclasses. `pack` and `unpack` write any of them to a checkpoint and read it again, so that a
-run that was killed goes on to the same bits; a method has nothing to add to them.
+What a method carries from move to move is a frozen dataclass of its own, which may hold tensors,
+numbers, words, enums, None, a solver's state, tuples, and other such dataclasses. `pack` and
+`unpack` write and read any of them, so that a run that was killed goes on to the same bits.
 """
 
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import Enum
 from typing import Any, Protocol, Self, Union, get_args, get_origin, get_type_hints
@@ -19,7 +18,7 @@ from torch import Tensor
 from exhume.equation.objective import Fit, fitted, fitted_with
 from exhume.equation.problem import Problem
 from exhume.errors import InputError
-from exhume.solvers import Outcome, State
+from exhume.solvers import Outcome
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -28,25 +27,24 @@ class Progress:
 
     seed: int  # of the whole run; each round draws from its own stream
     samples: int | None  # the number asked for, or None if it is to be found
-    # of the trial at hand, of the method's own type; it counts its `steps` and `products`
-    state: Any
+    state: Any  # of the trial at hand: a solver's, or one that counts `steps` and `products` too
     phase: str = "explore"  # what that trial is for, in one word
     rounds: int = 0  # how many trials were begun before this one
     steps: int = 0  # how many steps were taken in those
     products: int = 0  # how many products they cost
-    # how many candidates explained the weights, if that was more than asked for
-    explained: int | None = None
+    explained: int | None = None  # how many candidates explained the weights, where known
     outcome: Outcome | None = None  # None while there is more to do
 
     @property
     def candidates(self) -> Tensor:
-        """The candidates of the trial at hand, (n, d)."""
-        raise NotImplementedError
+        """The candidates of the trial at hand, (n, d); of a solver, where nothing else is said."""
+        candidates: Tensor = self.state.fit.candidates
+        return candidates
 
     @property
     def residual(self) -> float:
         """Their relative residual."""
-        raise NotImplementedError
+        return float(self.state.fit.value)
 
     @property
     def total_steps(self) -> int:
@@ -69,28 +67,8 @@ class Progress:
         return replace(self, state=state, rounds=rounds, steps=steps, products=products, **changes)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Solving(Progress):
-    """The progress of a method that runs a solver, whose state is that of its trials."""
-
-    state: State
-
-    @property
-    def candidates(self) -> Tensor:
-        """The candidates of the trial at hand, (n, d)."""
-        return self.state.fit.candidates
-
-    @property
-    def residual(self) -> float:
-        """Their relative residual."""
-        return self.state.fit.value
-
-
 class Method(Protocol):
-    """A named recipe: how to begin, what to do next, and what to answer.
-
-    Every function is pure. The progress is of a class of the method's own, derived from `Progress`.
-    """
+    """A named recipe of pure functions: how to begin, what to do next, and what to answer."""
 
     @property
     def name(self) -> str:
@@ -138,10 +116,7 @@ def pack(progress: Progress, seconds: float) -> Checkpoint:
 
 
 def unpack(problem: Problem, checkpoint: Checkpoint) -> Any:
-    """Return the progress that a checkpoint holds, of the class that it was packed from.
-
-    Fits are made last, for the problem as the trial at hand sees it (`Progress.seen`).
-    """
+    """Return the progress that a checkpoint holds; fits are made last (`Progress.seen`)."""
     device = problem.features.device
     # Clones are as aligned as the tensors were, without which sums may differ in their last bit.
     tensors = {path: tensor.clone().to(device) for path, tensor in checkpoint.tensors.items()}
@@ -157,8 +132,7 @@ def unpack(problem: Problem, checkpoint: Checkpoint) -> Any:
         return _unpacked(Progress, checkpoint.record, tensors, fit)
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise InputError(
-            f"{checkpoint.source}: cannot be used ({error}); start the audit again in another "
-            "folder."
+            f"{checkpoint.source}: cannot be used ({error}); start again in another folder."
         ) from error
 
 
@@ -201,26 +175,20 @@ def _unpacked(kind: Any, value: Any, tensors: Mapping[str, Tensor], fit: Refit) 
         candidates, own = (item and tensors[item["tensor"]] for item in value["fit"])
         return fit(candidates, own)
     if isinstance(value, dict):
-        cls = _class_named(value["class"], classes)
+        known = list(classes)
+        for choice in known:  # with all that are derived from them
+            known += choice.__subclasses__()
+        named = [c for c in known if c.__name__ == value["class"] and is_dataclass(c)]
+        if not named:
+            raise ValueError(f"{value['class']} is not what belongs there")
+        cls: Any = named[0]
         names, hints = {field.name for field in fields(cls)}, get_type_hints(cls)
         if names != value.keys() - {"class"}:
             raise ValueError(f"its {cls.__name__} has other fields than this version's")
-        parts = {name: _unpacked(hints[name], value[name], tensors, fit) for name in names}
-        return cls(**parts)
+        return cls(**{name: _unpacked(hints[name], value[name], tensors, fit) for name in names})
     for choice in classes:
         if issubclass(choice, Enum) and value is not None:
             return choice(value)
     if not isinstance(value, (*classes, int) if float in classes else classes):
         raise TypeError(f"{value!r} is not what belongs there")
     return value
-
-
-def _class_named(name: str, choices: Sequence[type]) -> Any:
-    """Return the dataclass of that name among the choices and all that are derived from them."""
-    known = list(choices)
-    for choice in known:
-        known += choice.__subclasses__()
-    for choice in known:
-        if choice.__name__ == name and is_dataclass(choice):
-            return choice
-    raise ValueError(f"{name} is not what belongs there")

@@ -1,15 +1,14 @@
 """Sample splitting: a published method that pauses to split candidates that are stuck.
 
-Shen et al., "Data Reconstruction: Identifiability and Optimization with Sample Splitting". Steps of
-haim2022, buzaglo2023, loo2023 or iurada2025 alternate with splits (`search.split`, docs/theory.md).
-The run ends with more candidates than it began with, which alone makes the best of them better:
-compare it with a run that has as many from the start (`begun_with`).
+Shen et al., "Data Reconstruction: Identifiability and Optimization with Sample Splitting";
+docs/theory.md. The run ends with more candidates than it began with, which alone makes the best of
+them better: compare it with a run that has as many from the start (`begun_with`).
 """
 
 import math
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
-from typing import Any, Literal, TypeVar, cast, get_args
+from functools import cached_property, partial
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor
@@ -23,24 +22,10 @@ from exhume.methods.buzaglo2023 import Buzaglo2023
 from exhume.methods.haim2022 import Haim2022
 from exhume.methods.iurada2025 import Iurada2025, Rolling
 from exhume.methods.loo2023 import Loo2023
-from exhume.methods.penalised import Descending, Moments, Penalised, smoothed
+from exhume.methods.penalised import Descending, Descent, Moments, Penalised, smoothed
 from exhume.methods.penalties import Hyperparameters, PenalisedLoss, Place, loss_at, roughness
 from exhume.methods.progress import stream
-from exhume.search.split import (
-    EPSILON,
-    ITERATIONS,
-    Eigenpairs,
-    Product,
-    chosen_adaptively,
-    chosen_as_published,
-    copied,
-    halves,
-    kept_to,
-    line_search,
-    shared,
-    smallest_eigenpairs,
-    splitting_product,
-)
+from exhume.search import split
 
 Base = Penalised | Iurada2025
 """The methods that can be interrupted."""
@@ -52,19 +37,14 @@ ROUND = 2**20
 """Streams of random numbers from here on are those of splits; the base method's lie below."""
 
 SMOOTHING = 50.0
-"""Slope of the ReLU surrogate of the splitting matrices where the base method has none, as
-published: a ReLU itself bends nowhere, and nothing would be split."""
-
-
-# What a split needs to know of the loss that it interrupts
+"""Published slope of the surrogate where the base has none: ReLU itself bends nowhere."""
 
 
 @dataclass(frozen=True, eq=False)
 class Penalty:
     """The loss of a recipe with multipliers and penalties (`methods.penalties`), where a run is.
 
-    Halves (n + q, d) of the chosen candidates have half the multiplier and half the share each,
-    and the divisor stays that of the start: they change nothing but by their distance.
+    Halves (n + q, d) have half the multiplier and share each: only their distance changes it.
     """
 
     problem: Problem  # with the surrogate of the step at hand
@@ -82,11 +62,9 @@ class Penalty:
         return self.here.value
 
     @property
-    def noise(self) -> float:
-        """The rounding of ‖R‖², where R is rounded as the target is."""
-        target = float(self.problem.target.double().norm())
-        eps: float = torch.finfo(self.problem.target.dtype).eps
-        return 2 * eps * target * math.sqrt(self.value)
+    def size(self) -> float:
+        """The root of the loss without any candidate."""
+        return float(self.problem.target.double().norm())
 
     @property
     def unit(self) -> float:
@@ -104,12 +82,11 @@ class Penalty:
 
     def product(self, direction: Tensor) -> Tensor:
         """Return S D, (n, d), with the second derivatives of the box and of the smoothness."""
-        here, smoothness = self.here, self.settings.smoothness
-        product = splitting_product(
+        here, shape, smoothness = self.here, self.problem.shape, self.settings.smoothness
+        product = split.splitting_product(
             here.linearization, here.residual, here.coefficients, direction, here.prior_curvature
         )
         if smoothness:
-            shape = self.problem.shape
             rough = roughness(roughness(direction, shape), shape)
             product = product + 2 * smoothness * here.place.shares[:, None].to(rough) * rough
         return product
@@ -119,16 +96,13 @@ class Penalty:
         return loss_at(self.problem, self.settings, self._halved(candidates, chosen)).value
 
     def split(self, candidates: Tensor, chosen: Tensor, forget: bool) -> Descending:
-        """Return the run with them, at rest or with all that it remembers of their parents.
-
-        Each half has half of a multiplier's velocity, so that their sum goes on as before.
-        """
+        """Return the run with them, at rest or with all that it remembers of their parents."""
         run, place = self.progress.state, self._halved(candidates, chosen)
         (x, y), square = run.moments.velocity, run.moments.square
         moments = replace(
             run.moments,
-            velocity=(copied(x, chosen), shared(y, chosen)),
-            square=square and (copied(square[0], chosen), copied(square[1], chosen)),
+            velocity=(split.copied(x, chosen), split.shared(y, chosen)),
+            square=square and (split.copied(square[0], chosen), split.copied(square[1], chosen)),
         )
         if forget:
             moments = Moments.at_rest(place, self.settings)
@@ -141,41 +115,33 @@ class Penalty:
         return replace(
             place,
             candidates=candidates,
-            multipliers=shared(place.multipliers, chosen),
-            labels=copied(place.labels, chosen),
-            shares=shared(place.shares, chosen),
+            multipliers=split.shared(place.multipliers, chosen),
+            labels=split.copied(place.labels, chosen),
+            shares=split.shared(place.shares, chosen),
         )
 
 
 @dataclass(frozen=True, eq=False)
 class Projection:
-    """The relative residual of iurada2025, with the coefficients eliminated, where a run is."""
+    """The relative residual of iurada2025, with coefficients eliminated, where a run is."""
 
     problem: Problem
     progress: Rolling
+    size: float = 1.0  # the root of the loss without any candidate
 
     @cached_property
-    def product(self) -> Product:
+    def product(self) -> split.Product:
         """D ↦ S D for halves that are kept to the domain; ReLU has a surrogate for what bends."""
         problem, fit = self.problem, self.progress.state.fit
         bent = problem.features.substituted(smoothed_relu(SMOOTHING)).linearize(fit.candidates)
         scale = 1 / float(problem.target.double().square().sum())
-
-        def product(direction: Tensor) -> Tensor:
-            return splitting_product(bent, fit.residual, fit.coefficients, direction, scale=scale)
-
-        return kept_to(problem.domain, fit.candidates, gradient(problem, fit), product)
+        own = partial(split.splitting_product, bent, fit.residual, fit.coefficients, scale=scale)
+        return split.kept_to(problem.domain, fit.candidates, gradient(problem, fit), own)
 
     @property
     def value(self) -> float:
         """The relative residual."""
         return self.progress.residual
-
-    @property
-    def noise(self) -> float:
-        """The rounding of ‖R‖²/‖Δ‖², where R is rounded as the target is."""
-        eps: float = torch.finfo(self.problem.target.dtype).eps
-        return 2 * eps * math.sqrt(self.value)
 
     @property
     def unit(self) -> float:
@@ -200,7 +166,9 @@ class Projection:
     def split(self, candidates: Tensor, chosen: Tensor, forget: bool) -> Rolling:
         """Return the run with them."""
         state, fit = self.progress.state, self._fitted(candidates)
-        velocity = torch.zeros_like(fit.candidates) if forget else copied(state.velocity, chosen)
+        velocity = (
+            torch.zeros_like(fit.candidates) if forget else split.copied(state.velocity, chosen)
+        )
         return replace(self.progress, state=replace(state, fit=fit, velocity=velocity))
 
     def _fitted(self, candidates: Tensor) -> Fit:
@@ -211,13 +179,12 @@ Loss = Penalty | Projection
 """What a base method minimises, where a run of it is."""
 
 
-def curvatures(loss: Loss, iterations: int, generator: torch.Generator) -> Eigenpairs:
+def curvatures(loss: Loss, iterations: int, generator: torch.Generator) -> split.Eigenpairs:
     """Return the way to split each candidate, and what it promises."""
     start = torch.randn(loss.candidates.shape, generator=generator, dtype=torch.float64)
-    return smallest_eigenpairs(loss.product, loss.admissible(start.to(loss.candidates)), iterations)
-
-
-# The method
+    return split.smallest_eigenpairs(
+        loss.product, loss.admissible(start.to(loss.candidates)), iterations
+    )
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -262,17 +229,15 @@ class Shen2026:
     """A base method with splits.
 
     The rule `published` has the published thresholds, ε ≤ 0.02, and an optimiser that forgets. The
-    rule `adaptive` is ours: no thresholds (`search.split.chosen_adaptively`), ε up to the scale of
-    the candidates, and both halves keep the velocity of their parent.
+    rule `adaptive` is ours: no thresholds, ε up to the scale of the candidates, and halves keep the
+    velocity of their parent.
     """
 
-    # the method that is interrupted; by the problem if None (see `base_for`)
-    base: Base | None = None
-    # steps between splits; so that all of them fit in the steps of the base if None
-    every: int | None = None
+    base: Base | None = None  # the method that is interrupted; that of `base_for` if None
+    every: int | None = None  # steps between splits; spread over the steps of the base if None
     rounds: int = 3  # most splits
     rule: Choice = "published"  # published or adaptive
-    iterations: int = ITERATIONS  # products for the eigenvectors
+    iterations: int = split.ITERATIONS  # products for the eigenvectors
     name: str = "shen2026"
 
     def __post_init__(self) -> None:
@@ -294,8 +259,8 @@ class Shen2026:
         base = self._base(problem)
         if isinstance(base, Iurada2025) and problem.rule is not Rule.FREE:
             raise InputError(
-                "shen2026 splits candidates of iurada2025 where coefficients are free, but here "
-                "they are those of the margin; leave `base` out, or give Haim2022 or Buzaglo2023."
+                "shen2026 splits candidates of iurada2025 where coefficients are free, not at the "
+                "margin; leave `base` out, or give Haim2022 or Buzaglo2023."
             )
         return with_splits(base.init(problem, samples, seed))
 
@@ -329,29 +294,32 @@ class Shen2026:
             pairs = curvatures(loss, self.iterations, stream(progress.seed, ROUND + looks))
             chosen, epsilon, used = self._choice(loss, pairs, progress.loss)
             if epsilon is not None and progress.parents is not None:
-                moved = halves(loss.candidates, chosen, pairs.vectors, epsilon)
-                parents = copied(progress.parents, chosen)
+                moved = split.halves(loss.candidates, chosen, pairs.vectors, epsilon)
+                parents = split.copied(progress.parents, chosen)
                 after = loss.split(moved, chosen, forget=self.rule == "published")
                 progress = replace(cast(Splitting, after), parents=parents)
                 if self.rule == "adaptive" and isinstance(progress, Descending):
-                    progress = paced(progress)
+                    progress = replace(progress, state=paced(progress.state))
             cost = self.iterations + 1 + used
             progress = replace(progress, products=progress.products + cost)
         return replace(progress, looks=looks, loss=value)
 
     def _choice(
-        self, loss: Loss, pairs: Eigenpairs, before: float
+        self, loss: Loss, pairs: split.Eigenpairs, before: float
     ) -> tuple[Tensor, float | None, int]:
         """Return whom to split, by what ε if any, and how often the loss was taken to find it."""
         if self.rule == "published":
-            upper, price = EPSILON, 0.0
-            chosen = chosen_as_published(pairs.values, loss.unit)
+            upper, price = split.EPSILON, 0.0
+            chosen = split.chosen_as_published(pairs.values, loss.unit)
         else:
             upper = float(loss.candidates.double().norm(dim=1).median()) / 2
-            # A candidate more makes every step dearer by 1/n, and a run shorter by 1/n of what it
-            # would have gained: as much as of late. What rounding does is no decrease.
-            price = max((before - loss.value) / len(loss.candidates), loss.noise)
-            chosen = chosen_adaptively(pairs, upper, price)
+            # A candidate more makes a run shorter by 1/n of what it would have gained: as much as
+            # of late. What rounding R as the target is does to the loss is no decrease.
+            noise = (
+                2 * torch.finfo(loss.problem.target.dtype).eps * loss.size * math.sqrt(loss.value)
+            )
+            price = max((before - loss.value) / len(loss.candidates), noise)
+            chosen = split.chosen_adaptively(pairs, upper, price)
         used = 0
 
         def at(epsilon: float) -> float:
@@ -359,36 +327,27 @@ class Shen2026:
             if epsilon == 0:
                 return loss.value - price * len(chosen)
             used += 1
-            return loss.after(halves(loss.candidates, chosen, pairs.vectors, epsilon), chosen)
+            return loss.after(split.halves(loss.candidates, chosen, pairs.vectors, epsilon), chosen)
 
-        epsilon = line_search(at, upper) if len(chosen) else None
+        epsilon = split.line_search(at, upper) if len(chosen) else None
         return chosen, epsilon, used
 
 
-D = TypeVar("D", bound=Descending)
-
-
-def paced(progress: D) -> D:
+def paced(run: Descent) -> Descent:
     """Return the run with a step size of the multipliers that suits the smallest share.
 
-    Halves of one candidate have the same slope, and their sum moves by the sum of their steps: a
-    run that was tuned to the edge of stability would be thrown off it. Adam has steps that do not
-    grow with the slope, and stays.
+    Halves have the same slope, and their sum moves by the sum of their steps: a run tuned to the
+    edge of stability would be thrown off it. Adam's steps do not grow with the slope.
     """
-    run = progress.state
     if run.moments.square is not None:
-        return progress
-    return replace(progress, state=replace(run, pace=run.place.shares.min().item()))
+        return run
+    return replace(run, pace=run.place.shares.min().item())
 
 
 def begun_with(
     base: Base, problem: Problem, count: int, seed: int, trial: int = 0
 ) -> Descending | Rolling:
-    """Begin the base method with so many candidates, and nothing to tune: the control for a split.
-
-    Hyperparameters that the base leaves open are those of the trial that tuning chose for the split
-    run, `Descent.trial`.
-    """
+    """Begin the base with so many candidates and a trial's hyperparameters: a split's control."""
     if isinstance(base, Iurada2025):
         return base.init(problem, count, seed)
     base.check(problem)

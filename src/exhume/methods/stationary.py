@@ -1,8 +1,7 @@
 """Ours where the weights themselves are the target: Levenberg-Marquardt, with ReLU sharpened.
 
-Training leaves samples on the edges of neurons, where gradients of a ReLU network jump. So ReLU is
-replaced by a softplus whose sharpness grows from trial to trial. After each trial the candidates
-that the rule left without a multiplier, and the least of the others, start again: docs/theory.md.
+Samples lie on the edges of neurons, where gradients jump, so a softplus that sharpens from trial to
+trial takes ReLU's place; after each, the least of the candidates start again: docs/theory.md.
 """
 
 import math
@@ -15,7 +14,7 @@ from exhume.equation.objective import Fit, fitted
 from exhume.equation.problem import Premise, Problem
 from exhume.features.activations import softplus
 from exhume.methods.exhume import Exhume
-from exhume.methods.progress import Solving, stream
+from exhume.methods.progress import Progress, stream
 from exhume.solvers import Outcome
 from exhume.solvers.levenberg_marquardt import DampedState, LevenbergMarquardt
 
@@ -30,7 +29,7 @@ VISIBLE = 1e-3
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Sharpening(Solving):
+class Sharpening(Progress):
     """The progress of this search."""
 
     state: DampedState
@@ -49,8 +48,7 @@ class Stationary:
     """A search for problems whose target is the weights: stationary points of their training."""
 
     surplus: float = 2.0  # candidates in units of the samples
-    # of ReLU in one trial after the other, in units of what the first neurons are given; the last
-    # for all that follow
+    # of ReLU in trial after trial, in units of what the first neurons are given; the last stays
     sharpness: tuple[float, ...] = (25.0, 50.0, 125.0, 250.0)
     trials: int = 60  # how many in all
     steps: int = 30  # most solver steps a trial
@@ -105,9 +103,8 @@ class Stationary:
     def _sharpness(self, problem: Problem, trial: int) -> float:
         """Return the sharpness of a trial, for neurons that are given W₁x at the starts.
 
-        A network of ReLU that is scaled has the same samples, and should meet the same sharpness.
-        With x in the directions of the singular values s of W₁, in proportion to √s, |W₁x|²/|x|² is
-        Σ s³/Σ s.
+        So a network that is scaled meets the same: for x along the singular values s of W₁, in
+        proportion to √s, |W₁x|²/|x|² is Σ s³/Σ s.
         """
         asked = self.sharpness[min(trial, len(self.sharpness) - 1)]
         if problem.first_layer is None:
@@ -134,10 +131,7 @@ def softened(problem: Problem, sharpness: float) -> Problem:
 
 
 def starts(problem: Problem, count: int, generator: torch.Generator) -> Tensor:
-    """Draw candidates (count, d) with the second moment that W₁ᵀW₁ has, to the power of a half.
-
-    Where there is no dense first layer, the domain draws them.
-    """
+    """Draw candidates (count, d) with second moment (W₁ᵀW₁)^½; as the domain does without W₁."""
     drawn = problem.domain.start(count, problem.dim, generator)
     if problem.first_layer is None:
         return drawn

@@ -1,9 +1,8 @@
 """The subspace-aware attack: candidates in the span that the first layer's change reveals.
 
 Tansley et al., "Efficient Techniques for Data Reconstruction, with Finite-Width Recovery
-Guarantees". The basis U (d, r) comes from the change of the first layer (`search.subspace`), the
-equations from the last layer alone, and the search of the method `exhume` works on z, x = Uz. Where
-W₁ does not move, the moment of the last layer is a start and no constraint: docs/theory.md.
+Guarantees". The search of the method `exhume` works on z, x = Uz, with the U of `search.subspace`.
+Where W₁ does not move, the moment of the last layer is a start and no constraint: docs/theory.md.
 """
 
 from dataclasses import dataclass, field
@@ -43,13 +42,10 @@ class Reduced(Problem):
 class Tansley2026:
     """The subspace-aware attack."""
 
-    # r, for example the number of samples, or the rule to find it: gap or energy
-    rank: int | str = "gap"
-    # what is run in the subspace; the method `exhume` if None
-    search: Exhume | Stationary | None = None
+    rank: int | str = "gap"  # r, or the rule to find it: gap or energy
+    search: Exhume | Stationary | None = None  # run in the subspace; the method `exhume` if None
     polish: int = 30  # most solver steps in the full space at the end
-    # U (d, r), orthonormal, where the attacker is told the subspace; nothing is then estimated, and
-    # the rank is that of U
+    # U (d, r), orthonormal, where the attacker is told the subspace: nothing is then estimated
     basis: Tensor | None = field(default=None, repr=False, compare=False)
     name: str = "tansley2026"
 
@@ -64,26 +60,23 @@ class Tansley2026:
             moment = problem.features.moment(problem.target[:, 0], probe)
             if problem.drift > 0 or moment is None:
                 raise InputError(
-                    "tansley2026 needs a dense first layer that sees the input itself, before and "
-                    "after training: its change spans the samples. Here its initial weights are "
-                    "not given, or it did not change, or the input goes into something else first "
-                    "(a convolution, patches or a normalisation, whose change does not span "
-                    "them). Use the method 'exhume'."
+                    "tansley2026 needs a dense first layer that sees the input itself, with its "
+                    "initial weights; here they are not given, or did not change, or a "
+                    "convolution, patches or a normalisation comes first. Use the method 'exhume'."
                 )
             return problem
         return reduced(problem, estimate(problem.first_layer, self.rank))
 
     def init(self, problem: Problem, samples: int | None, seed: int) -> Search | Sharpening:
         """Begin at random in the subspace, or in the span of the moment's eigenvectors."""
-        search, rank = self._search(problem), 0
+        search, rank = self.search or default_for(problem), 0
         if isinstance(problem, Reduced) and self.basis is None and self.rank == "gap":
             rank = problem.subspace.rank
         if samples is not None and rank > samples:
             raise InputError(
                 f"the change of the first layer spans {rank} directions, but {samples} samples "
-                "span no more than their number. Either there are more of them, or the optimiser "
-                "rescales each entry, as Adam does, which breaks the subspace argument. Give the "
-                "right number, or use the method 'exhume'."
+                "span no more than their number. There are more of them, or the optimiser rescales "
+                "each entry, as Adam does. Give the right number, or use the method 'exhume'."
             )
         if isinstance(problem, Reduced) or isinstance(search, Stationary):
             return search.init(problem, samples, seed)
@@ -98,14 +91,11 @@ class Tansley2026:
 
     def advance(self, problem: Problem, progress: Any) -> Search | Sharpening:
         """Make a move of the search."""
-        return self._search(problem).advance(problem, progress)
-
-    def _search(self, problem: Problem) -> Exhume | Stationary:
-        return self.search or default_for(problem)
+        return (self.search or default_for(problem)).advance(problem, progress)
 
     def finish(self, problem: Problem, progress: Any) -> Fit:
         """Return candidates in the full space, refined there if that explains more."""
-        search = self._search(problem)
+        search = self.search or default_for(problem)
         fit = search.finish(problem, progress)
         if not isinstance(problem, Reduced):
             return fit
@@ -136,8 +126,8 @@ def reduced(problem: Problem, subspace: Subspace) -> Reduced:
     """Return the problem in the coordinates z of x = Uz, on a sphere of the same radius."""
     if not isinstance(problem.domain, Sphere):
         raise InputError(
-            "tansley2026 works on a sphere, but the samples are said to lie in: "
-            f"{problem.domain.name}. Give their norm instead, or use the method 'exhume'."
+            f"tansley2026 works on a sphere, but the domain is: {problem.domain.name}. Give the "
+            "samples' norm instead, or use the method 'exhume'."
         )
     return Reduced(
         target=problem.target,

@@ -1,8 +1,4 @@
-"""Moves of a search: drop, merge, turn round and renew candidates between two solves.
-
-Every move takes the candidates of a trial that has ended and returns those of the next one; why
-they help is in docs/theory.md.
-"""
+"""Moves of a search, from the candidates of one trial to those of the next: docs/theory.md."""
 
 import torch
 from torch import Tensor
@@ -14,37 +10,19 @@ OPPOSITE = -0.99
 """Two candidates whose cosine is below this count as a pair ±u; solved ones come closer to −1."""
 
 DENSE = 1024
-"""Up to this dimension the moment is formed and diagonalised, which takes well under a second;
-above it, subspace iteration finds the extreme eigenvectors."""
+"""Up to this dimension the moment is formed and diagonalised, in well under a second."""
 
 
-# Drop candidates that the others can stand in for, such as duplicates
-
-
-def greedy_order(
-    gram: Tensor, products: Tensor, rows: int = 1, jitter: float = 1e-12
-) -> tuple[Tensor, Tensor]:
+def greedy_order(gram: Tensor, products: Tensor, rows: int = 1) -> tuple[Tensor, Tensor]:
     """Return indices (n,) of candidates to drop, cheapest first, and the cumulative cost (n,).
 
     Dropping candidate i and refitting the others adds tr A_iᵀ (K⁻¹)_ii⁻¹ A_i to ‖R‖², with the
-    k×k block of K⁻¹ and the k rows of A that belong to it. The inverse is down-dated after each
-    drop, so only one of two duplicates is cheap.
-
-    Args:
-        gram: K = ΦΦᵀ, (n·k, n·k) float64.
-        products: ΦΔ, (n·k, m) float64.
-        rows: k, the rows of a candidate.
-        jitter: added to the diagonal, relative to its mean.
-
-    Example:
-        >>> phi = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]], dtype=torch.float64)
-        >>> order, cost = greedy_order(phi @ phi.T, phi @ torch.tensor([[1.0], [2.0]]).double())
-        >>> order[1:].tolist(), [round(c, 6) for c in cost.tolist()]
-        ([2, 1], [0.0, 1.0, 5.0])
+    k×k block of K⁻¹ and the k rows of A that belong to it; K = ΦΦᵀ, (n·k, n·k), and ΦΔ, (n·k, m),
+    are given. The inverse is down-dated after each drop, so only one of two duplicates is cheap.
     """
     n = len(gram) // rows
-    scale = gram.diagonal().mean()
-    inverse = torch.linalg.inv(gram + jitter * scale * torch.eye(len(gram)).to(gram))
+    jitter = 1e-12 * gram.diagonal().mean()  # duplicates make K singular
+    inverse = torch.linalg.inv(gram + jitter * torch.eye(len(gram)).to(gram))
     coefficients = inverse @ products
     alive = torch.ones(n, dtype=torch.bool, device=gram.device)
     order, costs = [], []
@@ -66,8 +44,7 @@ def greedy_order(
 
 def dropping(problem: Problem, fit: Fit) -> tuple[Tensor, Tensor]:
     """Return `greedy_order` of a fit's candidates, with the cost as a share of ‖Δ‖²."""
-    target = problem.target.double()
-    linearization = fit.linearization
+    target, linearization = problem.target.double(), fit.linearization
     order, cost = greedy_order(linearization.gram(), linearization.apply(target), fit.rows)
     return order, cost / target.square().sum().item()
 
@@ -78,20 +55,10 @@ def without(problem: Problem, fit: Fit, count: int) -> Tensor:
     return fit.candidates[order[count:].sort().values.to(fit.candidates.device)]
 
 
-# Merge candidates that have become the same sample
-
-
 def merged(candidates: Tensor, coefficients: Tensor, cosine: float) -> Tensor:
     """Return one candidate, (g, d), for each group that is linked by cosines above `cosine`.
 
-    It is the mean of its group, weighted by the norms of the coefficients' rows (n, k·m), in the
-    order of each group's first member, and not projected.
-
-    Example:
-        >>> X = torch.tensor([[1.0, 0.0], [0.0, 2.0], [1.0, 0.1]])
-        >>> joined = merged(X, torch.tensor([[3.0], [1.0], [-1.0]]), 0.9)
-        >>> [[round(t, 3) for t in x] for x in joined.tolist()]
-        [[1.0, 0.025], [0.0, 2.0]]
+    It is the group's mean, weighted by the norms of the coefficients' rows (n, k·m), not projected.
     """
     unit = torch.nn.functional.normalize(candidates, dim=1)
     linked = (unit @ unit.T > cosine).float()
@@ -107,26 +74,12 @@ def merged(candidates: Tensor, coefficients: Tensor, cosine: float) -> Tensor:
     return means
 
 
-# Turn round candidates whose flipped signs a surplus has hidden
-
-
 def unflipped(candidates: Tensor, coefficients: Tensor) -> Tensor:
     """Undo the one way in which a surplus of ReLU candidates explains the weights wrongly.
 
-    relu(−z) = relu(z) − z. So a flipped candidate −x_i with the coefficient of x_i is off by a
-    linear function of V, and a pair ±u, relu(z) − relu(−z) = z, can make good for all flips at
-    once. The pair tells which: its linear part is a sum of the flipped candidates, and that sum has
-    one solution while n < d. Pairs are dropped, and what they made good for is turned round. X
-    itself is returned where there is no pair.
-
-    Example:
-        Two flipped samples of coefficient 1, made good for by ±u with u ∝ x₁ + x₂:
-
-        >>> u = [4.5**0.5, 4.5**0.5, 0.0]
-        >>> X = torch.tensor([[-3.0, 0.0, 0.0], [0.0, -3.0, 0.0], u, [-t for t in u]])
-        >>> A = torch.tensor([[1.0], [1.0], [2**0.5], [-(2**0.5)]])
-        >>> unflipped(X, A).tolist()
-        [[3.0, -0.0, -0.0], [-0.0, 3.0, -0.0]]
+    A pair ±u, relu(z) − relu(−z) = z, can make good for any number of flipped candidates −x_i; its
+    linear part is their sum, which has one solution while n < d. Pairs are dropped, and what they
+    made good for is turned round. X itself is returned where there is no pair.
     """
     x, a = candidates.double(), coefficients.double()
     unit = torch.nn.functional.normalize(x, dim=1)
@@ -155,14 +108,8 @@ def unflipped(candidates: Tensor, coefficients: Tensor) -> Tensor:
     return torch.where(share[:, None] > 0.5, -x, x).to(candidates.dtype)
 
 
-# Renew candidates where the residual points
-
-
 def reseed(problem: Problem, fit: Fit, drop: int, count: int, generator: torch.Generator) -> Tensor:
-    """Drop the candidates that are cheapest to drop, then fill up where the residual points.
-
-    Returns `count` candidates, the kept ones first.
-    """
+    """Drop the cheapest, then fill up to `count` candidates where the residual points."""
     kept, residual = fit.candidates, fit.residual
     if drop > 0:
         kept = without(problem, fit, drop)
@@ -174,11 +121,7 @@ def reseed(problem: Problem, fit: Fit, drop: int, count: int, generator: torch.G
 def spectral_starts(
     problem: Problem, residual: Tensor, count: int, generator: torch.Generator
 ) -> Tensor:
-    """Draw candidates at the eigenvectors of largest |eigenvalue| of M₂(R), with random signs.
-
-    Where several outputs are seen, the combination of largest energy is looked at. Where the
-    features have no moment, or d < count, the rest is drawn at random.
-    """
+    """Draw candidates at eigenvectors of largest |eigenvalue| of M₂(R), and the rest at random."""
     random = problem.domain.start(count, problem.dim, generator)
     weights = residual[:, 0]
     if residual.shape[1] > 1:  # R u with u the leading right singular vector of R

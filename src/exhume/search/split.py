@@ -1,8 +1,8 @@
-"""Split: a candidate that is stuck becomes two, where their sum explains more than it did.
+"""Split: a candidate x of weight λ that is stuck becomes two, x ± εu of weight λ/2 each.
 
-Shen et al., "Data Reconstruction: Identifiability and Optimization with Sample Splitting". A
-candidate x of weight λ becomes x ± εu of weight λ/2 each, which changes the loss by ½ε²uᵀSu + O(ε⁴)
-with S = −2 Σ_c A_c ∂²φ_c(x)ᵀR + (second derivative of the prior): see docs/theory.md.
+That changes the loss by ½ε²uᵀSu + O(ε⁴), S = −2 Σ_c A_c ∂²φ_c(x)ᵀR + (second derivative of the
+prior): docs/theory.md. Shen et al., "Data Reconstruction: Identifiability and Optimization with
+Sample Splitting".
 """
 
 import math
@@ -29,8 +29,7 @@ RANGE = 2000.0
 """The least ε that is tried is so many times smaller than the most: the published 1e-5."""
 
 GRID, REFINEMENTS = 9, 12
-"""The loss is taken so often over the whole range of ε, then around the best: 21 products are
-about as many as the eigenvectors cost."""
+"""The loss is taken so often over all ε, then around the best: about what the eigenvectors cost."""
 
 Product = Callable[[Tensor], Tensor]
 """Maps a direction for every candidate, (n, d), to S D, (n, d)."""
@@ -55,13 +54,8 @@ def splitting_product(
 ) -> Tensor:
     """Return S D, (n, d): every candidate's splitting matrix times a direction of its own.
 
-    Args:
-        linearization: at the candidates.
-        residual: R, (p, m).
-        coefficients: A, (n·k, m), with every factor that the loss has.
-        direction: D, (n, d).
-        prior: diagonal of the prior's second derivative, (n, d), each row by the candidate's share.
-        scale: of ‖R‖² in the loss, for example 1/‖Δ‖².
+    The prior is the diagonal of its second derivative, (n, d), and the scale that of ‖R‖² in the
+    loss; coefficients have every other factor that the loss has.
     """
     product = -2 * scale * linearization.bend(direction, residual, coefficients)
     return product if prior is None else product + prior * direction
@@ -70,9 +64,8 @@ def splitting_product(
 def kept_to(domain: Domain, candidates: Tensor, slope: Tensor, product: Product) -> Product:
     """Return the product for halves that are projected to a domain: P S P + P ∂P[·]g.
 
-    P is the tangent projector at the candidates and g the slope of the loss there. A curved
-    domain pulls both halves back to the same side; on the sphere of radius r that adds −⟨g, x⟩/r²
-    to every eigenvalue.
+    P is the tangent projector and g the slope of the loss. A curved domain pulls both halves to the
+    same side; a sphere of radius r adds −⟨g, x⟩/r² to every eigenvalue.
     """
 
     def tangent(x: Tensor, direction: Tensor) -> Tensor:
@@ -91,23 +84,15 @@ def smallest_eigenpairs(
 ) -> Eigenpairs:
     """Find the smallest eigenvalue and its eigenvector of n symmetric matrices at once.
 
-    Lanczos with full reorthogonalisation: n Krylov spaces in lockstep, begun at random in the
-    tangent space, so that an iteration is one product for all candidates. A space that is exhausted
-    is left as it is. One more product gives the value and the bound themselves, whatever rounding
-    did to the iteration. What is not a number stays with its own candidate.
-
-    Example:
-        >>> S = torch.diag(torch.tensor([3.0, -2.0, 1.0]).double())
-        >>> found = smallest_eigenpairs(lambda D: D @ S, torch.ones(1, 3).double(), 3)
-        >>> [round(x, 6) for x in found.values.tolist() + found.vectors[0].abs().tolist()]
-        [-2.0, 0.0, 1.0, 0.0]
+    Lanczos with full reorthogonalisation: n Krylov spaces in lockstep, so that an iteration is one
+    product for all candidates. One more gives value and bound, whatever rounding did before. What
+    is not a number stays with its own candidate.
     """
     n, d = start.shape
     room = int(free_memory(start.device) / 2 / (start.numel() * start.element_size()))
     if room < 2:
         raise InputError(
-            f"splitting {n} candidates of {d} entries takes more memory than there is; attack with "
-            "fewer candidates, or without splitting."
+            f"splitting {n} candidates of {d} entries takes more memory than there is; use fewer."
         )
     steps = min(iterations, d, room)
     basis = start.new_zeros(n, steps, d)
@@ -154,15 +139,9 @@ def _combined(weights: Tensor, basis: Tensor) -> Tensor:
 def chosen_as_published(values: Tensor, count: float) -> Tensor:
     """Return whom to split by the published rule, as indices in ascending order.
 
-    The thresholds refer to m times the smallest eigenvalues (n,) of S, with m the number of
-    candidates at the start. If fewer than 3 in 10 are negative (1 in 10 from 1000 candidates on),
-    all of these; else, in the lower half, those under −0.1, 150 at most.
-
-    Example:
-        >>> chosen_as_published(torch.tensor([0.2, -0.01, 0.3, 0.1]), 4).tolist()
-        [1]
-        >>> chosen_as_published(torch.tensor([0.2, -0.01, -0.3, -0.1]), 4).tolist()
-        [2, 3]
+    The rule looks at m times the smallest eigenvalues (n,), m candidates at the start: if fewer
+    than 3 in 10 are negative (1 in 10 from n = 1000 on), all of these; else, in the lower half,
+    those under −0.1, 150 at most.
     """
     scaled = values * count
     n = len(scaled)
@@ -176,17 +155,9 @@ def chosen_as_published(values: Tensor, count: float) -> Tensor:
 def chosen_adaptively(pairs: Eigenpairs, upper: float, price: float) -> Tensor:
     """Return whom to split with no threshold set by hand, as indices in ascending order.
 
-    - Significant: the value is below zero by more than its bound, which also holds what rounding
-      does to the product.
-    - Promising: ½ε²|uᵀSu| at the largest ε is above the price of a split.
-    - Enough: one ε serves all, so the decrease is shared out as |uᵀSu|. The most negative are
-      taken, as many as carry it: (Σ|v|)²/Σv², the number of equal parts it amounts to.
-
-    Example:
-        >>> values = torch.tensor([-4.0, -0.1, 0.5, -4.0, -3.0])
-        >>> bounds = torch.tensor([0.1, 0.1, 0.1, 0.1, 3.5])
-        >>> chosen_adaptively(Eigenpairs(values, torch.zeros(5, 2), bounds), 1.0, 0.0).tolist()
-        [0, 3]
+    Their value is below zero by more than its bound, and ½ε²|uᵀSu| at the largest ε is above the
+    price of a split. One ε serves all, so as many of the most negative are taken as carry the
+    decrease: (Σ|v|)²/Σv², the number of equal parts it amounts to.
     """
     promised = -0.5 * upper**2 * pairs.values
     wanted = (pairs.values < -pairs.bounds) & (promised > price)
@@ -198,16 +169,7 @@ def chosen_adaptively(pairs: Eigenpairs, upper: float, price: float) -> Tensor:
 
 
 def line_search(loss: Callable[[float], float], upper: float = EPSILON) -> float | None:
-    """Return the ε in [upper/2000, upper] of the least loss, or None where none lowers it.
-
-    A geometric grid, then bounded scalar minimisation in log ε around its best; half of `upper` is
-    the last resort, as published. At 0 the loss says what it must fall below: the loss without
-    splits, less their price if they have one.
-
-    Example:
-        >>> round(line_search(lambda e: (e - 0.01) ** 2), 4), line_search(lambda e: e)
-        (0.01, None)
-    """
+    """Return the ε in [upper/2000, upper] of the least loss, or None if none is below loss(0)."""
     tried: dict[float, float] = {}
 
     def tried_at(position: float) -> float:
@@ -223,19 +185,13 @@ def line_search(loss: Callable[[float], float], upper: float = EPSILON) -> float
         ends = grid[max(best - 1, 0)], grid[min(best + 1, GRID - 1)]
         options = {"maxiter": REFINEMENTS, "xatol": 1e-3}
         minimize_scalar(tried_at, bounds=ends, method="bounded", options=options)
-    tried_at(1 - math.log(2) / math.log(RANGE))
+    tried_at(1 - math.log(2) / math.log(RANGE))  # half of the most: the published last resort
     epsilon = min(tried, key=tried.__getitem__)
     return epsilon if tried[epsilon] < loss(0.0) else None
 
 
 def halves(candidates: Tensor, chosen: Tensor, directions: Tensor, epsilon: float) -> Tensor:
-    """Return the candidates with x + εu in the place of each chosen x, and x − εu at the end.
-
-    Example:
-        >>> X, u = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[0.0, 1.0], [1.0, 0.0]])
-        >>> halves(X, torch.tensor([1]), u, 0.5).tolist()
-        [[1.0, 2.0], [3.5, 4.0], [2.5, 4.0]]
-    """
+    """Return the candidates with x + εu in the place of each chosen x, and x − εu at the end."""
     shift = epsilon * directions[chosen]
     return torch.cat([candidates.index_add(0, chosen, shift), candidates[chosen] - shift])
 
@@ -246,11 +202,6 @@ def copied(values: Tensor, chosen: Tensor) -> Tensor:
 
 
 def shared(values: Tensor, chosen: Tensor) -> Tensor:
-    """Return what each half has half of: multipliers, their velocities, shares; (n + q, …).
-
-    Example:
-        >>> shared(torch.tensor([5.0, 6.0, 7.0]), torch.tensor([1])).tolist()
-        [5.0, 3.0, 7.0, 3.0]
-    """
+    """Return what each half has half of: multipliers, their velocities, shares; (n + q, …)."""
     half = values[chosen] / 2
     return torch.cat([values.index_copy(0, chosen, half), half])

@@ -1,9 +1,8 @@
 """The subspace that the samples span, from what training did to a dense first layer.
 
 Every step of gradient descent adds Σ_i δ_i x_iᵀ to W₁, so the rows of its change lie in the span
-of the samples, exactly, whatever the step size, with momentum or without. L2 weight decay also
-shrinks the initial weights: W₁ = c·W₁(0) + Σ_i δ_i x_iᵀ, with one number c to be found. An
-optimiser that rescales each entry (Adam) breaks the argument, and the spectrum shows it.
+of the samples, exactly. Weight decay also shrinks the initial weights: W₁ = c·W₁(0) + Σ_i δ_i x_iᵀ.
+An optimiser that rescales each entry (Adam) breaks this, as the spectrum shows: docs/theory.md.
 """
 
 from dataclasses import dataclass
@@ -16,22 +15,19 @@ from exhume.errors import InputError
 from exhume.features.weights import blocks
 
 GAP = 3.0
-"""The samples' span ends where neighbouring singular values differ by this factor at least;
-random ones, away from the last few, differ by less."""
+"""The span ends where singular values differ by this factor; random neighbours differ by less."""
 
 REST = 1e-2
 """At most this share of the change's energy is beyond the gap; rounding leaves less, Adam more."""
 
 ALONE = 1e4
-"""The factor that is asked for where one singular value alone lies beyond the gap: by chance the
-last ones are often far apart."""
+"""The factor where one value alone lies beyond: by chance the last ones are often far apart."""
 
 FEW = 10
 """Ten singular values are not small together by chance, so no more than `GAP` is asked for then."""
 
 NOISE = 1e-7
-"""Singular values below this share of the largest are rounding: they are roots of squares in
-float64, which has 16 digits."""
+"""Singular values below this share of the largest are rounding: roots of squares in float64."""
 
 ROUNDED = 1e3
 """So many roundings of an entry may have added up in training; what is larger has another cause."""
@@ -41,6 +37,9 @@ TAIL = 1e-4
 
 ENERGY = 1e-6
 """The rule `energy` leaves out this share: samples with less than a thousandth of the largest."""
+
+INSTEAD = "Use the method 'exhume', or force a rank."
+"""What to do where the subspace argument breaks."""
 
 Grams = tuple[Tensor, Tensor, Tensor]
 """W₀ᵀW₀, W₀ᵀΔ and ΔᵀΔ with Δ = W₁ − W₀, (d, d) each, in float64."""
@@ -64,10 +63,8 @@ class Subspace:
 def estimate(layer: FirstLayer, rank: int | str = "gap") -> Subspace:
     """Estimate the samples' span from a first layer's change.
 
-    Where the plain change shows no gap, weight decay is looked for; where it shows one, c is found
-    again from the directions beyond it, for as long as that widens the gap. The rank is r, or a
-    rule: `gap` (the last large ratio of neighbouring singular values; refused where none stands
-    out) or `energy` (all but 1e-6 of the squared change).
+    The rank is r, or a rule: `gap` (the last large ratio of neighbouring singular values; refused
+    where none stands out) or `energy` (all but 1e-6 of the squared change).
     """
     grams = _grams(layer)
     kept = 1.0
@@ -81,14 +78,12 @@ def estimate(layer: FirstLayer, rank: int | str = "gap") -> Subspace:
     after = spectrum[r].item() if r < len(spectrum) else 0.0
     if rank == "gap" and after > max(TAIL, _rounding(layer, grams, kept, spectrum)):
         raise InputError(
-            f"the change of the first layer lies for the most part in {r} directions, but what is "
-            "left outside of them is too much for rounding. The optimiser rescales each entry, as "
-            "Adam does, or the weights were stored in half precision; both break the subspace "
-            "argument. Use the method 'exhume', or force a rank."
+            f"the change of the first layer lies mostly in {r} directions, but more than rounding "
+            "is outside: the optimiser rescales each entry, as Adam does, or weights were stored "
+            f"in half precision. {INSTEAD}"
         )
-    return Subspace(
-        vectors[:, :r].contiguous(), spectrum, kept, spectrum[r - 1].item() / max(after, NOISE)
-    )
+    gap = spectrum[r - 1].item() / max(after, NOISE)
+    return Subspace(vectors[:, :r].contiguous(), spectrum, kept, gap)
 
 
 def _grams(layer: FirstLayer) -> Grams:
@@ -117,11 +112,7 @@ def _spectrum(grams: Grams, kept: float, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _rounding(layer: FirstLayer, grams: Grams, kept: float, spectrum: Tensor) -> float:
-    """Return the largest singular value that rounding can leave, over that of the change.
-
-    An (h, d) matrix of independent entries of size s has none above about s(√h + √d). Where decay
-    is corrected, squares that are larger than the change cancel, and `NOISE` is a part of those.
-    """
+    """Return the largest singular value that rounding can leave, over that of the change."""
     own, mixed, change = grams
     h, d = layer.initial.shape
     rest = 1 - kept
@@ -129,7 +120,7 @@ def _rounding(layer: FirstLayer, grams: Grams, kept: float, spectrum: Tensor) ->
     largest = (energy.clamp_min(0).cpu() / spectrum.square().sum()).sqrt()
     entry = (own.trace().cpu() / (h * d)).sqrt() * torch.finfo(layer.trained.dtype).eps
     cancelled = NOISE * (change.trace() + rest**2 * own.trace()).sqrt().cpu()
-    rounded = ROUNDED * entry * (h**0.5 + d**0.5)
+    rounded = ROUNDED * entry * (h**0.5 + d**0.5)  # what independent entries of that size have
     return float(cancelled.maximum(rounded) / largest.clamp_min(1e-300))
 
 
@@ -154,15 +145,8 @@ def _refined(
 def shrinkage(own: Tensor, mixed: Tensor, tall: bool = True) -> float:
     """Return the c of W₁ = c·W₁(0) + (rank below d), by the eigenvalue that W₁(0)⁺W₁ repeats.
 
-    That matrix is c·I plus one of low rank, so all but rank-many of its eigenvalues are c. Where
-    none is repeated (the layer is not tall, or all directions moved), c is 1. `own` is
-    W₁(0)ᵀW₁(0) and `mixed` W₁(0)ᵀ(W₁ − W₁(0)), (d, d) each.
-
-    Example:
-        >>> W = torch.randn(30, 6, generator=torch.Generator().manual_seed(0)).double()
-        >>> trained = 0.9 * W + 0.1 * W[:, :1] @ torch.ones(1, 6, dtype=torch.float64)
-        >>> round(shrinkage(W.T @ W, W.T @ (trained - W)), 6)
-        0.9
+    That matrix is c·I plus one of low rank. Where no eigenvalue is repeated (the layer is not tall,
+    or all directions moved), c is 1.
     """
     if not tall:
         return 1.0
@@ -189,35 +173,27 @@ def _rank(spectrum: Tensor, rank: int | str) -> int:
     r = _end(spectrum)
     if r == 0:
         raise InputError(
-            "the change of the first layer spans all directions: no gap in its singular values "
-            f"(a ratio of {GAP:g} is asked for, with under {REST:.0%} of the change beyond "
-            "it, and more where few of them lie beyond). Either the optimiser rescales each entry, "
-            "as Adam does, or there are as many samples as input entries or units; both break the "
-            "subspace argument. Use the method 'exhume', or force a rank."
+            "the change of the first layer spans all directions: no gap in its singular values. "
+            "Either the optimiser rescales each entry, as Adam does, or there are as many samples "
+            f"as input entries or units. {INSTEAD}"
         )
     return r
 
 
 def _gaps(spectrum: Tensor) -> Tensor:
-    """Return ratios of neighbouring singular values, 0 where they do not show the end of a span.
-
-    A change in all directions has gaps by chance, mostly before the last few singular values. So
-    the fewer lie beyond, the more is asked for, and no less than a few of them differ themselves.
-    """
+    """Return ratios of neighbouring singular values, 0 where they do not show the end of a span."""
     energy = spectrum.square()
     beyond = 1 - energy.cumsum(0) / energy.sum()
     above, below = spectrum[:-1].clamp_min(NOISE), spectrum[1:].clamp_min(NOISE)
     ratios, last = above / below, spectrum[spectrum > NOISE].min()
-    count = torch.arange(len(ratios), 0, -1).double()
+    count = torch.arange(len(ratios), 0, -1).double()  # the fewer lie beyond, the more is asked for
     enough = (ALONE ** count.pow(-1.5)).maximum((below / last).where(count < FEW, 0)).clamp_min(GAP)
     return ratios.where((beyond[:-1] <= REST) & (ratios >= enough), 0.0)
 
 
 def _end(spectrum: Tensor) -> int:
-    """Return the rank at the last gap that is half as wide as the widest, in logarithms, or 0.
-
-    A direction too many does little harm; one too few puts a sample out of reach.
-    """
+    """Return the rank at the last gap half as wide as the widest, in logarithms, or 0."""
     gaps = _gaps(spectrum)
+    # A direction too many does little harm; one too few puts a sample out of reach.
     wide = (gaps > 0) & (gaps.square() >= max(gaps.tolist(), default=0.0))
     return int(wide.nonzero().max()) + 1 if wide.any() else 0

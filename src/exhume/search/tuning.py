@@ -1,9 +1,7 @@
-"""Tuning: hyperparameters by random search, with nothing to judge by but the problem itself.
+"""Tuning: hyperparameters by successive halving, with nothing to judge by but the problem itself.
 
-Settings are drawn at random and tried for few steps; the third with the least residual is tried
-again for three times as many, and so on (successive halving). A small residual alone may be
-chance. What two starts of the same settings both find hardly is, so each of the last settings is
-given a second start.
+A small residual alone may be chance. What two starts of the same settings both find hardly is, so
+each of the last settings is given a second start.
 """
 
 import math
@@ -72,11 +70,9 @@ class Trial(NamedTuple):
 class Table:
     """What is known of all settings."""
 
-    # of each setting in each rung, (rungs, settings); NaN before it was tried, infinite if it was
-    # no good
+    # (rungs, settings): NaN before a setting was tried, infinite if it was no good
     residuals: tuple[tuple[float, ...], ...]
-    # share of the candidates that a second start found again, for each setting; NaN before that
-    replicated: tuple[float, ...]
+    replicated: tuple[float, ...]  # share that a second start found again; NaN before that
 
     @classmethod
     def empty(cls, settings: int) -> "Table":
@@ -92,15 +88,7 @@ class Table:
         return replace(self, residuals=_entered(self.residuals, trial.rung, row))
 
     def next_trial(self) -> Trial | None:
-        """Return what is to be tried next, or None when all is done.
-
-        Example:
-            >>> nan, inf = float("nan"), float("inf")
-            >>> tuple(Table(((0.5, inf, 0.2), (nan,) * 3), (nan,) * 3).next_trial())
-            (1, 2, 0)
-            >>> tuple(Table(((0.5, inf, 0.2), (nan, nan, 0.1)), (nan,) * 3).next_trial())
-            (1, 2, 1)
-        """
+        """Return what is to be tried next, or None when all is done."""
         alive = list(range(len(self.replicated)))
         for rung, size in enumerate(rungs(len(self.replicated))):
             if rung > 0:
@@ -122,17 +110,7 @@ def _entered(row: tuple[T, ...], index: int, value: T) -> tuple[T, ...]:
 
 
 def found_again(first: Tensor, second: Tensor) -> float:
-    """Return the share of the candidates of one start, (m, d), that the other found as well.
-
-    Candidates that agree among themselves are one; the others count where they are each other's
-    nearest, with a cosine above `ALIKE`. So candidates that all became the same prove next to
-    nothing.
-
-    Example:
-        >>> X = torch.eye(4)
-        >>> found_again(X, X[[1, 2, 3, 3]]), found_again(torch.ones(4, 2), torch.ones(4, 2))
-        (0.75, 0.25)
-    """
+    """Return the share of one start's candidates (m, d), copies as one, that the other found."""
     alone = torch.ones_like(first[:, :1])
     one, other = (
         torch.nn.functional.normalize(merged(x, alone, ALIKE), dim=1) for x in (first, second)
@@ -144,9 +122,5 @@ def found_again(first: Tensor, second: Tensor) -> float:
 
 
 def merit(residual: float, replicated: float, candidates: int) -> float:
-    """Return by what settings are ranked, the least first: residual / (share found + 1/m).
-
-    Twice as many candidates found again outweigh twice the residual. Without a second start, or
-    if that finds nothing, the residual decides.
-    """
+    """Return by what settings are ranked, the least first: residual / (share found + 1/m)."""
     return residual / (replicated + 1 / candidates)
