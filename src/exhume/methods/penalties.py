@@ -58,13 +58,23 @@ class Place:
 
 
 def balanced_labels(count: int, classes: int) -> Tensor:
-    """Return fixed labels, as many of each: ±1 for one output, else the classes 0 … c−1."""
+    """Return fixed labels, as many of each: ±1 for one output, else the classes 0 … c−1.
+
+    Example:
+        >>> balanced_labels(4, 1).tolist(), balanced_labels(6, 3).tolist()
+        ([-1, -1, 1, 1], [0, 0, 1, 1, 2, 2])
+    """
     labels = torch.arange(count) * max(classes, 2) // count
     return 2 * labels - 1 if classes == 1 else labels
 
 
 def margin_pattern(labels: Tensor, values: Tensor) -> Tensor:
-    """Return A of λ = 1: y, (n, 1), or e_y − e_k, (n, c), k the runner-up among f(x_j), (n, c)."""
+    """Return A of λ = 1: y, (n, 1), or e_y − e_k, (n, c), k the runner-up among f(x_j), (n, c).
+
+    Example:
+        >>> margin_pattern(torch.tensor([0]), torch.tensor([[3.0, 1.0, 2.0]])).tolist()
+        [[1.0, 0.0, -1.0]]
+    """
     classes = values.shape[1]
     if classes == 1:
         return labels[:, None].to(values.dtype)
