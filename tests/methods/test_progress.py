@@ -22,6 +22,7 @@ from exhume.methods.loo2023 import Loo2023
 from exhume.methods.progress import Checkpoint, Method, Progress, pack, unpack
 from exhume.methods.shen2026 import Shen2026
 from exhume.methods.stationary import Stationary
+from exhume.solvers import State
 from problems import case
 
 SHORT: dict[str, Any] = {"steps": 55, "trials": 2, "probe": 15}
@@ -115,6 +116,7 @@ def test_the_seed_decides_and_nothing_else() -> None:
 class Example(Progress):
     """One field of every kind."""
 
+    state: State
     nothing: float | None = None
     infinite: float = math.inf
     table: tuple[tuple[float, ...], ...] = ((1.0, math.nan), (0.1 + 0.2, 3.0))
