@@ -14,8 +14,17 @@ from exhume.errors import InputError
 from exhume.experiments.cells.failure import Failure
 from exhume.features.activations import activation as named
 from exhume.theory import hermite, width
-from exhume.theory.gap import Setting, apart, kernel_gap, ring_kernel, smallest_hit
-from exhume.theory.width import WidthBound, fourth_moment, steepest, width_bound
+from exhume.theory.width import (
+    Setting,
+    WidthBound,
+    apart,
+    fourth_moment,
+    kernel_gap,
+    ring_kernel,
+    smallest_hit,
+    steepest,
+    width_bound,
+)
 
 LOOSE: dict[str, float] = {"tolerance": 0.5, "separation": 1.1}
 

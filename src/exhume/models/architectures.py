@@ -1,8 +1,6 @@
 """Networks that can be trained and attacked, as plain modules of torch.
 
-Each is made from the shape of one sample and a few numbers, so that a card in JSON can name it.
-A network takes samples (n, *shape) and gives outputs (n, m). Samples of shape (H, W) are images
-of one channel. Weights come from `initialise`.
+Each takes samples (n, *shape), where (H, W) is an image of one channel, and gives outputs (n, m).
 """
 
 import inspect
@@ -21,8 +19,7 @@ from exhume.features.layers import Elementwise
 DEEPEST = 1000  # blocks: a card may not ask for more than can be built at once
 
 LARGE, BLOCK = 100_000_000, 1 << 24
-"""Tensors of more than LARGE entries are drawn in blocks of float32, which saves memory. A seed
-would mean another network if either changed."""
+"""Tensors of more than LARGE entries are drawn in blocks of float32; a seed depends on both."""
 
 POSITIONS = 0.02
 """The standard deviation of a transformer's positions at the start, as vision transformers use."""
@@ -48,11 +45,7 @@ class Residual(nn.Module):
 
 
 class Stem(nn.Conv2d):
-    """The first convolution of the residual network, with padding 1 and no bias.
-
-    Its weights are scaled at the start by the numbers in a whole sample, C·H·W, and not by those
-    under the kernel, as published.
-    """
+    """The first convolution of the residual network, its weights scaled by C·H·W as published."""
 
     def __init__(self, image: tuple[int, int, int], width: int, kernel: tuple[int, int]) -> None:
         """Go from an image (C, H, W) to `width` channels."""
@@ -74,11 +67,7 @@ class Tokens(nn.Module):
 
 
 class Block(nn.Module):
-    """A transformer block: attention, then two layers with a GELU, each after a norm.
-
-    Attention is written out, softmax(QKᵀ/√k)V: the fused kernels of torch have no second
-    derivatives, and an attack needs them.
-    """
+    """A transformer block: attention (written out, to have second derivatives), then two layers."""
 
     def __init__(self, dim: int, heads: int) -> None:
         """Make a block for tokens of `dim` numbers, split evenly among `heads`."""
@@ -115,12 +104,7 @@ class Mean(nn.Module):
 def two_layer(
     shape: Sequence[int], width: int, outputs: int = 1, activation: str = "relu", bias: bool = False
 ) -> nn.Sequential:
-    """Return the module of f(x) = W₂ σ(W₁ x), with a bias in both layers or in none.
-
-    Example:
-        >>> [tuple(p.shape) for p in two_layer((8, 8), 100).parameters()]
-        [(100, 64), (1, 100)]
-    """
+    """Return the module of f(x) = W₂ σ(W₁ x), with a bias in both layers or in none."""
     return mlp(shape, [whole_number("width", width)], outputs, activation, bias)
 
 
@@ -133,8 +117,7 @@ def mlp(
 ) -> nn.Sequential:
     """Return the module of f(x) = W_L σ(… σ(W₂ σ(W₁ x))).
 
-    All layers have a bias, or none, or the "first" one alone, so that a network of ReLU is
-    homogeneous in its weights.
+    All layers have a bias, or none, or the "first" alone, which keeps a ReLU network homogeneous.
     """
     if not isinstance(bias, bool) and bias != "first":
         raise InputError(f"bias: expected true, false or first, got {bias!r}.")
@@ -154,9 +137,8 @@ def resnet(
 ) -> nn.Sequential:
     """Return the residual network of Iurada 2025: one large convolution, blocks, a linear head.
 
-    It has no norms and no biases. The head sees the whole last map, flattened. The first
-    convolution has padding 1 and, unless `kernel` gives its side, what makes the maps 7×7: four
-    less than the image, so the published 28 for images of 32×32.
+    It has no norms and no biases. Unless `kernel` gives its side, the first convolution makes the
+    maps 7×7, as published: 28 for images of 32×32.
     """
     image, channel = _image(shape)
     _, height, breadth = image
@@ -243,25 +225,19 @@ ARCHITECTURES: dict[str, Callable[..., nn.Module]] = {
 
 
 def build(name: str, arguments: Mapping[str, Any]) -> nn.Module:
-    """Return the network that a card describes, its weights not yet those of any seed.
-
-    Example:
-        >>> build("mlp", {"shape": [4], "widths": [3, 2]})[-1]
-        Linear(in_features=2, out_features=1, bias=False)
-    """
+    """Return the network that a card describes, its weights not yet those of any seed."""
     if not isinstance(name, str) or name not in ARCHITECTURES:
         raise InputError(f"unknown architecture {name!r}; known are {', '.join(ARCHITECTURES)}.")
     if not isinstance(arguments, Mapping):
         raise InputError(f"architecture {name}: its arguments are no mapping, got {arguments!r}.")
-    make = ARCHITECTURES[name]
-    signature = inspect.signature(make)
+    signature = inspect.signature(ARCHITECTURES[name])
     try:
         signature.bind(**arguments)
     except TypeError as error:
         known = ", ".join(signature.parameters)
         raise InputError(f"architecture {name}: {error}; known are {known}.") from error
     try:
-        return make(**arguments)
+        return ARCHITECTURES[name](**arguments)
     except InputError as error:
         raise InputError(f"architecture {name}, {error}") from error
     except (RuntimeError, MemoryError, OverflowError) as error:
@@ -271,10 +247,8 @@ def build(name: str, arguments: Mapping[str, Any]) -> nn.Module:
 def initialise(module: Module, seed: int = 0) -> Module:
     """Draw the weights of a network, in place, and return it.
 
-    Weights of linear layers and convolutions are N(0, 1/fan-in), positions N(0, 0.02²), biases 0,
-    norms the identity. Numbers are drawn on the CPU in float64, parameter after parameter, and
-    then rounded: a seed means the same network in any precision and on any device. Tensors of
-    more than 100 million entries are drawn in float32 to save memory.
+    Weights are N(0, 1/fan-in), positions N(0, 0.02²), biases 0, norms the identity, drawn on the
+    CPU in float64 and then rounded: a seed means the same network in any precision and device.
     """
     if whole_number("seed", seed, least=0) >= 2**63:
         raise InputError(f"seed: expected a whole number below 2⁶³, got {seed}.")

@@ -1,11 +1,7 @@
 """Data cards: what an auditor is told of the inputs of a model, as a small YAML file.
 
-shape: [3, 32, 32]          # of one input, channels first; only this is needed
-range: [0, 1]               # of the pixels
-mean: [0.49, 0.48, 0.45]    # input = (pixel − mean) / std, a number or one for each channel
-std: [0.25, 0.24, 0.26]
-norm: sqrt_d                # of one input, where all have the same: a number, or √d
-classes: 10
+`shape: [3, 32, 32]` is needed; `range: [0, 1]`, `mean: [0.49, 0.48, 0.45]`, `std: 0.25`,
+`norm: sqrt_d` and `classes: 10` may follow, with input = (pixel − mean) / std.
 """
 
 import math
@@ -91,13 +87,7 @@ class DataCard:
     def of(
         cls, entries: Any, source: str = "card", shape: tuple[int, ...] | None = None
     ) -> "DataCard":
-        """Return the card that a file describes.
-
-        Args:
-            entries: what the file holds, by name.
-            source: where they come from, for errors.
-            shape: of one input, where that is told apart from the card.
-        """
+        """Return the card of a file's entries; the shape may be told apart from them."""
         known = [field.name for field in fields(cls)]
         if not isinstance(entries, Mapping):
             raise InputError(f"{source}: expected entries such as 'shape: [3, 32, 32]'.")
@@ -132,10 +122,7 @@ class DataCard:
 
     @property
     def display(self) -> Pixels | None:
-        """Return how inputs become pixels from 0 to 1; None where not known, and for vectors.
-
-        Pixels are taken to range from 0 to 1 where there are mean and std, but no range.
-        """
+        """Return how inputs become pixels from 0 to 1; None where not known, and for vectors."""
         if len(self.shape) < 2 or not self._normalised:
             return None
         low, high = self.range or (0.0, 1.0)

@@ -17,17 +17,10 @@ from exhume.errors import InputError, quoted
 
 
 def load_factory(spec: str, arguments: Mapping[str, Any] | None = None) -> nn.Module:
-    """Return the model that a factory makes; only what is named is imported.
+    """Return the model that a factory makes: a function, a class, or a model that is there already.
 
-    Args:
-        spec: "package.module:factory", where the current folder counts as installed, or
-            "path/to/file.py:factory", where the file's folder does. The factory is a function
-            or a class, or a model that is there already.
-        arguments: what to call it with, by name.
-
-    Example:
-        >>> load_factory("torch.nn:Linear", {"in_features": 3, "out_features": 1})
-        Linear(in_features=3, out_features=1, bias=True)
+    It is "package.module:factory", where the current folder counts as installed, or
+    "path/to/file.py:factory", where the file's folder does. Only what is named is imported.
     """
     try:
         where, colon, name = spec.rpartition(":")
@@ -37,8 +30,14 @@ def load_factory(spec: str, arguments: Mapping[str, Any] | None = None) -> nn.Mo
         with _nothing_left_behind():
             sys.path.insert(0, str(Path(where).resolve().parent if is_file else Path.cwd()))
             importlib.invalidate_caches()
-            factory = _attribute(_imported(where, is_file), name)
-            return _made(factory, dict(arguments or {}))
+            module = _imported(where, is_file)
+            if hasattr(module, name):
+                return _made(getattr(module, name), dict(arguments or {}))
+        public = {key: value for key, value in vars(module).items() if not key.startswith("_")}
+        offered = [key for key, value in public.items() if callable(value)]
+        own = [key for key in offered if getattr(public[key], "__module__", "") == module.__name__]
+        names = ", ".join((own or offered)[:12]) or "no function or class"
+        raise InputError(f"no {name!r} there; it offers {names}.")
     except InputError as error:
         raise InputError(f"factory {spec!r}: {error}") from error
 
@@ -85,17 +84,6 @@ def _from_file(path: Path) -> ModuleType:
         del sys.modules[found.name]
         raise
     return module
-
-
-def _attribute(module: ModuleType, name: str) -> Any:
-    try:
-        return getattr(module, name)
-    except AttributeError as error:
-        public = {key: value for key, value in vars(module).items() if not key.startswith("_")}
-        offered = [key for key, value in public.items() if callable(value)]
-        own = [key for key in offered if getattr(public[key], "__module__", "") == module.__name__]
-        names = ", ".join((own or offered)[:12]) or "no function or class"
-        raise InputError(f"no {name!r} there; it offers {names}.") from error
 
 
 def _made(factory: Any, arguments: dict[str, Any]) -> nn.Module:

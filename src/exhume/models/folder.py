@@ -1,10 +1,8 @@
 """Model folders: from files to a Problem. The truth lives in a file that is not read here.
 
-A network of `models.architectures` is `card.json` (which one, its sizes) and two state dicts,
-`initial.safetensors` and `trained.safetensors`. A random-features model is `card.json` (shapes,
-activation, where V comes from), `trained.safetensors` (the last layer, "last" (p, m)), and V
-itself, as `initial.safetensors` ("first" (p, d)), as a memory-mapped `first.npy`, or as nothing
-but a seed in the card.
+`card.json` says what the model is. A network has two state dicts, `initial.safetensors` and
+`trained.safetensors`; random features have the last layer, "last" (p, m), in the second, and V,
+"first" (p, d), in the first, in a memory-mapped file, or as nothing but a seed in the card.
 """
 
 from collections.abc import Iterator
@@ -52,15 +50,7 @@ def random_features_problem(
     shape: tuple[int, ...],
     display: Pixels | None = None,
 ) -> Problem:
-    """Return the problem that a random-features model poses.
-
-    Args:
-        weights: V (p, d).
-        activation_name: σ.
-        last: trained last layer, (p, m).
-        shape: of one input.
-        display: how inputs become pixels, where the auditor is told.
-    """
+    """Return the problem that a random-features model poses, V (p, d) and its last layer (p, m)."""
     if not isinstance(weights, Seeded):
         _check_first_layer(weights)
     if weights.dtype not in (torch.float32, torch.float64):
@@ -108,15 +98,11 @@ class NetworkModel:
         self, parameters: str = "last", point: str = POINT, premise: Premise = Premise.CHANGE
     ) -> Problem:
         """Return the problem of a block's change, or of all weights with the other premises."""
-        pixels = (SHOWN,) if self.display else ()
+        told = Told(display=self.display, knows=(SHOWN,) if self.display else ())
         if premise is not Premise.CHANGE:
-            told = Told(display=self.display, knows=pixels)
             return weights_problem(self.network, self.trained, premise, told)
-        told = Told(display=self.display, knows=(NORM, *pixels))
+        told = replace(told, knows=(NORM, *told.knows))
         return network_problem(self.network, self.initial, self.trained, parameters, point, told)
-
-
-# Writing
 
 
 def write_network(folder: Path, model: NetworkModel, training: dict[str, Any]) -> None:
@@ -160,9 +146,6 @@ def _write_card(
     shown = asdict(display) if display else None
     card = {"schema": 1, "kind": kind, **sizes, "display": shown, "training": training}
     write_json(folder / CARD, card)
-
-
-# Reading
 
 
 def _read_card(folder: Path) -> tuple[str, dict[str, Any]]:
@@ -221,15 +204,7 @@ def read_model(
     point: str | None = None,
     premise: Premise | str | None = None,
 ) -> Problem:
-    """Read the problem that a model folder poses.
-
-    Args:
-        folder: made by `exhume victim`.
-        parameters: of a network, see `network_problem`; the last layer if None.
-        point: where its features are taken; the midpoint if None.
-        premise: change, margin or decay; what the card says of the training if None. For the last
-            two all trained weights are the target, and initial ones are not read.
-    """
+    """Read the problem that a model folder poses; the premise is the card's if None."""
     kind, card = _read_card(folder)
     training = card.get("training")
     told = training.get("premise") if isinstance(training, dict) else None

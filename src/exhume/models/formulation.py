@@ -1,9 +1,7 @@
 """From initial and trained weights of a network to a Problem: the unified formulation.
 
-The change of a block of parameters in training is a combination of the samples' gradients,
-Δθ ≈ Σ_i Σ_c A_ic ∇θ f_c(x_i), at a point on the way from the initial to the trained weights. For
-the last linear layer this is ΔW_L ≈ Φ(X)ᵀA with Φ its inputs (see `features.modules`). MARGIN
-and DECAY say the same of θ itself; what of that the weights deny is said here, too.
+Δθ ≈ Σ_i Σ_c A_ic ∇θ f_c(x_i) at a point on the way from the initial to the trained weights; for
+the last linear layer ΔW_L ≈ Φ(X)ᵀA with Φ its inputs. MARGIN and DECAY say the same of θ itself.
 """
 
 import math
@@ -41,7 +39,6 @@ LAZY = (
     "features of the samples moved little in training (the lazy regime), and training followed "
     "the gradient of the loss"
 )
-"""What is assumed where all weights were trained."""
 
 ASSUMED = {
     Premise.MARGIN: (
@@ -87,14 +84,9 @@ def network_problem(
 ) -> Problem:
     """Return the problem that a network poses, given its weights before and after training.
 
-    Args:
-        network: the module as a function.
-        initial: its parameters and buffers before training, at least those of `needed`.
-        trained: the same after training.
-        parameters: `last` for the inputs of the last linear layer (its bias is left out), or a
-            block of parameters whose gradients are taken (`all`, `first`, names, patterns).
-        point: where on the way features are taken: initial, final, midpoint or both.
-        told: of the inputs; they lie on the sphere of radius √d unless it has a domain.
+    Initial weights are at least those of `needed`. Parameters are `last` for the inputs of the last
+    linear layer (its bias is left out), or a block whose gradients are taken (`all`, `first`,
+    names, patterns). Inputs lie on the sphere of radius √d unless a domain is told.
     """
     one_of("point", point, POINTS)
     target, coarsest = _change(network, initial, trained, parameters)
@@ -142,13 +134,10 @@ def weights_problem(
 
 
 def needed(network: Network, trained: Weights, parameters: str, point: str) -> tuple[str, ...]:
-    """Return the names of the initial weights without which there is no such problem.
-
-    The head's bias has no part in what the head is given.
-    """
+    """Return the names of the initial weights without which there is no such problem."""
     if point == "final":
         return _block(network, trained, parameters)
-    bias = network.head_weight.removesuffix("weight") + "bias"
+    bias = network.head_weight.removesuffix("weight") + "bias"  # no part of what the head is given
     return tuple(name for name in trained if not (parameters == "last" and name == bias))
 
 
@@ -212,17 +201,11 @@ def _block(network: Network, weights: Weights, parameters: str) -> tuple[str, ..
 
 
 def first_layer(network: Network, initial: Weights, trained: Weights) -> FirstLayer | None:
-    """Return the first layer, where it is dense, sees the input itself, and was trained.
-
-    Where the weights themselves are the target, it counts as having begun at zero.
-    """
+    """Return the first layer, where it is dense, sees the input itself, and was trained."""
     name = network.first_dense(trained)
     if name is None or name not in initial or torch.equal(initial[name], trained[name]):
         return None
     return FirstLayer(initial[name], trained[name])
-
-
-# Premises
 
 
 def premise_named(word: str | Premise) -> Premise:
@@ -245,12 +228,8 @@ def check_whole(premise: Premise, parameters: str | None, point: str | None) -> 
 def degree(features: Features, inputs: Tensor) -> tuple[float, float]:
     """Return the L of f(2θ) ≈ 2^L f(θ), and the share ‖f(2θ) − 2^L f(θ)‖ / ‖f(2θ)‖ that it misses.
 
-    L is not a number where outputs are zero or change sign; the share is then 1. Both are 0 where
-    the features are not those of a whole network.
-
-    Args:
-        features: of f, whose last point is θ; buffers, such as a norm's statistics, are not in θ.
-        inputs: (n, d).
+    θ is the features' last point. L is not a number where outputs are zero or change sign; the
+    share is then 1. Both are 0 where the features are not those of a whole network.
     """
     features = features.to(features.device, torch.float64)
     once, twice = features.predict(inputs), features.predict(inputs, 2.0)
@@ -264,23 +243,15 @@ def degree(features: Features, inputs: Tensor) -> tuple[float, float]:
 
 
 def beyond(layer: FirstLayer, samples: int) -> float:
-    """Return Σ_{i>n} s_i², of the singular values s of W₁: what n samples cannot leave.
-
-    Example:
-        >>> layer = FirstLayer(torch.zeros(2, 2), torch.tensor([[3.0, 0.0], [0.0, 2.0]]))
-        >>> beyond(layer, 1), beyond(layer, 2)
-        (4.0, 0.0)
-    """
-    sizes, _ = layer.spectrum
-    return float(sizes[samples:].square().sum())
+    """Return Σ_{i>n} s_i², of the singular values s of W₁: what n samples cannot leave."""
+    return float(layer.spectrum[0][samples:].square().sum())
 
 
 def doubts(problem: Problem, samples: int | None) -> tuple[str, ...]:
     """Return what of the weights speaks against the premise of a problem, a sentence each.
 
-    MARGIN asks for a network that is homogeneous in its weights, f(sθ) = s^L f(θ). With MARGIN and
-    DECAY a dense first layer is W₁ = Σ_i δ_i x_iᵀ: n samples leave nothing beyond n directions,
-    and initial weights that are still there do. `samples` is n, if that is known.
+    MARGIN asks for f(sθ) = s^L f(θ). With MARGIN and DECAY a dense first layer is Σ_i δ_i x_iᵀ, and
+    n samples, if their number is known, leave nothing beyond n directions.
     """
     found: list[str] = []
     if problem.premise is Premise.MARGIN:

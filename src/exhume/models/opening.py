@@ -34,15 +34,10 @@ from exhume.models.state import ZERO_HEAD, Saved, StateOrFile, check_pair
 class Source:
     """Where a model and its weights come from."""
 
-    # folder of a model; package.module:factory or path/file.py:factory, whose code is run; or a
-    # module in memory, whose own weights are not used
+    # a folder; a factory (see `load_factory`); or a module, whose own weights are not used
     model: nn.Module | str | None
-    # state dict after training, or its file; None for a folder, which has its own, as it has all
-    # that follows
-    trained: StateOrFile | None = None
-    # state dict before training, or its file; "zero-head" where the last layer began at zero and
-    # nothing else was trained
-    initial: StateOrFile | None = None
+    trained: StateOrFile | None = None  # None for a folder, which has its own, and all that follows
+    initial: StateOrFile | None = None  # or "zero-head" (see `ZERO_HEAD`)
     card: DataCard | None = None  # what is known of the inputs
     arguments: dict[str, Any] | None = None  # what the factory is called with
     head: str | None = None  # name of the last linear layer; found if None
@@ -89,12 +84,10 @@ class Opened:
 
     problem: Problem  # what the auditor may see
     parameters: str = "last"  # the block of parameters that is its target, or whose change is
-    # where its features are taken; None for random features, which do not move
-    point: str | None = None
+    point: str | None = None  # where features are taken; None for random ones, which do not move
     changes: tuple[str, ...] = ()  # what was changed in the copy of the model that is attacked
     warnings: tuple[str, ...] = ()  # what weakens the attack's premise, and what the weights lack
-    # how far derivatives were from finite differences, where it was checked
-    derivative_error: float | None = None
+    derivative_error: float | None = None  # from finite differences, where it was checked
 
 
 def open_model(
@@ -109,11 +102,9 @@ def open_model(
 
     Args:
         source: the model and its weights.
-        parameters: the block that is attacked (see `network_problem`); the last layer if None.
-        point: where its features are taken; the midpoint if None, or final where initial weights
-            are missing or features did not move.
-        premise: change, margin or decay. What a model folder says, or change, if None. The last
-            two take all trained weights, and no initial ones.
+        parameters: see `network_problem`; the last layer if None.
+        point: the midpoint if None, or final where initial weights are missing or features fixed.
+        premise: what a model folder says, or change, if None.
         samples: how many there are, if that is known; it shows whether a premise can hold.
         check: compare derivatives with finite differences; an audit that is over did.
     """
@@ -129,10 +120,7 @@ def open_model(
 
 
 def open_network(source: Source) -> tuple[Network, str | None] | None:
-    """Open a network, with the name of its activation where a model folder tells it.
-
-    It is None for a folder of random features. Derivatives are not checked.
-    """
+    """Open a network, with its activation where a folder tells it; None for random features."""
     folder = source.folder()
     if folder is None:
         return _prepared(source, check=False)[0].network, None
@@ -178,31 +166,27 @@ def _open_weights(
                 f"{premise.value} that all of them were; leave one out."
             )
     prepared, after, card = _prepared(source, check)
-    network, changes, error = prepared.network, prepared.changes, prepared.derivative_error
+    network = prepared.network
     if premise is Premise.CHANGE:
         parameters = parameters or "last"
         problem, point, warnings = _change(network, after, source, card, parameters, point)
-        warnings = [*prepared.warnings, *warnings]
-        return Opened(problem, parameters, point, changes, tuple(warnings), error)
-    domain = None if card.range is None and card.norm is None else card.domain()
-    told = Told(domain, card.display, card.knows)
-    problem = weights_problem(network, _together(after)[0], premise, told)
-    problem, warnings = _rounded(problem, after)
-    if source.initial is not None:
-        warnings.append(
-            "Initial weights were given, and are not used: with the premise "
-            f"{premise.value} the trained weights themselves are the target."
-        )
-    return Opened(problem, "all", "final", changes, (*prepared.warnings, *warnings), error)
+    else:
+        parameters, point = "all", "final"
+        domain = None if card.range is None and card.norm is None else card.domain()
+        told = Told(domain, card.display, card.knows)
+        problem = weights_problem(network, _together(after)[0], premise, told)
+        problem, warnings = _rounded(problem, after)
+        if source.initial is not None:
+            warnings.append(
+                "Initial weights were given, and are not used: with the premise "
+                f"{premise.value} the trained weights themselves are the target."
+            )
+    warned = (*prepared.warnings, *warnings)
+    return Opened(problem, parameters, point, prepared.changes, warned, prepared.derivative_error)
 
 
 def _change(
-    network: Network,
-    after: Saved,
-    source: Source,
-    card: DataCard,
-    parameters: str,
-    point: str | None,
+    network: Network, after: Saved, source: Source, card: DataCard, block: str, point: str | None
 ) -> tuple[Problem, str, list[str]]:
     """Return the problem whose target is the change of a block, the point, and warnings."""
     before = _before(source, network, after)
@@ -212,27 +196,27 @@ def _change(
         for name, w in before.tensors.items()
         if name not in _of_head(network)
     )
-    lacking = [n for n in needed(network, after.tensors, parameters, POINT) if n in missing]
+    lacking = [n for n in needed(network, after.tensors, block, POINT) if n in missing]
     point = point or ("final" if lacking or frozen else POINT)
-    if source.zero_head and (parameters, point) != ("last", "final"):
+    if source.zero_head and (block, point) != ("last", "final"):
         raise InputError(
             f"{ZERO_HEAD}: only the last layer was trained; leave out the parameters and the point."
         )
-    if absent := [n for n in needed(network, after.tensors, parameters, point) if n in missing]:
+    if absent := [n for n in needed(network, after.tensors, block, point) if n in missing]:
         raise InputError(
-            f"{before.source}: lacks {listed(absent)}, which parameters {parameters!r} at the "
+            f"{before.source}: lacks {listed(absent)}, which parameters {block!r} at the "
             f"point {point!r} need. {_unlocks(network, after.tensors)}"
         )
     initial, trained = _together(before, after)
     told = Told(card.domain(), card.display)
-    problem = network_problem(network, initial, trained, parameters, point, told)
+    problem = network_problem(network, initial, trained, block, point, told)
     known = ["some of the initial weights" if missing else "the initial weights"]
     assumed = "training followed the gradient of the loss in the last layer" if frozen else LAZY
     if source.zero_head:
         known, assumed = [], "the last layer began at zero, and nothing else was trained"
     knows = (*known, "the trained weights", "the architecture", *card.knows)
     problem = replace(problem, threat_model=ThreatModel(knows, (assumed, *card.assumes)))
-    if frozen and parameters == "last":
+    if frozen and block == "last":
         problem = replace(problem, drift=0.0)
     problem, warnings = _rounded(problem, before, after)
     if lacking and point == "final":

@@ -1,9 +1,7 @@
 """Make a copy of a user's module that can be attacked, and say what was done to it.
 
-Attacks differentiate per-sample parameter gradients and penultimate activations once more in the
-input. Much that is usual in a module makes that impossible, or wrong without a warning. Each such
-trap is mended in the copy, or refused with what to do; then the copy is run, and its derivatives
-are held against finite differences (see `exhume.models.self_check`).
+Much that is usual in a module makes second derivatives impossible, or wrong without a warning.
+Each such trap is mended in the copy, or refused; then derivatives are checked (`self_check`).
 """
 
 import math
@@ -24,14 +22,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 from exhume.errors import InputError, listed, quoted
 from exhume.features.network import Network, exact_operations
-from exhume.models.head import find_head
-from exhume.models.self_check import (
-    candidates,
-    check_forward,
-    derivative_error,
-    outputs_of,
-    random_tensors,
-)
+from exhume.models import self_check
 
 LARGEST = 2**27
 """The most entries of one input: a batch of eight in float64 then takes 8 GiB."""
@@ -47,13 +38,10 @@ HOOKS = (
 class Prepared:
     """A module whose derivatives can be trusted inside `exact_operations()`."""
 
-    # a copy in eval mode, mended, in float32 or float64, its outputs and its head. A batch of n
-    # inputs gives (n, c), or (n,) where the model was written so and c is 1
-    network: Network
+    network: Network  # a copy in eval mode, mended, in float32 or float64
     changes: tuple[str, ...] = ()  # a sentence for each thing that was changed: what, where and why
     warnings: tuple[str, ...] = ()  # a sentence for each thing that weakens the attack's premise
-    # largest relative error against finite differences; None if not checked
-    derivative_error: float | None = None
+    derivative_error: float | None = None  # largest, relative; None if not checked
 
 
 def prepare(
@@ -61,22 +49,9 @@ def prepare(
 ) -> Prepared:
     """Return a copy of a model that can be attacked, or raise an error that says why not.
 
-    The model itself is left as it is, and so is the global random state. Checks run in float64.
-
-    Args:
-        model: maps a batch of inputs (n, *shape) to (n, c) or (n,).
-        shape: of one input.
-        head: name of the last linear layer; found if None.
-        check: compare derivatives with finite differences; without, they are on trust.
-
-    Example:
-        >>> model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 3))
-        >>> prepared = prepare(model, (4,))
-        >>> prepared.network.head, prepared.network.outputs
-        ('3', 3)
-        >>> print(prepared.changes[1])
-        Replaced LayerNorm in 1 by a twin of elementary operations: the derivative of per-sample
-        gradients through torch's fused one is wrong.
+    The model, from inputs (n, *shape) to (n, c) or (n,), is left as it is, and so is the global
+    random state. The head is the name of the last linear layer, found if None. `check` compares
+    derivatives with finite differences, in float64.
     """
     if not shape or not all(isinstance(size, int) and size > 0 for size in shape):
         raise InputError(
@@ -92,24 +67,22 @@ def prepare(
     with torch.random.fork_rng(devices), torch.inference_mode(False), torch.enable_grad():
         copy, dtype, copied = _copied(model)
         copy = copy.double() if check else copy
-        random = random_tensors(copy)
-        x = candidates(random, shape)
+        random = self_check.random_tensors(copy)
+        x = self_check.candidates(random, shape)
         with torch.no_grad():
-            before = outputs_of(copy, x)
+            before = self_check.outputs_of(copy, x)
             changes += copied + _mend(copy)
             with exact_operations():
-                after = outputs_of(copy, x)
-                check_forward(copy, x, before, after, 1e-9 if check else 1e-4)
-                head = find_head(copy, x, after.numel(), head)
+                after = self_check.outputs_of(copy, x)
+                self_check.check_forward(copy, x, before, after, 1e-9 if check else 1e-4)
+                head = self_check.find_head(copy, x, after.numel(), head)
         network, error = Network(copy, shape, after[0].numel(), head), None
         if check:
-            error, part = derivative_error(network, x[:2], random)
+            error, part = self_check.derivative_error(network, x[:2], random)
             changes += part
         _cast(copy, dtype)
     return Prepared(network, tuple(changes), tuple(_sentences(copy, WARNINGS)), error)
 
-
-# Refusals before anything runs
 
 COMPUTED = (
     "is parametrized, such as by weight_norm, spectral_norm or pruning: its weight is computed "
@@ -139,7 +112,6 @@ REFUSED_PARAMETERS: tuple[tuple[Callable[[nn.Parameter], bool], str], ...] = (
         "holds NaN or infinite entries; load weights that are not damaged.",
     ),
 )
-"""What no parameter may be, and how the sentence about it goes on after the parameter's name."""
 
 REFUSED_PARTS: Table = (
     (
@@ -181,9 +153,6 @@ def _refuse(model: nn.Module) -> None:
             "model: has no nn.Linear; write its last layer as one (a 1×1 convolution of pooled "
             "features is one)."
         )
-
-
-# The copy
 
 
 def _inner(module: nn.Module) -> nn.Module | None:
@@ -242,7 +211,6 @@ def _copied(model: nn.Module) -> tuple[nn.Module, torch.dtype, list[str]]:
 
 
 def _cast(module: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Cast real numbers only, unlike `module.to`."""
     return module.double() if dtype == torch.float64 else module.float()
 
 

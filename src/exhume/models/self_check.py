@@ -1,11 +1,13 @@
-"""Run a module as an attack will: check its outputs and its derivatives, or say what is wrong."""
+"""Run a module as an attack will: check outputs and derivatives, find the head, or refuse it."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import grad, jvp, vjp, vmap
+from torch.nn.modules.module import register_module_forward_hook
 
 from exhume.errors import InputError, listed, quoted
 from exhume.features.network import Network
@@ -14,22 +16,29 @@ ROWS = 8
 """Random inputs on which a model is tried: enough that no other size is likely to be 8 as well."""
 
 STEPS = (1e-5, 1e-6, 1e-7, 1e-8)
-"""Half-widths of finite differences, each with its own direction: large ones are accurate, small
-ones cross few kinks. A kink can spoil one try, a wrong derivative spoils all."""
+"""Half-widths of finite differences: a kink can spoil one try, a wrong derivative spoils all."""
 
 TOLERANCE = 1e-4
-"""Relative error of a derivative at which a model is refused: wrong derivatives are off by more
-than a thousandth, right ones agree with differences to a millionth."""
+"""Relative error at which a model is refused: wrong derivatives are off by more than 1e-3."""
 
 ROUNDING = 1e-10
-"""A difference over a step h is rounded by about 1e-16/h of the values. A derivative smaller than
-ROUNDING/h of the values counts as that large, so that flat functions are not taken for wrong."""
+"""Derivatives below ROUNDING/h of the values count as that large: differences are rounded there."""
 
 LARGE = 50_000_000
 """The most parameters whose derivatives are checked: more would take minutes."""
 
+LINKS: dict[str, Callable[[Tensor], Tensor]] = {
+    "softmax": lambda z: z.softmax(-1),
+    "log_softmax": lambda z: z.log_softmax(-1),
+    "sigmoid": torch.sigmoid,
+    "logsigmoid": F.logsigmoid,
+}
+"""What models that return probabilities end in."""
+
+Call = tuple[str, tuple[int, ...], Tensor]  # a linear layer's name, its input's shape, its output
 Random = Callable[..., Tensor]
 Pair = tuple[Tensor, Tensor]  # of contracted gradients (n, tensors), and of activations (n, h)
+Pairs = Callable[[Tensor], Pair]
 
 
 def random_tensors(module: nn.Module) -> Random:
@@ -42,11 +51,8 @@ def random_tensors(module: nn.Module) -> Random:
 def candidates(random: Random, shape: tuple[int, ...], n: int = ROWS) -> Tensor:
     """Return random inputs of norm √d, (n, *shape)."""
     flat = random(n, math.prod(shape))
-    scaled: Tensor = flat * (math.sqrt(flat.shape[1]) / flat.norm(dim=1, keepdim=True))
-    return scaled.reshape(n, *shape)
-
-
-# Outputs
+    scale: Tensor = math.sqrt(flat.shape[1]) / flat.norm(dim=1, keepdim=True)
+    return (flat * scale).reshape(n, *shape)
 
 
 def outputs_of(module: nn.Module, x: Tensor) -> Tensor:
@@ -120,8 +126,7 @@ def check_forward(
                 "model: the outputs of an input depend on the other inputs of its batch; look for "
                 "statistics over the batch, and for batch_first=False."
             )
-    off = distance(before, after)
-    if off > tolerance:
+    if (off := distance(before, after)) > tolerance:
         raise InputError(
             f"model: its mended copy has other outputs, by {off:.1e} of their size; if hooks take "
             "part in computing them, write what they do in forward."
@@ -136,14 +141,10 @@ def distance(given: Tensor, expected: Tensor, among: Tensor | None = None) -> fl
     return ((given - expected).abs().max() / size.clamp_min(torch.finfo(size.dtype).tiny)).item()
 
 
-# Derivatives
-
-
 def derivative_error(network: Network, x: Tensor, random: Random) -> tuple[float, list[str]]:
     """Return the largest relative error of ∂/∂x of ⟨∇_θ u·f(x), r⟩ and of the activations.
 
-    vmap, grad and jvp are held against central differences of a plain loop over samples, vjp
-    against jvp. A sentence says which tensors were checked, if not all.
+    Differences are those of a plain loop. A sentence says which tensors were checked, if not all.
     """
     parameters, changes = _checked_tensors(network.module)
     fixed = [random(*p.shape) for p in parameters.values()]
@@ -171,8 +172,8 @@ def derivative_error(network: Network, x: Tensor, random: Random) -> tuple[float
             gradients, hidden = grad(scalar, has_aux=True)(parameters, one)
             return contracted(gradients.values()), hidden
 
-        rows, activations = vmap(one_sample)(x)
-        return rows, activations
+        pair: Pair = vmap(one_sample)(x)
+        return pair
 
     best = torch.full((), math.inf, dtype=torch.float64).to(x)
     for step in STEPS:
@@ -202,13 +203,7 @@ def _checked_tensors(module: nn.Module) -> tuple[dict[str, Tensor], list[str]]:
     return {name: p for name, p in every.items() if name in chosen}, [sentence]
 
 
-def _errors(
-    by_loop: Callable[[Tensor], Pair],
-    by_func: Callable[[Tensor], Pair],
-    x: Tensor,
-    direction: Tensor,
-    step: float,
-) -> Tensor:
+def _errors(by_loop: Pairs, by_func: Pairs, x: Tensor, direction: Tensor, step: float) -> Tensor:
     """Return relative errors (n, tensors + 1): of each tensor's contraction, of activations."""
     try:
         ahead, behind = by_loop(x + step * direction), by_loop(x - step * direction)
@@ -244,13 +239,96 @@ def _errors(
 
 def _refuse_wrong(module: nn.Module, names: list[str], errors: Tensor) -> None:
     """Name the tensors with wrong derivatives, worst first, and the layers that own them."""
-    owners = [type(module.get_submodule(name.rpartition(".")[0])).__name__ for name in names]
-    words = [f"{name} ({owner})" for name, owner in zip(names, owners, strict=True)]
-    words.append("the activations before the head")
+    owners = {name: type(module.get_submodule(name.rpartition(".")[0])).__name__ for name in names}
+    words = [*(f"{n} ({owner})" for n, owner in owners.items()), "the activations before the head"]
     order = errors.argsort(descending=True).tolist()
     if suspects := [words[i] for i in order if errors[i] > TOLERANCE]:
         raise InputError(
             f"model: derivatives are off by {errors.max().item():.1e} of their size from finite "
             f"differences, for {listed(suspects)}. Suspects are these layers and those after: "
             "F.instance_norm, custom autograd functions, detach, no_grad and casts in forward."
+        )
+
+
+def find_head(module: nn.Module, x: Tensor, size: int, head: str | None) -> str:
+    """Return the layer that is named, or whose output is the model's, of `size` entries for x."""
+    linear = {part: name for name, part in module.named_modules() if isinstance(part, nn.Linear)}
+    calls, outputs = _calls(module, linear, x, size)
+    called = [name for name, _, _ in calls]
+    if head is not None and head not in linear.values():
+        known = listed(linear.values(), 20)
+        raise InputError(f"head: {head!r} is no linear layer; the linear layers are {known}.")
+    if head is not None and head not in called:
+        raise InputError(
+            f"head: forward does not call {head}; name one that it calls: {listed(called)}."
+        )
+    if not calls:
+        raise InputError(
+            f"head: forward calls none of the linear layers ({listed(linear.values())}); call the "
+            "last one as a module and return its output."
+        )
+    if head is None:
+        head = _last(calls, outputs)
+    for inputs in (x, x[:1]):
+        again, _ = _calls(module, linear, inputs, 0)
+        shapes = [shape for name, shape, _ in again if name == head]
+        if len(shapes) > 1:
+            raise InputError(
+                f"head: {head} runs {len(shapes)} times in one forward; the last layer must be one "
+                "of its own."
+            )
+        _refuse_tokens(head, shapes[0], len(inputs))
+    prefix = f"{head}." if head else ""
+    own = {id(p): prefix + name for name, p in module.get_submodule(head).named_parameters()}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        if (of_head := own.get(id(parameter), name)) != name:
+            raise InputError(
+                f"head: the {of_head.removeprefix(prefix)} of {head} is shared with {name}; the "
+                "last layer must have weights of its own."
+            )
+    return head
+
+
+def _calls(
+    module: nn.Module, linear: dict[nn.Linear, str], x: Tensor, size: int
+) -> tuple[list[Call], Tensor]:
+    """Return calls of linear layers, with outputs of `size` entries, and the model's outputs."""
+    calls: list[Call] = []
+
+    def record(part: nn.Module, args: tuple[Tensor, ...], outputs: Tensor) -> None:
+        if isinstance(part, nn.Linear) and part in linear and args:
+            kept = outputs.clone() if outputs.numel() == size else outputs.new_empty(0)
+            calls.append((linear[part], tuple(args[0].shape), kept))
+
+    with register_module_forward_hook(record):
+        return calls, module(x)
+
+
+def _last(calls: list[Call], outputs: Tensor) -> str:
+    """Return the last call whose output is the model's, but for the shape."""
+    size = outputs.numel()
+    whole = [(n, x.reshape(outputs.shape)) for n, _, x in reversed(calls) if x.numel() == size]
+    for name, found in whole:
+        if torch.equal(found, outputs):
+            return name
+    for name, found in whole:
+        for link, function in LINKS.items():
+            if distance(function(found), outputs) < 1e-5:
+                raise InputError(
+                    f"model: ends in {link}; return the logits, the output of {name}, or name the "
+                    f"layer with head={name!r}."
+                )
+    name, shape, _ = calls[-1]
+    _refuse_tokens(name, shape, len(outputs))
+    raise InputError(
+        f"model: something follows {name}, its last linear layer; return the output of that "
+        f"layer, or name one with head={name!r}."
+    )
+
+
+def _refuse_tokens(head: str, shape: tuple[int, ...], n: int) -> None:
+    if len(shape) != 2 or shape[0] != n:
+        raise InputError(
+            f"head: {head or 'the model'} is applied to a tensor of shape {shape}; expected "
+            f"({n}, h), one row for each input: pool before it, or name another with head=."
         )

@@ -69,10 +69,8 @@ class Saved:
 def read_state(path: Path) -> StateDict:
     """Return the tensors of a checkpoint, on the CPU.
 
-    Args:
-        path: a `.safetensors` file; a `.pt`, `.pth`, `.bin` or `.ckpt` file that holds a state
-            dict, bare or under "state_dict", "model_state_dict" or "model"; or a folder with
-            `model.safetensors`, in one piece or in shards with their index.
+    The path is a file of safetensors; one of torch.save that holds a state dict, bare or under one
+    of WRAPPERS; or a folder with `model.safetensors`, in one piece or in shards with their index.
     """
     suffix = path.suffix.lower()
     if path.is_dir():
@@ -155,7 +153,6 @@ def _is_archive(path: Path) -> bool:
 
 
 def _unwrapped(content: Any, path: Path) -> StateDict:
-    """Return the state dict inside the usual wrappers."""
     for _ in range(3):  # wrappers in wrappers
         inner = [content.get(key) for key in WRAPPERS] if isinstance(content, Mapping) else []
         content = next((part for part in inner if isinstance(part, Mapping)), content)
@@ -177,19 +174,8 @@ def fit_state(
     """Return the parameters and buffers of a module, under its own names, from a state dict.
 
     Half precision becomes float32, float64 and integers stay. Prefixes that wrappers add to every
-    name are dropped if the names fit without. Tied parameters may be stored once.
-
-    Args:
-        state: what was read, by name.
-        module: the architecture; its own weights are not used, save for counters of batches.
-        source: where the state comes from, for errors.
-        partial: take some of the tensors for an answer, instead of all.
-
-    Example:
-        >>> layer = nn.Linear(2, 1)
-        >>> wrapped = {f"module.{name}": w.half() for name, w in layer.state_dict().items()}
-        >>> {name: w.dtype for name, w in fit_state(wrapped, layer, "model.pt").items()}
-        {'weight': torch.float32, 'bias': torch.float32}
+    name are dropped if the names fit without. Tied parameters may be stored once. Where `partial`,
+    some of the tensors will do; `source` is where they come from, for errors.
     """
     own = {name: x for name, x in module.state_dict().items() if isinstance(x, Tensor)}
     needed = {name for name in own if name.rpartition(".")[2] != COUNTER}
@@ -203,13 +189,11 @@ def fit_state(
     other = [name for name in own if name in given and given[name].shape != own[name].shape]
     some = partial and len(missing) < len(needed)
     if unexpected or other or (missing and not some):
+        shape, was = ({name: tuple(w.shape) for name, w in x.items()} for x in (own, given))
         faults = {
-            "missing": [f"{name} {tuple(own[name].shape)}" for name in missing],
-            "unexpected": [f"{name} {tuple(given[name].shape)}" for name in unexpected],
-            "of another shape": [
-                f"{name}, expected {tuple(own[name].shape)}, found {tuple(given[name].shape)}"
-                for name in other
-            ],
+            "missing": [f"{name} {shape[name]}" for name in missing],
+            "unexpected": [f"{name} {was[name]}" for name in unexpected],
+            "of another shape": [f"{n}, expected {shape[n]}, found {was[n]}" for n in other],
         }
         found = "; ".join(f"{kind}: {listed(items, 3)}" for kind, items in faults.items() if items)
         raise InputError(
@@ -263,11 +247,7 @@ def _usable(tensor: Tensor, own: Tensor, name: str, source: str) -> Tensor:
 def check_pair(
     initial: Mapping[str, Tensor], trained: Mapping[str, Tensor], before: str, after: str
 ) -> None:
-    """Refuse weights before and after training that cannot be of one model, or are the same.
-
-    Example:
-        >>> check_pair({"weight": torch.zeros(2)}, {"weight": torch.ones(2)}, "a.pt", "b.pt")
-    """
+    """Refuse weights before and after training that cannot be of one model, or are the same."""
     different = None
     if only := [name for name in (*initial, *trained) if (name in initial) != (name in trained)]:
         different = f"tensor {only[0]!r} is in {before if only[0] in initial else after} only"

@@ -1,9 +1,7 @@
 """Counting equations against unknowns: from which width on a last layer can determine samples.
 
-Fewer equations than unknowns leave a continuum of solutions; as many make a single one possible, in
-general position, and promise nothing. d is the dimension of an input, n the number of samples, m of
-outputs, `subspace` r (d if None); `norm` says whether the norm of a sample is known, or leaves no
-trace (σ homogeneous). Where no paper is named, the count is our derivation.
+d is the dimension of an input, n the number of samples, m of outputs, `subspace` r (d if None);
+`norm` says whether the norm of a sample is known, or leaves no trace (σ homogeneous).
 """
 
 from bisect import bisect_left
@@ -31,8 +29,7 @@ def unknowns(
 ) -> int:
     """Return n(r − 1 + min(m, n)): what n samples and their coefficients are, as numbers.
 
-    A sample on a sphere is r − 1 numbers, r without a known norm. It has one coefficient for each
-    output. Beyond n outputs there is nothing new: ΦᵀA has rank n, and n columns give the rest.
+    A sample on a sphere is r − 1 numbers. Beyond n outputs there is nothing new: ΦᵀA has rank n.
 
     Example:
         >>> unknowns(3072, 100), unknowns(3072, 100, subspace="span")
@@ -44,10 +41,9 @@ def unknowns(
 
 
 def label_fitting(samples: int) -> int:
-    """Return the least width that fits any labels: p = n.
+    """Return the least width that fits any labels, for any number of outputs: p = n.
 
-    The first threshold of Iurada et al., "A Law of Data Reconstruction for Random Features (and
-    Beyond)". Each output is fitted by its own p weights, so their number does not matter.
+    Iurada et al., "A Law of Data Reconstruction for Random Features (and Beyond)".
     """
     return whole_number("samples", samples)
 
@@ -58,9 +54,7 @@ def reconstruction(
     """Return the least width at which the last layer has as many equations as there are unknowns.
 
     p·min(m, n) ≥ n(r − 1 + min(m, n)). For one output and r = d this is p = dn, the law of Iurada
-    et al., which they prove up to logarithms (Theorem 1). That r takes the place of d is also what
-    Tansley et al., "Efficient Techniques for Data Reconstruction, with Finite-Width Recovery
-    Guarantees", find for their bound.
+    et al., which they prove up to logarithms (Theorem 1).
 
     Example:
         >>> reconstruction(3072, 100), reconstruction(3072, 100, 10), reconstruction(3, 2, 50)
@@ -74,8 +68,7 @@ def safe_width(
 ) -> int:
     """Return the largest width whose last layer cannot determine all n samples, by the count alone.
 
-    This is no guarantee. Some of the samples may leak at this width, prior knowledge of them
-    (natural images) makes up for equations, and other layers have equations of their own.
+    This is no guarantee: some samples may leak, priors and other layers make up for equations.
     """
     return reconstruction(dim, samples, outputs, subspace, norm) - 1
 
@@ -83,14 +76,7 @@ def safe_width(
 def most_samples(
     equations: int, dim: int, outputs: int = 1, subspace: Where = None, norm: bool = True
 ) -> int:
-    """Return the most samples that a last layer of p·m weights could determine, by the count alone.
-
-    In the span of the samples, with n ≤ d and one output, that is n² ≤ p.
-
-    Example:
-        >>> most_samples(3_072_000, 3072), most_samples(10_000, 3072, subspace="span")
-        (1000, 100)
-    """
+    """Return the most samples that a last layer of p·m weights could determine, by the count."""
     whole_number("equations", equations)
     whole_number("outputs", outputs)
 
@@ -122,16 +108,8 @@ def blocks(
 ) -> tuple[Block, ...]:
     """Return what each tensor of a model could give up, then its first and last layer, and all.
 
-    The change of any P parameters combines the gradients of m outputs for n samples: P equations in
-    n(r − 1 + m) unknowns. For the weight of the last layer it is `most_samples`, as there outputs
-    beyond n say nothing new.
-
-    Args:
-        model: a module, or the shapes of its parameters by name, in order.
-        dim: d.
-        outputs: m.
-        head: name of the last layer; that of the last parameter if None.
-        norm: whether the norm of a sample is known.
+    Any P parameters are P equations in n(r − 1 + m) unknowns; the weight of the last layer has
+    `most_samples`. The head is the last layer's name, that of the last parameter if None.
 
     Example:
         >>> shapes = {"hidden.weight": (1000, 20), "head.weight": (1, 1000)}

@@ -1,25 +1,21 @@
 """Whether the weights of a two-layer polynomial network determine its training samples.
 
 The weights show tensors T_q = Σ_i b_i x_i^{⊗q} by linear equations. If these have one solution
-only, the tensors are known, and for α ≥ 3 their rank-one terms are unique while the x_i are
-independent: every sample with λ_i ≠ 0 follows. The condition is sufficient and not necessary, and
-its rank is computed: neurons of a KKT point are not in general position.
+only, every sample with λ_i ≠ 0 follows for α ≥ 3, while the x_i are independent.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize, pad
 
 from exhume.checks import number
+from exhume.models.state import StateOrFile
 from exhume.theory.moments import (
     Moments,
     View,
     at_scale,
-    by_margin,
     decompose,
     dimension,
     fewest_neurons,
@@ -28,11 +24,10 @@ from exhume.theory.moments import (
     refine,
     view_of,
 )
-from exhume.theory.neurons import LOCAL, neurons_of, violation
+from exhume.theory.neurons import LOCAL, neurons_of, output, violation
 
 UNEXPLAINED = 1e-2
-"""Most of the weights that recovered samples may leave unexplained: at a KKT point they leave
-little more than rounding, elsewhere a large share."""
+"""Most of the weights that samples may leave unexplained: at a KKT point it is hardly anything."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,13 +41,9 @@ class Identifiability:
     unknowns: int  # of the symmetric tensors on U, Σ_q C(r+q−1, q)
     equations: int  # r for each neuron, and one more if σ has several degrees
     rank: int  # of the equations
-    # the last singular value of the equations, relative to the first; 0 if there are fewer
-    # equations than unknowns
-    smallest: float
+    smallest: float  # their last singular value, relative to the first; 0 if there are too few
     tolerance: float  # relative singular value that counts as zero
-    # of the Gram matrix [(w_k·w_l)^{α−1}], that is the dimension of span{w_k^{⊗(α−1)}}; with
-    # several degrees of all (w_k^{⊗(q−1)})_q together
-    sufficient_rank: int
+    sufficient_rank: int  # dimension of the span of all (w_k^{⊗(q−1)})_q
     sufficient_unknowns: int  # the rank at which it alone would do: dim Sym^{α−1}(U)
     misfit: float  # what the best tensors leave of the equations, relative
     samples: Tensor | None  # recovered, (n, d) float64; None if the condition fails or nothing fits
@@ -88,7 +79,7 @@ class Recovered:
 
 def identifiability(
     model: nn.Module,
-    trained: Mapping[str, Tensor] | Path | str | None = None,
+    trained: StateOrFile | None = None,
     rank: int | None = None,
     tolerance: float | None = None,
     level: float = 1.0,
@@ -100,10 +91,9 @@ def identifiability(
             `exhume.models.architectures.two_layer` makes with activation polynomial:0,0,0,1.
         trained: its weights, or their file; the module's own if None.
         rank: r, the dimension of the neurons' span; where their singular values fall off if None.
-        tolerance: relative singular value that counts as zero; from the rounding of the weights,
-            and from what the neurons have outside of their span, if None.
+        tolerance: relative singular value that counts as zero; from the weights if None.
         level: γ, the margin y f(x) of every active sample, for the norm of samples where σ has
-            one degree and there is no bias; 1 in the margin problem's own units.
+            one degree and there is no bias.
 
     Example:
         >>> from exhume.models.architectures import initialise, two_layer
@@ -147,15 +137,14 @@ def identifiability(
 
 def recover(
     model: nn.Module,
-    trained: Mapping[str, Tensor] | Path | str | None = None,
+    trained: StateOrFile | None = None,
     rank: int | None = None,
     tolerance: float | None = None,
     level: float = 1.0,
 ) -> Recovered:
     """Return samples from the tensor of least norm that fits, whatever the condition says.
 
-    Where it fails other tensors fit as well, and there is no reason why these samples should be
-    true. Arguments are those of `identifiability`.
+    Where it fails other samples fit as well. Arguments are those of `identifiability`.
     """
     number("level", level, above=0)
     view = view_of(neurons_of(model, trained), rank, tolerance)
@@ -181,18 +170,16 @@ def _recovered(view: View, moments: Moments, level: float) -> Recovered:
     if not tensors and lifted:
         multipliers = multipliers * full[:, -1] ** degree
         full = full / full[:, -1:]
-    elif not tensors:
-        full, multipliers = by_margin(view.neurons, full, multipliers, level)
+    elif not tensors:  # x_i → c x_i and b_i → b_i / c^α leave the same trace: |f(x_i)| = level
+        tiny = torch.finfo(full.dtype).tiny
+        scale = (level / output(view.neurons, full).abs().clamp_min(tiny)) ** (1 / degree)
+        full, multipliers = full * scale[:, None], multipliers / scale**degree
     residual = violation(view.neurons, full, multipliers)
     return Recovered(full[:, : view.dim], multipliers, residual)
 
 
 def _whole(view: View, found: Recovered) -> bool:
-    """Tell whether the samples found cannot go on outside of the span of the neurons.
-
-    Outside of it the weights are zero, Σ_i b_i σ'(w_k·x_i) x_i⊥ = 0 for every k: if the (K, n)
-    matrix of b_i σ'(w_k·x_i) has rank n, every x_i⊥ is zero.
-    """
+    """Tell whether σ'(w_k·x_i), (K, n), has rank n: then no sample goes on outside of the span."""
     samples = pad(found.samples, (0, 1), value=1.0) if view.neurons.lifted else found.samples
     slopes = view.inside.slope(view.inside.first @ (samples @ view.basis).T)
     values = torch.linalg.svdvals(normalize(slopes, dim=0))
@@ -201,15 +188,13 @@ def _whole(view: View, found: Recovered) -> bool:
 
 def _too_few(view: View, moments: Moments) -> str:
     """Say why the condition fails."""
-    needed = ""
-    if len(view.inside.degrees) == 1:
-        needed = (
-            f" {fewest_neurons(view.inside.degree, view.rank)} neurons in general position would "
-            f"do, there are {len(view.inside.first)}, and twins count once."
-        )
+    needed = (
+        f" {fewest_neurons(view.inside.degree, view.rank)} neurons in general position would "
+        f"do, there are {len(view.inside.first)}, and twins count once."
+    )
     return (
         f"The equations have rank {moments.rank} for {moments.unknowns} unknowns, so that many "
-        f"tensors fit the weights.{needed} {LOCAL}"
+        f"tensors fit the weights.{needed if len(view.inside.degrees) == 1 else ''} {LOCAL}"
     )
 
 

@@ -55,11 +55,8 @@ def local_identifiability(
 ) -> LocalIdentifiability:
     """Return rank and null space of the equations at a solution, coefficients eliminated.
 
-    Args:
-        problem: what the weights show; taken in float64.
-        candidates: a solution X, (n, d).
-        within: count only directions that stay in the problem's domain.
-        tolerance: relative singular value that counts as zero.
+    Candidates are a solution X, (n, d). Only directions that stay in the problem's domain count
+    if `within`; relative singular values up to the tolerance count as zero.
 
     Example:
         >>> from exhume.data import sphere

@@ -16,15 +16,13 @@ from torch.nn.functional import normalize, one_hot
 
 from exhume.checks import number, whole_number
 from exhume.errors import InputError
-from exhume.theory.neurons import LOCAL, Neurons, explained, output
+from exhume.theory.neurons import LOCAL, Neurons, explained
 
 GAP = 1e3
-"""Least ratio of neighbouring singular values of the neurons that ends their span: inside of it
-they are within a few orders of one another, outside of it there is rounding."""
+"""Least ratio of neighbouring singular values that ends a span: beyond it there is rounding."""
 
 ROUNDED = 1e3
-"""Relative singular values below so many roundings of the weights count as zero: the equations
-hold sums of powers of the weights, which multiply their rounding."""
+"""Singular values below so many roundings count as zero: powers of weights multiply rounding."""
 
 SILENT = 1e-6
 """Neurons below this size, relative to the largest, hold no equation: rounding has eaten it."""
@@ -33,8 +31,7 @@ MOST = 3000
 """Most unknowns, since the equations are solved as a dense matrix, in a minute at this size."""
 
 FAINT = 1e-2
-"""A sample whose part in the tensor is at least so large, relatively, is looked for however
-uncertain the tensor is: without a limit none would be."""
+"""A sample with at least this share of the tensor is looked for, however uncertain that is."""
 
 DEFECTIVE = {(3, 5), (4, 3), (4, 4), (4, 5)}
 """(α, r) where the tangent spaces of general neurons fill less than their number allows."""
@@ -52,12 +49,7 @@ def dimension(size: int, degree: int) -> int:
 
 
 def exponents(size: int, degree: int) -> Tensor:
-    """Return the multi-indices m with |m| = α over r letters, (M, r) int64.
-
-    Example:
-        >>> exponents(2, 2).tolist()
-        [[2, 0], [1, 1], [0, 2]]
-    """
+    """Return the multi-indices m with |m| = α over r letters, (M, r) int64."""
     words = list(itertools.combinations_with_replacement(range(size), degree))
     letters = torch.tensor(words, dtype=torch.int64).reshape(len(words), degree)
     return one_hot(letters, size).sum(1)
@@ -78,11 +70,7 @@ def powers(vectors: Tensor, degree: int) -> Tensor:
 
 
 def slices(vectors: Tensor, degree: int) -> Tensor:
-    """Return the maps T ↦ T(v, …, v, ·) for each row v, as matrices on coordinates, (k, r, M).
-
-    T(v^{α−1}, e_j) = (1/α) ∂/∂v_j T(v^α). Its rows span the tangent space at v of the cone of
-    rank-one tensors.
-    """
+    """Return T ↦ T(v, …, v, ·) = (1/α) ∇_v T(v^α) for each row v, as matrices, (k, r, M)."""
     letters = exponents(vectors.shape[1], degree)
     weights = _weights(letters).to(vectors)
     rows = []
@@ -95,10 +83,7 @@ def slices(vectors: Tensor, degree: int) -> Tensor:
 
 
 def contract(tensor: Tensor, vectors: Tensor, degree: int) -> Tensor:
-    """Return coordinates of T(v, ·, …, ·), one degree less, for each row v, (M,), (k, r) → (k, M').
-
-    With v = e_1 … e_r these are the rows of the flattening of T; for α = 2 that is the matrix T.
-    """
+    """Return coordinates of T(v, ·, …, ·) for each row v, (M,), (k, r) → (k, M')."""
     size = vectors.shape[1]
     letters, shorter = exponents(size, degree), exponents(size, degree - 1)
     entries = tensor / _weights(letters).to(tensor)
@@ -111,7 +96,6 @@ def contract(tensor: Tensor, vectors: Tensor, degree: int) -> Tensor:
 def fewest_neurons(degree: int, size: int) -> int:
     """Return how many neurons in general position determine T ∈ Sym^α(R^r); fewer never do.
 
-    Tangent spaces of general neurons fill the space as soon as their number allows,
     ⌈C(r+α−1, α)/r⌉, but for four cases, which need one more (Alexander and Hirschowitz, 1995).
 
     Example:
@@ -142,11 +126,7 @@ class View:
 
 
 def view_of(neurons: Neurons, rank: int | None, tolerance: float | None) -> View:
-    """Return a network as its own neurons see it; arguments are those of `identifiability`.
-
-    Each neuron counts at length 1. Rounding and unfinished training leave something in every
-    direction, so the span ends at the widest gap between singular values, if that is wide.
-    """
+    """Return a network as its own neurons, at length 1, see it (see `identifiability`)."""
     if tolerance is not None and not number("tolerance", tolerance, above=0) < 1:
         raise InputError(f"tolerance: expected a number between 0 and 1, got {tolerance}.")
     sizes, last = neurons.first.norm(dim=1), neurons.last.abs()
@@ -221,9 +201,8 @@ def moments_of(view: View) -> Moments:
 def _equations(neurons: Neurons) -> tuple[Tensor, Tensor, float]:
     """Return A (K·e, M), c (K·e,) and ω of A t = c for t = (s_q ω^q T_q)_q.
 
-    ω is the root mean square of |w_k|. With v = w/ω a neuron's equations are
-    Σ_q q t_q(v^{q−1}, ·) = ω² v / a and, with several degrees, Σ_q t_q(v^q) = a, all divided by the
-    norm of its rows, so neither units nor sizes count.
+    With v = w/ω a neuron's equations are Σ_q q t_q(v^{q−1}, ·) = ω² v / a and, with several
+    degrees, Σ_q t_q(v^q) = a, all divided by the norm of its rows.
     """
     scale = float(neurons.first.square().sum(1).mean().sqrt())
     v = neurons.first / scale
@@ -242,9 +221,8 @@ def decompose(
 ) -> tuple[Tensor, Tensor, float]:
     """Split T = Σ_i c_i v_i^{⊗α}, α ≥ 3, with independent unit v_i; simultaneous diagonalisation.
 
-    Two contractions T(g, …, g, ·, ·) = V D Vᵀ with random g share V: it holds the eigenvectors of
-    (V D Vᵀ)(V D' Vᵀ)⁻¹ = V D D'⁻¹ V⁻¹. Their number is the rank of the flattening of T, by the
-    relative tolerance. Returned are v_i (n, r), c_i (n,), and what of T is left, relative.
+    Two contractions T(g, …, g, ·, ·) = V D Vᵀ with random g share V, the eigenvectors of
+    (V D Vᵀ)(V D' Vᵀ)⁻¹. Returned are v_i (n, r), c_i (n,), and what of T is left, relative.
     """
     axes = torch.eye(size, dtype=tensor.dtype)
     left, values, _ = torch.linalg.svd(contract(tensor, axes, degree), full_matrices=False)
@@ -252,7 +230,6 @@ def decompose(
     generator = torch.Generator().manual_seed(0)
 
     def contraction() -> Tensor:
-        """T(g, …, g, ·, ·) inside the span of the v_i, (n, n)."""
         direction = torch.randn(1, size, generator=generator, dtype=tensor.dtype)
         less = tensor
         for order in range(degree, 2, -1):
@@ -261,8 +238,7 @@ def decompose(
 
     def draw() -> tuple[Tensor, Tensor, float]:
         mixed = torch.linalg.lstsq(contraction(), contraction(), driver="gelsd").solution.T
-        vectors = inside @ torch.linalg.eig(mixed).eigenvectors.real
-        vectors = normalize(vectors.T, dim=1)
+        vectors = normalize((inside @ torch.linalg.eig(mixed).eigenvectors.real).T, dim=1)
         return vectors, *_strengths(tensor, vectors, degree)
 
     return min((draw() for _ in range(DRAWS)), key=lambda found: found[2])
@@ -294,21 +270,10 @@ def at_scale(
     return vectors * norms[:, None], strengths / norms**degree
 
 
-def by_margin(
-    neurons: Neurons, samples: Tensor, multipliers: Tensor, level: float
-) -> tuple[Tensor, Tensor]:
-    """Return the same trace of σ = s z^α with |f(x_i)| = level: x_i → c x_i and b_i → b_i / c^α."""
-    tiny = torch.finfo(samples.dtype).tiny
-    scale = (level / output(neurons, samples).abs().clamp_min(tiny)) ** (1 / neurons.degree)
-    return samples * scale[:, None], multipliers / scale**neurons.degree
-
-
 def refine(neurons: Neurons, samples: Tensor, multipliers: Tensor) -> tuple[Tensor, Tensor]:
     """Take Gauss-Newton steps on the stationarity equations themselves, for as long as that helps.
 
-    Unknowns are the samples, in units of their norms, and the multipliers, in units of their own;
-    each neuron's equations are divided by its size. Steps are those of least norm, so that
-    directions which change nothing stay as they are.
+    Unknowns and equations are in units of their own sizes; steps are those of least norm.
     """
     lengths = samples.norm(dim=1, keepdim=True)
     count, size = samples.shape

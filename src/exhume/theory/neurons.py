@@ -3,7 +3,6 @@
 A hidden bias is one more entry of w_k, and every sample has a 1 there: w·x + β = (w, β)·(x, 1).
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,27 +13,24 @@ from torch.nn.functional import pad
 
 from exhume.errors import InputError
 from exhume.features.layers import Elementwise
-from exhume.models.state import fit_state, read_state
+from exhume.models.state import StateOrFile, fit_state, read_state
 
 LOCAL = "See exhume.theory.local_identifiability for what other weights determine at a solution."
 """Every refusal ends with it: a model that this theory does not cover may be covered there."""
 
 AGREEMENT = 1e-3
-"""Most that a model may differ from what was read of it, relative to its outputs: rounding is far
-below it, and another function far above."""
+"""Most that outputs may differ from what was read: rounding is below, other functions above."""
 
 
 @dataclass(frozen=True, eq=False)
 class Neurons:
     """Neurons make up a two-layer network with activation σ(z) = Σ_q s_q z^q and one output."""
 
-    # w_k, (K, d) float64 on the CPU; (K, d + 1) with the hidden bias where there is one
-    first: Tensor
+    first: Tensor  # w_k, (K, d) float64; (K, d + 1) with the hidden bias where there is one
     last: Tensor  # a_k, (K,)
     coefficients: tuple[float, ...]  # s_0 … s_α, the last of them not zero
     lifted: bool = False  # whether the last entry of w_k is a bias
-    # relative rounding of the weights as they were stored
-    eps: float = torch.finfo(torch.float64).eps
+    eps: float = torch.finfo(torch.float64).eps  # relative rounding of the weights as stored
 
     @property
     def degree(self) -> int:
@@ -61,10 +57,7 @@ def output(neurons: Neurons, samples: Tensor) -> Tensor:
 
 
 def explained(neurons: Neurons, samples: Tensor, multipliers: Tensor) -> tuple[Tensor, Tensor]:
-    """Return Σ_i b_i ∇θ f(x_i): a_k Σ_i b_i σ'(w_k·x_i) x_i, (K, d), and Σ_i b_i σ(w_k·x_i).
-
-    Samples x_i are (n, d), multipliers b_i = λ_i y_i (n,).
-    """
+    """Return Σ_i b_i ∇θ f(x_i): a_k Σ_i b_i σ'(w_k·x_i) x_i, (K, d), and Σ_i b_i σ(w_k·x_i)."""
     z = neurons.first @ samples.T
     first = neurons.last[:, None] * ((neurons.slope(z) * multipliers) @ samples)
     return first, neurons.value(z) @ multipliers
@@ -78,19 +71,11 @@ def violation(neurons: Neurons, samples: Tensor, multipliers: Tensor) -> float:
     return float((missed / size).sqrt())
 
 
-def neurons_of(model: nn.Module, trained: Mapping[str, Tensor] | Path | str | None) -> Neurons:
-    """Return the neurons of a module, or refuse it.
+def neurons_of(model: nn.Module, trained: StateOrFile | None) -> Neurons:
+    """Return the neurons of a module with its own weights, or those given, or refuse it.
 
-    Args:
-        model: Linear, `Elementwise` with a polynomial, Linear with one output and no bias; a
-            Flatten may come first.
-        trained: its weights, or their file; the module's own if None.
-
-    Example:
-        >>> from exhume.models.architectures import two_layer
-        >>> net = two_layer((4,), 3, activation="polynomial:0,0,0,2")
-        >>> neurons_of(net, None).degrees
-        (3,)
+    It is Linear, `Elementwise` with a polynomial, Linear with one output and no bias; a Flatten may
+    come first.
     """
     hidden, sigma, head = _layers(model)
     source = str(trained) if isinstance(trained, Path | str) else "trained weights"

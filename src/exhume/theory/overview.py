@@ -1,7 +1,4 @@
-"""What theory says of a width, as one record: thresholds, guarantees, signs, privacy.
-
-The record is what `exhume bound` prints, and writes as JSON.
-"""
+"""What theory says of a width, as the record that `exhume bound` prints, and writes as JSON."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -77,13 +74,8 @@ def overview(
 ) -> dict[str, Any]:
     """Return all that theory says of some sizes.
 
-    Args:
-        sizes: what is asked about.
-        conditions: of the guarantee: tolerance, separation, floor, ceiling, failure (see
-            `width_bound`).
-        rho: ρ of a training that is ρ-zCDP.
-        epsilon: ε of one that is (ε, δ)-DP instead.
-        delta: its δ; 0 if None.
+    Conditions of the guarantee are tolerance, separation, floor, ceiling and failure (see
+    `width_bound`). The training is ρ-zCDP, or (ε, δ)-DP, with δ = 0 if None.
     """
     privacy = _privacy(rho, epsilon, delta, sizes.subspace or sizes.dim)  # refuses, so it is first
     asked = ("dim", "outputs", "width", "samples", "subspace", "activation")
@@ -99,12 +91,9 @@ def overview(
     if sizes.shapes is not None:
         found["blocks"] = [asdict(b) for b in blocks(sizes.shapes, dim, outputs, sizes.head)]
         found["safe_widths"] = [
-            {
-                "samples": count,
-                "full_space": safe_width(dim, count, outputs),
-                "span": safe_width(dim, count, outputs, "span"),
-            }
-            for count in (SAMPLES if sizes.samples is None else (sizes.samples,))
+            {"samples": n, "full_space": safe_width(dim, n, outputs)}
+            | {"span": safe_width(dim, n, outputs, "span")}
+            for n in (SAMPLES if sizes.samples is None else (sizes.samples,))
         ]
         assumptions.append(LAST)
     if sigma is not None:

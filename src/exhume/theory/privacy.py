@@ -42,8 +42,7 @@ def error_bound(rho: float, dim: int, entropy: float | None = None) -> float:
 def rho_at_error(error: float, dim: int, entropy: float | None = None) -> float:
     """Return the ρ at which the bound of `error_bound` falls to a given relative error.
 
-    h(x') − (d/2)·ln(2πe·error), for an isotropic Gaussian (d/2)·ln(1/error): ρ must be of the order
-    of d before an attack can do well. Not positive where the bound forbids that error at no ρ.
+    h(x') − (d/2)·ln(2πe·error), for an isotropic Gaussian (d/2)·ln(1/error).
 
     Example:
         >>> round(rho_at_error(0.5, 3072), 1)
@@ -58,9 +57,8 @@ def rho_at_error(error: float, dim: int, entropy: float | None = None) -> float:
 def sphere_error_bound(rho: float, dim: int) -> float:
     """Return the least relative error of any attack where x is uniform on a sphere of known radius.
 
-    Our derivation; the entropy in `error_bound` is −∞ here. If the posterior mean has length A·|x|
-    the error is 1 − A². Among all distributions on the sphere with that mean the von Mises–Fisher
-    one, f ∝ exp(κt) with t the cosine to the mean, is nearest to uniform: A costs at least
+    Our derivation: a posterior mean of length A·|x| leaves the error 1 − A². Among distributions
+    with that mean the von Mises–Fisher one, f ∝ exp(κt), is nearest to uniform: A costs at least
     KL = κA − ln E exp(κt) nats. The error at KL = ρ is the bound, as KL is convex in A².
 
     Example:
@@ -80,10 +78,7 @@ def sphere_error_bound(rho: float, dim: int) -> float:
 
 
 def _tilted(kappa: float, dim: int) -> tuple[float, float]:
-    """Return 1 − A² and KL of f ∝ exp(κ cos θ) on the sphere, by quadrature in the angle θ.
-
-    The density of θ is ∝ sin^{d−2}(θ) exp(κ cos θ). Nodes are laid around its peak.
-    """
+    """Return 1 − A² and KL of f ∝ exp(κ cos θ) on the sphere, by quadrature around its peak."""
     power = dim - 2
     cosine = 2 * kappa / (power + math.sqrt(power * power + 4 * kappa * kappa))
     theta, tilted = _log_terms(math.acos(min(cosine, 1.0)), kappa * cosine + power, power, kappa)
@@ -127,13 +122,8 @@ def epsilon_of(rho: float, delta: float) -> float:
 def rho_of(epsilon: float, delta: float = 0.0) -> float:
     """Return the ρ that belongs to (ε, δ).
 
-    With δ = 0 a mechanism is ε²/2-zCDP (Bun and Steinke, Proposition 1.4). With δ > 0,
-    (√(ln(1/δ) + ε) − √ln(1/δ))², the inverse of `epsilon_of`: the largest ρ from which (ε, δ)
-    follows that way. (ε, δ)-DP alone implies no ρ-zCDP at all.
-
-    Example:
-        >>> round(rho_of(epsilon_of(0.5, 1e-5), 1e-5), 12), rho_of(2.0)
-        (0.5, 2.0)
+    With δ = 0 a mechanism is ε²/2-zCDP (Bun and Steinke, Proposition 1.4). With δ > 0 it is the
+    inverse of `epsilon_of`, though (ε, δ)-DP alone implies no ρ-zCDP at all.
     """
     number("epsilon", epsilon, above=0)
     if delta == 0:
