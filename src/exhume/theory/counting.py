@@ -55,10 +55,6 @@ def reconstruction(
 
     p·min(m, n) ≥ n(r − 1 + min(m, n)). For one output and r = d this is p = dn, the law of Iurada
     et al., which they prove up to logarithms (Theorem 1).
-
-    Example:
-        >>> reconstruction(3072, 100), reconstruction(3072, 100, 10), reconstruction(3, 2, 50)
-        (307200, 30810, 4)
     """
     return -(-unknowns(dim, samples, outputs, subspace, norm) // min(outputs, samples))
 

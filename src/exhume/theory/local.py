@@ -57,15 +57,6 @@ def local_identifiability(
 
     Candidates are a solution X, (n, d). Only directions that stay in the problem's domain count
     if `within`; relative singular values up to the tolerance count as zero.
-
-    Example:
-        >>> from exhume.data import sphere
-        >>> from exhume.victims import random_features
-        >>> truth = sphere(dim=4, samples=2)
-        >>> victim = random_features(truth, 60)
-        >>> found = local_identifiability(victim.problem, truth.inputs)
-        >>> found.rank, found.unknowns, tuple(found.undetermined.shape)  # ReLU: the norms are free
-        (6, 8, (2, 2, 4))
     """
     if candidates.ndim != 2 or candidates.shape[1] != problem.dim or not len(candidates):
         raise InputError(
