@@ -72,7 +72,12 @@ def safe_width(
 def most_samples(
     equations: int, dim: int, outputs: int = 1, subspace: Where = None, norm: bool = True
 ) -> int:
-    """Return the most samples that a last layer of p·m weights could determine, by the count."""
+    """Return the most samples that a last layer of p·m weights could determine, by the count.
+
+    Example:
+        >>> most_samples(3_072_000, 3072), most_samples(10_000, 3072, subspace="span")
+        (1000, 100)
+    """
     whole_number("equations", equations)
     whole_number("outputs", outputs)
 
