@@ -232,7 +232,9 @@ class RunFolder:
         for leftover in self.path.glob(f".{CHECKPOINT}.*"):  # from a kill while it was written
             leftover.unlink()
         last = round(begun.seconds, 3) if begun else 0.0
-        kept = [event for event in self.events if event.get("seconds", last + 1) <= last]
+        times = [event.get("seconds") for event in self.events]
+        timed = [isinstance(at, int | float) and at <= last for at in times]
+        kept = [event for event, early in zip(self.events, timed, strict=True) if early]
         lines = "".join(json.dumps(event) + "\n" for event in kept)
         write_private(self.path / EVENTS, lines.encode())
         return begun
