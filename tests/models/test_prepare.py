@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, jvp, vmap
 
 from exhume.errors import InputError
-from exhume.features import exact
+from exhume.features import network
 from exhume.features.network import exact_operations
 from exhume.models import self_check
 from exhume.models.prepare import prepare
@@ -29,7 +29,7 @@ from odd_modules import (
     transformer,
 )
 
-exact.load_forward_mode()  # torch warns the first time
+network.load_forward_mode()  # torch warns the first time
 
 
 def derivative_error(module: nn.Module, shape: Shape) -> float:
@@ -205,7 +205,7 @@ def test_layer_norm_is_wrong_outside_of_exact_operations_and_that_would_be_refus
 ) -> None:
     assert derivative_error(normed(), (5,)) > 1e-3
     assert derivative_error(over_time(Swapped(4)), (1, 6)) > 1e-3
-    monkeypatch.setattr(exact, "layer_norm", F.layer_norm)
+    monkeypatch.setattr(network, "layer_norm", F.layer_norm)
     with exact_operations():
         assert derivative_error(transformer().eval(), (4, 8)) > 1e-3
     with pytest.raises(InputError) as caught:

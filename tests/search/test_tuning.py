@@ -29,7 +29,7 @@ def test_halving_tries_all_and_goes_on_with_the_best(
     trials: int, random: Random, bad: float
 ) -> None:
     table = [
-        [math.inf if random.random() < bad else random.random() for _ in range(trials)]
+        [math.inf if random.random() < bad else random.random() + 1e-6 * i for i in range(trials)]
         for _ in rungs(trials)
     ]
     done = simulated(trials, lambda rung, trial: table[rung][trial])

@@ -45,7 +45,8 @@ class Loo2023(Penalised):
         """Refuse all but a change of weights, and smoothness for what are no images."""
         if problem.premise is not Premise.CHANGE:
             raise InputError(
-                f"loo2023 is for a change of weights, but this is premise {problem.premise.value}; "
+                "loo2023 is for a change of weights (premise change), but this is premise "
+                f"{problem.premise.value}; "
                 "use haim2022 at the margin with one output, or buzaglo2023."
             )
         if self.smoothness and len(problem.shape) < 2:
