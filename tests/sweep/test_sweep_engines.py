@@ -41,11 +41,12 @@ sys.stdin.read()
 """
 
 DRIVER = """
-import sys
+import signal, sys
 from pathlib import Path
 from typing import Any
 from exhume import sweep
 from sweep_cells import Gated
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 folder, log, engine, address = sys.argv[1:]
 grid = sweep.Grid(Gated, {"x": range(5), "log": log})
 try:
