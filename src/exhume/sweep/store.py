@@ -55,7 +55,12 @@ def address_of(cell: Any) -> str:
 
 
 def _digest(identified: dict[str, Any]) -> str:
-    """Return the hash of the one JSON text of a value: keys in order, floats by their repr."""
+    """Return the hash of the one JSON text of a value: keys in order, floats by their repr.
+
+    Example:
+        >>> _digest({"a": 1, "b": 2.5}) == _digest({"b": 2.50, "a": 1})
+        True
+    """
     text = json.dumps(
         identified, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
     )
