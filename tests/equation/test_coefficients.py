@@ -4,20 +4,13 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import nnls
 from torch import Tensor
 
-from exhume.equation.coefficients import (
-    RIVALS,
-    Rule,
-    eliminate,
-    factor,
-    least_squares,
-    margins,
-    non_negative,
-)
+from exhume.equation import coefficients
+from exhume.equation.coefficients import Rule, eliminate, factor, non_negative
 from problems import gaussian
 
 
@@ -27,31 +20,22 @@ def excess(rows: Tensor, target: Tensor, multipliers: Tensor) -> float:
     return float(((target - rows.T @ multipliers).norm() - least) / target.norm())
 
 
+aparts = st.sampled_from([None, 0.0, 1e-8, 1e-5, 1e-4, 1e-2])
+
+
 @settings(max_examples=25, deadline=None)
-@given(
-    count=st.integers(1, 30),
-    size=st.integers(1, 60),
-    apart=st.sampled_from([None, 0.0, 1e-8, 1e-5, 1e-4, 1e-2]),
-    seed=st.integers(0, 1000),
-)
+@given(st.integers(1, 30), st.integers(1, 60), aparts, st.lists(st.integers(0, 1000), max_size=2))
+@example(30, 25, 1e-4, [*range(8)])  # block pivoting alone goes round in circles in many of these
+@example(30, 25, 1e-5, [*range(8)])
 def test_multipliers_are_those_of_scipy(
-    count: int, size: int, apart: float | None, seed: int
+    count: int, size: int, apart: float | None, seeds: list[int]
 ) -> None:
-    rows, target = gaussian(count, size, seed=seed), gaussian(size, seed=seed + 1)
-    if apart is not None:  # candidates that have become the same
-        rows = torch.cat([rows, rows + apart * gaussian(count, size, seed=seed + 2)])
-    multipliers, _ = non_negative(rows @ rows.T, rows @ target)
-    assert (multipliers >= 0).all()
-    assert excess(rows, target, multipliers) < 1e-5
-
-
-@pytest.mark.parametrize("apart", [1e-4, 1e-5])
-def test_nearly_equal_rows_beyond_their_rank_do_no_harm(apart: float) -> None:
-    """Block pivoting alone goes round in circles in many of these, and ends far off."""
-    for seed in range(8):
-        half, target = gaussian(30, 25, seed=seed), gaussian(25, seed=seed + 1)
-        rows = torch.cat([half, half + apart * gaussian(30, 25, seed=seed + 2)])
+    for seed in seeds:
+        rows, target = gaussian(count, size, seed=seed), gaussian(size, seed=seed + 1)
+        if apart is not None:  # candidates that have become the same
+            rows = torch.cat([rows, rows + apart * gaussian(count, size, seed=seed + 2)])
         multipliers, _ = non_negative(rows @ rows.T, rows @ target)
+        assert (multipliers >= 0).all()
         assert excess(rows, target, multipliers) < 1e-5
 
 
@@ -67,7 +51,7 @@ def test_a_start_makes_no_difference_to_the_end() -> None:
 
 def test_systems_without_an_answer() -> None:
     phi, target = gaussian(6, 3), gaussian(3, 2, seed=1)  # more candidates than weights
-    a, lower = least_squares(phi @ phi.T, phi @ target)
+    a, lower = coefficients.least_squares(phi @ phi.T, phi @ target)
     torch.testing.assert_close(phi.T @ a, target, rtol=0, atol=1e-6)
     torch.testing.assert_close(lower @ lower.T, phi @ phi.T, rtol=0, atol=1e-6)
     unknown, nothing = torch.full((2, 2), math.nan).double(), torch.zeros(2, 2).double()
@@ -102,17 +86,17 @@ def test_several_outputs_have_the_multipliers_of_scipy(classes: int, count: int,
     products, gram = rows @ target, rows @ rows.T
     found, lower = eliminate(Rule.MARGIN, gram, products[:, None], classes)
     chosen = []
-    for i, outputs in enumerate(products.view(count, classes).tolist()):
-        order = sorted(range(classes), key=lambda c: -outputs[c])
-        chosen += [(i * classes + order[0], i * classes + k) for k in order[1 : RIVALS + 1]]
+    for i in range(0, count * classes, classes):
+        first, *rest = sorted(range(i, i + classes), key=lambda row: -products[row])
+        chosen += [(first, rival) for rival in rest[: coefficients.RIVALS]]
     differences = torch.stack([rows[y] - rows[k] for y, k in chosen])
     multipliers, least = nnls(differences.T.numpy(), target.numpy())
     expected = torch.zeros(count * classes).double()
-    for (y, k), multiplier in zip(chosen, multipliers, strict=True):
-        expected[y] += float(multiplier)
-        expected[k] -= float(multiplier)
+    for (y, k), multiplier in zip(chosen, multipliers.tolist(), strict=True):
+        expected[y] += multiplier
+        expected[k] -= multiplier
     torch.testing.assert_close(found[:, 0], expected, rtol=1e-6, atol=1e-8)
     assert float((target - rows.T @ found[:, 0]).norm()) == pytest.approx(least, rel=1e-9)
     torch.testing.assert_close(lower, factor(gram))
-    first, second = margins(products.view(count, classes))
+    first, second = coefficients.margins(products.view(count, classes))
     assert list(zip(first.tolist(), second.tolist(), strict=True)) == chosen

@@ -10,16 +10,7 @@ from torch import Tensor
 from exhume.equation import objective
 from exhume.equation.coefficients import Rule
 from exhume.equation.domain import Box
-from exhume.equation.objective import (
-    STIFFNESS,
-    Fit,
-    curvature,
-    descent,
-    fitted,
-    fitted_with,
-    gauss_newton,
-    gradient,
-)
+from exhume.equation.objective import STIFFNESS, Fit, descent, fitted, gauss_newton, gradient
 from exhume.equation.problem import Premise, Problem
 from exhume.features.dense import DenseGradients
 from exhume.solvers.levenberg_marquardt import LevenbergMarquardt
@@ -27,10 +18,9 @@ from nets import Net, dense, make, names_of
 from problems import THREAT, close, dense_complement, gaussian
 
 COUNT, DIM = 6, 4
-PLACES = [0, 1, 2]
-
 fast = settings(max_examples=5, deadline=None)
 seeds = st.integers(0, 10_000)
+places = pytest.mark.parametrize("seed", [0, 1, 2])
 
 
 def net_of(outputs: int = 1, seed: int = 0) -> Net:
@@ -40,8 +30,8 @@ def net_of(outputs: int = 1, seed: int = 0) -> Net:
 
 def posed(net: Net, premise: Premise = Premise.MARGIN, target: Tensor | None = None) -> Problem:
     """All weights as the target, or another."""
-    if target is None:
-        target = torch.cat([net.trained[name].flatten() for name in names_of(net)])
+    weights = torch.cat([net.trained[name].flatten() for name in names_of(net)])
+    target = weights if target is None else target
     features = DenseGradients(net.network, (net.trained,), "", block=tuple(names_of(net)))
     return Problem(target[:, None], features, THREAT, (DIM,), Box(-9.0, 9.0), premise=premise)
 
@@ -71,31 +61,17 @@ class Oracle:
         return self.signs[:, None] * slope / self.level
 
     @property
-    def jacobian(self) -> Tensor:
-        """Of ΦᵀA in the candidates, (p, n·d)."""
-        return self.here.jacobian(self.coefficients)[:, 0].flatten(1)
-
-    @property
     def stiff(self) -> Tensor:
         """Gauss-Newton matrix of the penalty in units of ‖Δ‖², (n, d, n, d)."""
-        weights = STIFFNESS * self.size * self.shares
-        blocks = torch.einsum("n,nd,ne->nde", weights, self.force, self.force)
-        return torch.einsum("nde,nm->ndme", blocks, torch.eye(len(weights)).double())
+        weights, eye = STIFFNESS * self.size * self.shares, torch.eye(len(self.shares)).double()
+        return torch.einsum("n,nd,me,nm->ndme", weights, self.force, self.force, eye)
 
 
 def place(seed: int = 0) -> tuple[Problem, Tensor, Fit, Oracle]:
-    """A problem and candidates of which the rule leaves some without a multiplier."""
+    """The rule leaves some of the candidates without a multiplier."""
     net = net_of(seed=seed)
     problem, x = posed(net), 1.5 * gaussian(COUNT, DIM, seed=seed + 100)
     return problem, x, fitted(problem, x), Oracle(net, problem.target[:, 0], x)
-
-
-def test_the_places_have_candidates_with_and_without_a_multiplier() -> None:
-    used = [int((place(seed)[3].shares > 0).sum()) for seed in PLACES]
-    assert max(used) >= 3 and min(used) < COUNT and min(used) >= 1
-
-
-# Value
 
 
 @fast
@@ -107,27 +83,24 @@ def test_the_cost_is_the_residual_and_what_is_off_the_margin(
     assert fit.value == pytest.approx(oracle.value, rel=1e-6, abs=1e-12)
     assert fit.penalty == pytest.approx(oracle.penalty, rel=1e-5, abs=1e-12)
     assert fit.cost == fit.value + fit.penalty and fit.slack is not None
-    slack = fit.slack
-    shares = slack.weights / oracle.size / STIFFNESS
+    shares = fit.slack.weights / oracle.size / STIFFNESS
     torch.testing.assert_close(shares, oracle.shares, atol=1e-6, rtol=0)
-    torch.testing.assert_close(slack.deviation, oracle.deviation)
-    torch.testing.assert_close(slack.slope, oracle.force)
-    assert slack.value.item() / oracle.size == pytest.approx(fit.penalty)
+    torch.testing.assert_close(fit.slack.deviation, oracle.deviation)
+    torch.testing.assert_close(fit.slack.slope, oracle.force)
+    assert fit.slack.value.item() / oracle.size == pytest.approx(fit.penalty)
     # Size and sign of the weights make no difference.
     scaled = fitted(posed(net_of(seed=seed), target=sign * factor * problem.target[:, 0]), x)
     assert scaled.value == pytest.approx(fit.value, rel=1e-9)
     assert scaled.penalty == pytest.approx(fit.penalty, rel=1e-6, abs=1e-12)
 
 
-@pytest.mark.parametrize("seed", PLACES)
+@places
 def test_samples_on_the_margin_cost_nothing(seed: int) -> None:
     net, x = net_of(seed=seed), 1.5 * gaussian(COUNT, DIM, seed=seed + 100)
     rows = dense(net, "final", names_of(net)).linearize(x).phi
     labels = torch.tensor([1.0, -1, 1, -1, 1, -1]).double()
-    gram = rows @ rows.T
-    while not (labels * (exact := torch.linalg.solve(gram, labels)) > 0).all():
-        gram = gram[:-1, :-1]  # no KKT point: take one sample less
-        labels, rows, x = labels[:-1], rows[:-1], x[:-1]
+    while not (labels * (exact := torch.linalg.solve(rows @ rows.T, labels)) > 0).all():
+        labels, rows, x = labels[:-1], rows[:-1], x[:-1]  # no KKT point: take one sample less
     assert len(x) >= 2
     problem = posed(net, target=rows.T @ exact)
     fit = fitted(problem, x)
@@ -143,14 +116,11 @@ def test_without_any_multiplier_nothing_is_held() -> None:
     fit = fitted(posed(net), torch.zeros(3, DIM).double())
     assert not fit.coefficients.any()
     assert (fit.value, fit.penalty) == (1.0, 0.0)
-    assert not descent(fit).any() and curvature(fit).isfinite().all()
+    assert not descent(fit).any() and objective.curvature(fit).isfinite().all()
     assert not gauss_newton(fit, gaussian(3, DIM)).any()
 
 
-# Derivatives
-
-
-@pytest.mark.parametrize("seed", PLACES)
+@places
 def test_gradient_is_that_of_the_cost_with_shares_and_level_held(seed: int) -> None:
     problem, x, fit, here = place(seed)
 
@@ -168,19 +138,19 @@ def test_gradient_is_that_of_the_cost_with_shares_and_level_held(seed: int) -> N
     assert (descent(fit) - residual_alone).norm() > 0.01 * residual_alone.norm()
 
 
-@pytest.mark.parametrize("seed", PLACES)
+@places
 def test_gauss_newton_and_curvature_are_those_of_dense_algebra(seed: int) -> None:
     problem, x, fit, oracle = place(seed)
-    used = oracle.shares > 0
-    inner = dense_complement(oracle.rows[used])
-    expected = oracle.jacobian.T @ inner @ oracle.jacobian + oracle.stiff.flatten(2).flatten(0, 1)
+    used, jacobian = oracle.shares > 0, oracle.here.jacobian(oracle.coefficients)[:, 0]
+    assert 1 <= used.sum() < COUNT
+    flat, inner = jacobian.flatten(1), dense_complement(oracle.rows[used])
+    expected = flat.T @ inner @ flat + oracle.stiff.flatten(2).flatten(0, 1)
     directions = torch.eye(COUNT * DIM).double().view(-1, COUNT, DIM)
     found = torch.stack([gauss_newton(fit, along).flatten() for along in directions], 1)
     close(found, expected, 1e-6)
     assert not found.view(COUNT, DIM, -1)[~used].any()
-    jacobian = oracle.jacobian.view(-1, COUNT, DIM)
     blocks = torch.einsum("pnd,pmd->nm", jacobian, jacobian)
-    close(curvature(fit), (blocks + torch.einsum("ndmd->nm", oracle.stiff)) / DIM, 1e-6)
+    close(objective.curvature(fit), (blocks + torch.einsum("ndmd->nm", oracle.stiff)) / DIM, 1e-6)
     single = fitted(problem.to("cpu", torch.float32), x)
     assert descent(single).dtype == torch.float32
     close(descent(single), descent(fit), 1e-3)
@@ -189,9 +159,9 @@ def test_gauss_newton_and_curvature_are_those_of_dense_algebra(seed: int) -> Non
 
 def test_steps_that_are_kept_lower_the_cost_and_not_the_residual_alone() -> None:
     solver, rose = LevenbergMarquardt(), False
-    for seed in (*PLACES, 3):
-        problem = posed(net_of(seed=seed))
-        state = solver.init(problem, 1.5 * gaussian(COUNT, DIM, seed=seed + 100))
+    for seed in range(4):
+        problem, x, _, _ = place(seed)
+        state = solver.init(problem, x)
         costs = [state.fit.cost]
         for _ in range(20):
             before, state = state, solver.step(problem, state)
@@ -206,14 +176,10 @@ def test_steps_that_are_kept_lower_the_cost_and_not_the_residual_alone() -> None
 def test_a_warm_start_gives_the_same_fit(seed: int, other: int) -> None:
     problem, x, cold, _ = place(seed)
     near = fitted(problem, 1.5 * gaussian(COUNT, DIM, seed=other))
-    for start in (near, cold):
-        warm = fitted(problem, x, start)
+    for warm in (fitted(problem, x, near), fitted(problem, x, cold)):
         torch.testing.assert_close(warm.coefficients, cold.coefficients, rtol=1e-6, atol=1e-9)
         assert warm.cost == pytest.approx(cold.cost, rel=1e-7, abs=1e-12)
         torch.testing.assert_close(descent(warm), descent(cold), rtol=1e-5, atol=1e-7)
-
-
-# Where nothing is held
 
 
 def test_other_premises_outputs_and_coefficients_are_not_held(
@@ -221,17 +187,12 @@ def test_other_premises_outputs_and_coefficients_are_not_held(
 ) -> None:
     monkeypatch.setattr(objective, "STIFFNESS", 1e9)
     x = 1.5 * gaussian(COUNT, DIM, seed=1)
-    rows = dense(net_of(), "final", names_of(net_of())).linearize(x).phi
     for premise in (Premise.CHANGE, Premise.DECAY):
-        problem = posed(net_of(), premise)
-        fit = fitted(problem, x)
-        assert problem.rule is Rule.FREE
+        fit = fitted(posed(net_of(), premise), x)
+        assert posed(net_of(), premise).rule is Rule.FREE
         assert (fit.slack, fit.penalty, fit.cost) == (None, 0.0, fit.value)
-        left = dense_complement(rows) @ problem.target
-        value = float((left.norm() / problem.target.norm()) ** 2)
-        assert fit.value == pytest.approx(value, rel=1e-9)
     several, free = (fitted(posed(net_of(3), p), x[:3]) for p in (Premise.MARGIN, Premise.DECAY))
     assert several.rows == 3 and several.slack is None and several.cost == several.value
     assert free.value < several.value - 1e-3  # what only the rule forbids
-    mine = fitted_with(posed(net_of()), x[:3], gaussian(3, 1, seed=2))
+    mine = objective.fitted_with(posed(net_of()), x[:3], gaussian(3, 1, seed=2))
     assert mine.slack is None and mine.cost == mine.value and not mine.eliminated
