@@ -7,29 +7,12 @@ from hypothesis import strategies as st
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
+import problems
 from exhume.equation.objective import fitted
-from exhume.features.random import RandomFeatures
 from exhume.search import moves
-from exhume.search.moves import (
-    dropping,
-    greedy_order,
-    merged,
-    reseed,
-    spectral_starts,
-    unflipped,
-    without,
-)
+from exhume.search.moves import dropping, merged, reseed, spectral_starts, unflipped, without
 from nets import make
-from problems import (
-    case,
-    cosines,
-    dense_complement,
-    gaussian,
-    make_features,
-    make_problem,
-    on_sphere,
-    with_hidden_flips,
-)
+from problems import case, cosines, dense_complement, gaussian, on_sphere
 
 fast = settings(max_examples=25, deadline=None)
 
@@ -38,34 +21,23 @@ def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def dropped_by_trying_all(
-    phi: Tensor, target: Tensor, rows: int = 1
-) -> tuple[list[int], list[float]]:
-    """With so many rows a candidate, all of which go at once."""
-
-    def left_without(kept: list[int]) -> float:
-        own = phi[[i * rows + j for i in kept for j in range(rows)]]
-        return (dense_complement(own) @ target if kept else target).square().sum().item()
-
-    left, order, costs = list(range(len(phi) // rows)), [], []
-    start = left_without(left)
-    while left:
-        tries = {i: left_without([j for j in left if j != i]) for i in left}
-        best = min(tries, key=tries.__getitem__)
-        left.remove(best)
-        order.append(best)
-        costs.append(tries[best] - start)
-    return order, costs
-
-
 @fast
 @given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 3), st.integers(0, 2**31))
 def test_greedy_order_against_trying_all(n: int, rows: int, m: int, seed: int) -> None:
     phi, target = gaussian(n * rows, 25, seed=seed), gaussian(25, m, seed=seed + 1)
-    order, costs = greedy_order(phi @ phi.T, phi @ target, rows)
-    expected_order, expected_costs = dropped_by_trying_all(phi, target, rows)
-    assert order.tolist() == expected_order
-    torch.testing.assert_close(costs, torch.tensor(expected_costs).double(), rtol=1e-5, atol=1e-7)
+
+    def left_with(kept: list[int]) -> float:
+        own = phi.view(n, rows, 25)[kept].flatten(0, 1)
+        return (dense_complement(own) @ target if kept else target).square().sum().item()
+
+    left, costs = list(range(n)), []
+    order, found = moves.greedy_order(phi @ phi.T, phi @ target, rows)
+    for i in order.tolist():
+        tries = {j: left_with([k for k in left if k != j]) for j in left}
+        assert i == min(tries, key=tries.__getitem__)
+        left.remove(i)
+        costs.append(tries[i] - left_with(list(range(n))))
+    torch.testing.assert_close(found, torch.tensor(costs).double(), rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize(("parameters", "point"), [("last", "both"), ("all", "midpoint")])
@@ -97,11 +69,8 @@ def test_merged_groups_against_connected_components(
     weights = a.square().sum(1).sqrt()
     expected = torch.stack([weights[g] @ x[g] / weights[g].sum() for g in groups])
     torch.testing.assert_close(merged(x, a, cosine), expected, rtol=1e-9, atol=1e-9)
-
-
-def test_a_long_chain_is_one_group() -> None:
     angles = torch.arange(17, dtype=torch.float64) * 0.1
-    chain = torch.stack([angles.cos(), angles.sin()], dim=1)
+    chain = torch.stack([angles.cos(), angles.sin()], dim=1)  # a long one is one group
     assert [len(merged(chain, torch.ones(17, 1), cosine)) for cosine in (0.99, 0.999)] == [1, 17]
 
 
@@ -116,9 +85,7 @@ def test_a_missing_sample_is_seen_in_the_residual_of_several_outputs() -> None:
     assert cosines(found, alone.inputs).abs().item() > 0.95
 
 
-def test_subspace_iteration_finds_what_the_dense_matrix_has(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_subspace_iteration_finds_the_dense_eigenvectors(monkeypatch: pytest.MonkeyPatch) -> None:
     truth = case(40, 2, 200, even=True)
     dense = spectral_starts(truth.problem, truth.problem.target, 2, generator())
     monkeypatch.setattr(moves, "DENSE", 0)
@@ -128,21 +95,15 @@ def test_subspace_iteration_finds_what_the_dense_matrix_has(
 
 
 def test_starts_beyond_the_dimension_or_without_a_moment_are_random() -> None:
-    problem = make_problem(make_features(3, 50), gaussian(50, 1))
+    problem = problems.make_problem(problems.make_features(3, 50), gaussian(50, 1))
     many = spectral_starts(problem, problem.target, 7, generator())
     assert many.shape == (7, 3)
     torch.testing.assert_close(many.norm(dim=1), torch.full((7,), 3.0).double().sqrt())
     assert cosines(many[:3], many[:3]).fill_diagonal_(0).abs().max() < 1e-6
-
-    class NoMoment(RandomFeatures):
-        def moment(self, weights: Tensor, directions: Tensor) -> None:  # type: ignore[override]
-            return None
-
-    without_one = NoMoment(problem.features.weights, problem.features.activation)
-    blind = make_problem(without_one, problem.target)
-    random = spectral_starts(blind, problem.target, 7, generator())
-    assert torch.equal(random, problem.domain.start(7, 3, generator()))
-    assert not torch.equal(random, spectral_starts(blind, problem.target, 7, generator(1)))
+    blind = make("mlp").problem("all")
+    random = spectral_starts(blind, blind.target, 7, generator())
+    assert torch.equal(random, blind.domain.start(7, 4, generator()))
+    assert not torch.equal(random, spectral_starts(blind, blind.target, 7, generator(1)))
 
 
 def test_reseeding_keeps_what_matters_most_and_looks_where_the_rest_is_missing() -> None:
@@ -158,16 +119,13 @@ def test_reseeding_keeps_what_matters_most_and_looks_where_the_rest_is_missing()
     alone = case(15, 1, 200)  # of which all is dropped
     found = reseed(alone.problem, fitted(alone.problem, on_sphere(1, 15)), 1, 1, generator())
     assert cosines(found, alone.inputs).abs().item() > 0.9
-    for parameters in ("last", "all"):  # features without a moment
-        problem = make("mlp").problem(parameters)
-        found = reseed(problem, fitted(problem, on_sphere(2, 4)), 2, 3, generator())
-        assert torch.equal(found, problem.domain.start(3, 4, generator()))
+    problem = make("mlp").problem("last")  # features without a moment
+    found = reseed(problem, fitted(problem, on_sphere(2, 4)), 2, 3, generator())
+    assert torch.equal(found, problem.domain.start(3, 4, generator()))
 
 
 def same_rows(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and torch.allclose(
-        torch.cdist(a, b).min(1).values, torch.zeros(len(a)).to(a), atol=1e-6
-    )
+    return a.shape == b.shape and bool((torch.cdist(a, b).amin(1) < 1e-6).all())
 
 
 @pytest.mark.parametrize(
@@ -179,11 +137,10 @@ def test_flips_hidden_by_pairs_are_undone(
 ) -> None:
     truth = case(30, 6, 8, outputs=outputs, even=True)
     both = truth.inputs, truth.coefficients
-    candidates, coefficients = with_hidden_flips(*both, flipped, mirrored)
+    candidates, coefficients = problems.with_hidden_flips(*both, flipped, mirrored)
     combined = truth.problem.features.linearize(candidates).combine(coefficients)
     torch.testing.assert_close(combined, truth.problem.target)  # no residual tells the difference
-    found = unflipped(candidates, coefficients)
-    assert same_rows(found, truth.inputs)
+    assert same_rows(unflipped(candidates, coefficients), truth.inputs)
     assert not same_rows(candidates, truth.inputs)
 
 
@@ -192,7 +149,7 @@ def test_the_most_opposite_two_are_the_pair() -> None:
     assert unflipped(truth.inputs, truth.coefficients) is truth.inputs  # no pair at all
     a = truth.coefficients.clone()
     a[2], a[4] = 0.2, 1.0  # the sum of these two flips is nearly the second, so three are opposite
-    candidates, coefficients = with_hidden_flips(truth.inputs, a, [2, 4])
+    candidates, coefficients = problems.with_hidden_flips(truth.inputs, a, [2, 4])
     for seed in range(10):
         order = torch.randperm(8, generator=generator(seed))
         assert same_rows(unflipped(candidates[order], coefficients[order]), truth.inputs)

@@ -1,6 +1,8 @@
 """Splitting against dense second derivatives and the losses themselves, in float64."""
 
 import math
+from functools import partial
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -11,18 +13,7 @@ from torch import Tensor
 from exhume.equation.domain import Box, Sphere
 from exhume.errors import InputError
 from exhume.search import split
-from exhume.search.split import (
-    Eigenpairs,
-    chosen_adaptively,
-    chosen_as_published,
-    copied,
-    halves,
-    kept_to,
-    line_search,
-    shared,
-    smallest_eigenpairs,
-    splitting_product,
-)
+from exhume.search.split import chosen_as_published, halves, line_search, smallest_eigenpairs
 from problems import dense_phi, gaussian, make_features
 
 
@@ -48,9 +39,8 @@ def test_the_splitting_matrix_is_the_second_derivative(name: str, outputs: int) 
     x, a, residual = gaussian(3, 4), gaussian(3, outputs, seed=1), gaussian(30, outputs, seed=2)
     prior = gaussian(3, 4, seed=3).abs()
     linearization = features.linearize(x)
-    found = columns(
-        lambda direction: splitting_product(linearization, residual, a, direction, prior, 0.5), 3, 4
-    )
+    product = partial(split.splitting_product, linearization, residual, a, prior=prior, scale=0.5)
+    found = columns(product, 3, 4)
     for j in range(3):  # −2 Σ_c A_jc ∂²φ(x_j)ᵀR_c by autograd
         bent = torch.autograd.functional.hessian(
             lambda row, j=j: -2 * (dense_phi(features, row[None])[0] @ residual) @ a[j], x[j]
@@ -75,9 +65,8 @@ def test_eigenpairs_of_all_candidates_at_once(n: int, d: int, seed: int, size: f
 def test_few_iterations_give_an_eigenvalue_within_the_bound() -> None:
     matrices = symmetric(5, 60, 0)
     exact = torch.linalg.eigvalsh(matrices)
-    loose, tight = (
-        smallest_eigenpairs(times(matrices), gaussian(5, 60, seed=1), steps) for steps in (8, 25)
-    )
+    start = gaussian(5, 60, seed=1)
+    loose, tight = (smallest_eigenpairs(times(matrices), start, steps) for steps in (8, 25))
     for found in (loose, tight):
         nearest = (exact - found.values[:, None]).abs().amin(1)
         assert (nearest <= found.bounds * (1 + 1e-9)).all()
@@ -86,40 +75,32 @@ def test_few_iterations_give_an_eigenvalue_within_the_bound() -> None:
 
 
 def test_krylov_spaces_that_end_early_or_are_not_numbers_spoil_no_other() -> None:
-    d = 6
-    u = torch.nn.functional.normalize(gaussian(1, d), dim=1)
-    zero, identity = torch.zeros(d, d, dtype=torch.float64), torch.eye(d, dtype=torch.float64)
-    outer = u.T @ u
-    some = [zero, 3 * identity, outer, torch.nan * outer, -2 * outer, identity - 5 * outer]
-    found = smallest_eigenpairs(times(torch.stack(some)), gaussian(6, d, seed=1), d)
+    u, eye = torch.nn.functional.normalize(gaussian(1, 6), dim=1), torch.eye(6).double()
+    outer, ones = u.T @ u, torch.ones(5).double()
+    some = torch.stack([0 * eye, 3 * eye, outer, torch.nan * outer, -2 * outer, eye - 5 * outer])
+    found = smallest_eigenpairs(times(some), gaussian(6, 6, seed=1), 6)
     expected = torch.tensor([0.0, 3.0, 0.0, torch.nan, -2.0, -4.0], dtype=torch.float64)
     torch.testing.assert_close(found.values, expected, equal_nan=True, rtol=0, atol=1e-12)
-    lengths = found.vectors[[0, 1, 2, 4, 5]].norm(dim=1)
-    assert torch.allclose(lengths, torch.ones(5, dtype=torch.float64))
-    assert torch.allclose((found.vectors[4:] @ u.T).abs(), torch.ones(2, 1, dtype=torch.float64))
-    assert 3 not in chosen_adaptively(found, 1.0, 0.0)
+    assert torch.allclose(found.vectors[[0, 1, 2, 4, 5]].norm(dim=1), ones)
+    assert torch.allclose((found.vectors[4:] @ u.T).abs()[:, 0], ones[:2])
+    assert 3 not in split.chosen_adaptively(found, 1.0, 0.0)
     assert 3 not in chosen_as_published(found.values, 6)
 
 
 def test_single_precision_and_memory_limit_the_eigenpairs(monkeypatch: pytest.MonkeyPatch) -> None:
-    matrices, used = symmetric(4, 20, 0).float(), 0
-
-    def product(direction: Tensor) -> Tensor:
-        nonlocal used
-        used += 1
-        return times(matrices)(direction)
-
-    found = smallest_eigenpairs(product, gaussian(4, 20, seed=1).float(), 20)
+    matrices, start = symmetric(4, 20, 0).float(), gaussian(4, 20, seed=1).float()
+    product = Mock(side_effect=times(matrices))
+    found = smallest_eigenpairs(product, start, 20)
     exact = torch.linalg.eigvalsh(matrices.double())[:, 0]
     assert found.vectors.dtype == torch.float32 and found.values.dtype == torch.float64
     assert torch.allclose(found.values, exact, atol=1e-4) and (found.bounds < 1e-2).all()
-    assert used == 20 + 1
+    assert product.call_count == 20 + 1
     monkeypatch.setattr(split, "free_memory", lambda device: 2 * 4 * 20 * 4 * 3.5)
-    smallest_eigenpairs(product, gaussian(4, 20).float(), 20)
-    assert used == 21 + 3 + 1
+    smallest_eigenpairs(product, start, 20)
+    assert product.call_count == 21 + 3 + 1
     monkeypatch.setattr(split, "free_memory", lambda device: 2 * 4 * 20 * 4 * 1.5)
     with pytest.raises(InputError, match="4 candidates of 20 entries"):
-        smallest_eigenpairs(product, gaussian(4, 20).float(), 20)
+        smallest_eigenpairs(product, start, 20)
 
 
 def test_halves_on_a_sphere_feel_its_curvature() -> None:
@@ -129,9 +110,9 @@ def test_halves_on_a_sphere_feel_its_curvature() -> None:
     linearization = features.linearize(x)
     residual = target - linearization.combine(a)
     slope = -2 * linearization.pull(residual, a)
-    product = kept_to(sphere, x, slope, lambda d: splitting_product(linearization, residual, a, d))
-    start = sphere.tangent(x, gaussian(4, 5, seed=3))
-    pairs = smallest_eigenpairs(product, start, 4)
+    free = partial(split.splitting_product, linearization, residual, a)
+    product = split.kept_to(sphere, x, slope, free)
+    pairs = smallest_eigenpairs(product, sphere.tangent(x, gaussian(4, 5, seed=3)), 4)
     assert torch.allclose((pairs.vectors * x).sum(1), torch.zeros(4).double(), atol=1e-10)
     matrices = columns(product, 4, 5)
     assert torch.allclose(matrices, matrices.mT, atol=1e-10)
@@ -139,7 +120,7 @@ def test_halves_on_a_sphere_feel_its_curvature() -> None:
     for j in range(4):
         chosen = torch.tensor([j])
         moved = sphere.project(halves(x, chosen, pairs.vectors, epsilon))
-        fit = target - dense_phi(features, moved).T @ shared(a, chosen)
+        fit = target - dense_phi(features, moved).T @ split.shared(a, chosen)
         predicted = 0.5 * epsilon**2 * float(pairs.values[j])
         assert float(fit.square().sum() - before) == pytest.approx(predicted, rel=2e-3)
 
@@ -147,24 +128,24 @@ def test_halves_on_a_sphere_feel_its_curvature() -> None:
 def test_entries_held_at_a_bound_are_not_moved() -> None:
     x, slope = torch.tensor([[1.0, 0.2]]).double(), torch.tensor([[-3.0, 1.0]]).double()
     matrices = torch.tensor([[[-5.0, 1.0], [1.0, -1.0]]]).double()
-    product = kept_to(Box(0, 1), x, slope, times(matrices))
-    found = columns(product, 1, 2)[0]
-    assert found.tolist() == [[0.0, 0.0], [0.0, -1.0]]
+    product = split.kept_to(Box(0, 1), x, slope, times(matrices))
+    assert columns(product, 1, 2).tolist() == [[[0.0, 0.0], [0.0, -1.0]]]
 
 
-def test_the_published_choice() -> None:
-    few = torch.tensor([-0.5, 0.1, 0.2, -1e-9, *[0.3] * 6]).double()
-    assert chosen_as_published(few, 10).tolist() == [0, 3]
-    many = torch.tensor([-0.5, -0.009, 0.2, -0.3, -0.2, 0.1]).double()
-    assert chosen_as_published(many, 10).tolist() == [0, 3, 4]  # −0.09 once scaled is too little
-    assert chosen_as_published(torch.tensor([-4.0, -3.0, -2.0, -1.0]), 1).tolist() == [0, 1]
-    assert chosen_as_published(-torch.arange(1.0, 401.0), 1).tolist() == list(range(250, 400))
-    tenth = torch.full((1000,), 0.1)
-    tenth[:100] = -1e-6
-    assert len(chosen_as_published(tenth, 1)) == 0  # a tenth is enough to ask for −0.1
-    tenth[0] = 0.1
-    assert chosen_as_published(tenth, 1).tolist() == list(range(1, 100))
-    assert chosen_as_published(torch.ones(3), 1).tolist() == []
+@pytest.mark.parametrize(
+    ("values", "count", "chosen"),
+    [
+        ([-0.5, 0.1, 0.2, -1e-9, *[0.3] * 6], 10, [0, 3]),
+        ([-0.5, -0.009, 0.2, -0.3, -0.2, 0.1], 10, [0, 3, 4]),  # −0.09 once scaled is too little
+        ([-4.0, -3.0, -2.0, -1.0], 1, [0, 1]),
+        ([-float(i) for i in range(400)], 1, [*range(250, 400)]),
+        ([-1e-6] * 100 + [0.1] * 900, 1, []),  # a tenth is enough to ask for −0.1
+        ([-1e-6] * 99 + [0.1] * 901, 1, [*range(99)]),
+        ([1.0] * 3, 1, []),
+    ],
+)
+def test_the_published_choice(values: list[float], count: float, chosen: list[int]) -> None:
+    assert chosen_as_published(torch.tensor(values).double(), count).tolist() == chosen
 
 
 NEGATIVE = [-2.0, -2.0, -2.0, 0.1]
@@ -185,17 +166,16 @@ def test_the_adaptive_choice(
     values: list[float], bounds: list[float], upper: float, price: float, chosen: list[int]
 ) -> None:
     vectors = torch.zeros(len(values), 2).double()
-    pairs = Eigenpairs(torch.tensor(values).double(), vectors, torch.tensor(bounds).double())
-    assert chosen_adaptively(pairs, upper, price).tolist() == chosen
+    pairs = split.Eigenpairs(torch.tensor(values).double(), vectors, torch.tensor(bounds).double())
+    assert split.chosen_adaptively(pairs, upper, price).tolist() == chosen
 
 
 def test_a_line_search_finds_the_best_or_nothing() -> None:
     least = line_search(lambda e: (math.log(e / 3e-4)) ** 2 if e else 99.0)
     assert least == pytest.approx(3e-4, rel=1e-2)
     assert line_search(lambda e: -e, 5.0) == 5.0
-    assert line_search(lambda e: e) is None
-    assert line_search(lambda e: 1.0) is None
-    assert line_search(lambda e: math.nan if e else 1.0) is None
+    for loss in (lambda e: e, lambda e: 1.0, lambda e: math.nan if e else 1.0):
+        assert line_search(loss) is None
     found = line_search(lambda e: -e if e < 1e-3 else math.inf)
     assert found is not None and 3e-4 < found < 1e-3
 
@@ -206,8 +186,8 @@ def test_halves_have_the_mean_and_the_sum_of_their_parent(n: int, seed: int, eps
     x, u, weights = gaussian(n, 3, seed=seed), gaussian(n, 3, seed=seed + 1), gaussian(n)
     mask = torch.rand(n, generator=torch.Generator().manual_seed(seed)) < 0.5
     chosen = mask.nonzero()[:, 0]
-    moved, parents = halves(x, chosen, u, eps), copied(torch.arange(n), chosen)
-    parts = shared(weights, chosen)
+    moved, parents = halves(x, chosen, u, eps), split.copied(torch.arange(n), chosen)
+    parts = split.shared(weights, chosen)
     assert len(moved) == len(parts) == len(parents) == n + len(chosen)
     for j in range(n):
         own = parents == j

@@ -58,9 +58,6 @@ def test_what_two_starts_share_is_counted_once(found: int, other: int, seed: int
     doubled = found_again(torch.cat([first, first]), torch.cat([again, again]))
     assert doubled == pytest.approx(share / 2)  # copies prove nothing
     assert found_again(first, -again) == 0
-
-
-def test_a_candidate_stands_for_one_of_the_other_start_alone() -> None:
     x, y = math.cos(math.radians(20)), math.sin(math.radians(20))
     first = torch.tensor([[x, y, 0], [x, -y, 0]])
     second = torch.tensor([[1.0, 0, 0], [0, 0, 1]])  # near to both of the first, which differ
