@@ -12,29 +12,34 @@ from exhume.equation.coefficients import Rule
 from exhume.equation.domain import Box, Domain, Sphere, SphereInBox
 from exhume.equation.problem import FirstLayer, Premise, Problem
 from exhume.features.dense import DenseGradients
-from exhume.features.network import known_network
+from exhume.methods import Reconstruction, reconstruct
 from exhume.methods.buzaglo2023 import Buzaglo2023
 from exhume.methods.haim2022 import Haim2022
 from exhume.methods.loo2023 import Loo2023
-from exhume.methods.penalised import Penalised, smoothed
-from exhume.methods.penalties import (
-    Hyperparameters,
-    PenalisedLoss,
-    Place,
-    balanced_labels,
-    loss_at,
-)
-from exhume.models import architectures
+from exhume.methods.penalised import Penalised
+from exhume.methods.penalties import Hyperparameters, Place, balanced_labels
+from exhume.methods.progress import Method
 from exhume.models.formulation import Told, weights_problem
-from nets import Net, make
+from nets import Net, make, names_of
 from problems import THREAT, gaussian
 
 DIM, SAMPLES = 6, 3
+PREMISES = {Rule.MARGIN: Premise.MARGIN, Rule.FREE: Premise.CHANGE}
 
 
-def premise_of(rule: Rule) -> Premise:
-    """The premise that brings a rule with it."""
-    return Premise.MARGIN if rule is Rule.MARGIN else Premise.CHANGE
+def watched(
+    problem: Problem, samples: int | None, method: str | Method, seed: int = 0, **options: Any
+) -> tuple[Reconstruction, list[Any]]:
+    """What a run found, and its progress after every move."""
+    moves: list[Any] = []
+    see = {"observe": lambda progress, _: moves.append(progress)}
+    return reconstruct(problem, samples, seed, method, **see, **options), moves
+
+
+def haim(steps: int) -> Haim2022:
+    """With nothing left to tune."""
+    given = {"rate": 0.05, "scale": 0.3, "threshold": 0.05, "sharpness": 20.0}
+    return Haim2022(steps=steps, multiplier_rate=0.05, **given)
 
 
 def net_of(outputs: int, seed: int = 0) -> Net:
@@ -43,18 +48,24 @@ def net_of(outputs: int, seed: int = 0) -> Net:
     return make("mlp", outputs, seed, step=0.3, **widths)
 
 
+def features_of(net: Net, *points: Mapping[str, Tensor]) -> DenseGradients:
+    """Gradients of all parameters, at the trained weights if nothing is said."""
+    return DenseGradients(net.network, points or (net.trained,), "", block=tuple(names_of(net)))
+
+
 def posed(net: Net, rule: Rule, point: str = "final", domain: Domain | None = None) -> Problem:
     """Target θ for the margin, θ − θ₀ otherwise."""
-    names = tuple(name for name, _ in net.plain.named_parameters())
+    names, features = names_of(net), features_of(net, *net.points(point))
     target = torch.cat([net.trained[name].flatten() for name in names])[:, None]
     if rule is Rule.FREE:
         target = target - torch.cat([net.initial[name].flatten() for name in names])[:, None]
-    features = DenseGradients(net.network, tuple(net.points(point)), "gradients", block=names)
-    box = domain or Sphere()
-    return Problem(target, features, THREAT, net.network.shape, box, premise=premise_of(rule))
+    where = domain or Sphere()
+    return Problem(target, features, THREAT, net.network.shape, where, premise=PREMISES[rule])
 
 
-def weights_of(premise: Premise, outputs: int = 1, domain: Domain | None = None) -> Problem:
+def weights_of(
+    premise: Premise = Premise.MARGIN, outputs: int = 1, domain: Domain | None = None
+) -> Problem:
     """The weights themselves as the target, of one hidden layer with biases."""
     sizes = {"shape": [DIM], "widths": [12], "activation": "relu", "bias": "first"}
     net = make("mlp", outputs, 0, step=0.3, **sizes)
@@ -62,24 +73,18 @@ def weights_of(premise: Premise, outputs: int = 1, domain: Domain | None = None)
 
 
 def combined(
-    outputs: int = 1,
-    rule: Rule = Rule.MARGIN,
-    samples: int = 4,
-    activation: str = "relu",
+    outputs: int = 1, rule: Rule = Rule.MARGIN, samples: int = 4, activation: str = "relu"
 ) -> Problem:
     """A target that is a combination of gradients at samples, so some candidates explain it."""
     net = make("mlp", outputs, 0, shape=[2, 3], widths=[12, 9], activation=activation)
-    names = tuple(name for name, _ in net.network.module.named_parameters())
-    features = DenseGradients(net.network, (net.trained,), "gradients", block=names)
-    labels = balanced_labels(samples, outputs)
+    features, labels = features_of(net), balanced_labels(samples, outputs)
     if rule is Rule.FREE:
         weights = gaussian(samples * outputs, 1, seed=2)
     else:
         signs = labels[:, None] if outputs == 1 else 2 * torch.eye(outputs)[labels] - 1
         weights = (0.5 * signs).double().reshape(-1, 1)
     target = features.linearize(0.5 * gaussian(samples, features.dim, seed=1)).combine(weights)
-    domain = Box(-1.0, 1.0)
-    return Problem(target, features, THREAT, (2, 3), domain, premise=premise_of(rule))
+    return Problem(target, features, THREAT, (2, 3), Box(-1.0, 1.0), premise=PREMISES[rule])
 
 
 @dataclass(frozen=True)
@@ -102,13 +107,10 @@ def planted(premise: Premise = Premise.MARGIN, width: int = 100, seed: int = 0) 
     For the margin A = K⁻¹(γy), so that ΦΔ = γy: all samples are exactly on it. Else A is random.
     ‖Δ‖ is the norm of the weights, so that sharpness has its usual unit.
     """
-    arguments = {"shape": [DIM], "widths": [width], "outputs": 1, "bias": "first"}
-    net = architectures.initialise(architectures.build("mlp", arguments), seed).double()
-    weights = {name: w.detach().clone() for name, w in net.state_dict().items()}
-    weights["1.bias"] = 0.3 * gaussian(width, seed=seed + 3)
-    names = tuple(name for name, _ in net.named_parameters())
-    network = known_network(net, (DIM,), 1)
-    features = DenseGradients(network, (weights,), "gradients", block=names)
+    sizes = {"shape": [DIM], "widths": [width], "activation": "relu", "bias": "first"}
+    net = make("mlp", 1, seed, **sizes)
+    weights = net.initial | {"1.bias": 0.3 * gaussian(width, seed=seed + 3)}
+    features = features_of(net, weights)
     x = (0.5 * gaussian(SAMPLES, DIM, seed=seed + 1)).clamp(-1, 1)
     there = features.linearize(x)
     labels = torch.tensor([[1.0], [-1.0], [1.0]]).double()
@@ -121,9 +123,8 @@ def planted(premise: Premise = Premise.MARGIN, width: int = 100, seed: int = 0) 
     a = a * size / there.combine(a).norm()
     target = there.combine(a)
     first = target[: width * DIM, 0].reshape(width, DIM)
-    layer = FirstLayer(torch.zeros_like(first), first)
-    domain = Box(-1.0, 1.0)
-    problem = Problem(target, features, THREAT, (DIM,), domain, first_layer=layer, premise=premise)
+    told = {"first_layer": FirstLayer(torch.zeros_like(first), first), "premise": premise}
+    problem = Problem(target, features, THREAT, (DIM,), Box(-1.0, 1.0), **told)
     return Planted(problem, x, a[:, 0])
 
 
@@ -167,40 +168,37 @@ def gradients(weights: Mapping[str, Tensor], sigma: Sigma, x: Tensor) -> list[li
 
 @dataclass(frozen=True)
 class Oracle:
-    """A published loss as a function of x and λ."""
+    """A published loss of a problem as a function of x and λ, and a place to take it at."""
 
     problem: Problem
     sigma: Sigma
     points: Sequence[Mapping[str, Tensor]]
-    labels: Tensor
-    shares: Tensor
-    divisor: float
+    place: Place
     settings: Hyperparameters
-    low: Tensor | float = -1.0
-    high: Tensor | float = 1.0
+    low: Tensor | float
+    high: Tensor | float
 
     def residual(self, x: Tensor, multipliers: Tensor) -> Tensor:
         total = torch.zeros_like(self.problem.target[:, 0])
         rows = [gradients(weights, self.sigma, x) for weights in self.points]
         outputs = forward(self.points[-1], torch.relu, x)
-        for j in range(len(x)):
+        for j, label in enumerate(self.place.labels.tolist()):
             if self.problem.rule is Rule.FREE:
                 mine = [g for one in rows for g in one[j]]
                 for weight, g in zip(multipliers[j], mine, strict=True):
                     total = total + weight * g
             elif outputs.shape[1] == 1:
-                total = total + multipliers[j, 0] * self.labels[j] * rows[0][j][0]
+                total = total + multipliers[j, 0] * label * rows[0][j][0]
             else:
-                y = int(self.labels[j])
-                others = [k for k in range(outputs.shape[1]) if k != y]
+                others = [k for k in range(outputs.shape[1]) if k != label]
                 rival = max(others, key=lambda k, j=j: outputs[j, k].item())
-                total = total + multipliers[j, 0] * (rows[0][j][y] - rows[0][j][rival])
-        return self.problem.target[:, 0] - total / self.divisor
+                total = total + multipliers[j, 0] * (rows[0][j][label] - rows[0][j][rival])
+        return self.problem.target[:, 0] - total / self.place.divisor
 
     def __call__(self, x: Tensor, multipliers: Tensor) -> Tensor:
         loss = self.residual(x, multipliers).square().sum()
         s = self.settings
-        for j, omega in enumerate(self.shares):
+        for j, omega in enumerate(self.place.shares):
             box = torch.relu(x[j] - self.high).square() + torch.relu(self.low - x[j]).square()
             short = torch.relu(s.threshold - multipliers[j] / omega).square().sum()
             loss = loss + omega * (s.box * box.sum() + s.push * short)
@@ -213,30 +211,16 @@ class Oracle:
         return loss + s.sparsity * multipliers.abs().sum()
 
 
-@dataclass(frozen=True)
-class Spot:
-    """A problem and a place in it, with the oracle of the loss there."""
-
-    problem: Problem
-    settings: Hyperparameters
-    oracle: Oracle
-    place: Place
-
-    def loss(self) -> PenalisedLoss:
-        return loss_at(smoothed(self.problem, self.settings, 0), self.settings, self.place)
-
-
 LOW, HIGH = torch.linspace(-0.9, -0.2, 6).double(), torch.linspace(0.3, 1.1, 6).double()
+KINDS = {"one": 1, "several": 3, "decay": 2, "change": 2, "both": 2, "box": 1}  # and outputs
 
 
-def spot(kind: str) -> Spot:
-    outputs = {"one": 1, "several": 3, "decay": 2, "change": 2, "both": 2, "box": 1}[kind]
-    net = net_of(outputs)
+def spot(kind: str) -> Oracle:
+    outputs, boxed = KINDS[kind], kind == "box"
     rule = Rule.MARGIN if kind in ("one", "several", "box") else Rule.FREE
     point = "both" if kind == "both" else "final"
-    domain = SphereInBox(Sphere(), Box(LOW, HIGH)) if kind == "box" else None
-    problem = posed(net, rule, point, domain)
-    shares = torch.tensor([1.0, 0.5, 0.5, 0.25]).double()
+    domain = SphereInBox(Sphere(), Box(LOW, HIGH)) if boxed else None
+    problem = posed(net_of(outputs), rule, point, domain)
     recipe: Penalised
     if kind in ("change", "both"):
         recipe, values = Loo2023(rate=0.02, smoothness=30.0, sparsity=0.01), {"rate": 0.02}
@@ -245,17 +229,12 @@ def spot(kind: str) -> Spot:
         recipe = Haim2022() if outputs == 1 else Buzaglo2023()
         values = {"rate": 0.01, "scale": 1.0, "threshold": 0.4, "sharpness": 7.0}
         values |= {"multiplier_rate": 0.05} if outputs > 1 else {}
-        sigma = lambda z: SmoothedRelu.apply(z, 7.0)  # noqa: E731
-        entries = 2 if rule is Rule.FREE else 1
+        sigma, entries = (lambda z: SmoothedRelu.apply(z, 7.0)), 2 if rule is Rule.FREE else 1
     multipliers = gaussian(4, entries, seed=2)
     multipliers = multipliers.abs() if rule is Rule.MARGIN else multipliers
     chosen = recipe.hyperparameters(problem, values)
+    shares = torch.tensor([1.0, 0.5, 0.5, 0.25]).double()
     labels, divisor = balanced_labels(4, outputs), 4.0 * chosen.divisor
-    low, high = (LOW, HIGH) if kind == "box" else (-math.sqrt(6), math.sqrt(6))
-    points = net.points(point)
-    oracle = Oracle(problem, sigma, points, labels, shares, divisor, chosen, low, high)
     place = Place(2 * gaussian(4, 6, seed=1), multipliers, labels, shares, divisor)
-    return Spot(problem, chosen, oracle, place)
-
-
-KINDS = ["one", "several", "decay", "change", "both", "box"]
+    bounds = (LOW, HIGH) if boxed else (-math.sqrt(6), math.sqrt(6))
+    return Oracle(problem, sigma, net_of(outputs).points(point), place, chosen, *bounds)

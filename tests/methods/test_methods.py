@@ -6,26 +6,21 @@ from typing import Any
 import pytest
 import torch
 
-from exhume import data, victims
 from exhume.equation.objective import fitted
+from exhume.equation.problem import Premise
 from exhume.errors import InputError
 from exhume.evaluate import score
 from exhume.features.activations import activation
-from exhume.methods import METHODS, Progress, method_named, reconstruct
+from exhume.methods import METHODS, method_named, reconstruct
 from exhume.methods.exhume import Exhume, Found
 from exhume.methods.iurada2025 import Iurada2025
 from exhume.methods.loo2023 import Loo2023
 from exhume.methods.progress import pack
 from exhume.methods.shen2026 import Shen2026
+from exhume.methods.stationary import Stationary
 from exhume.search.moves import dropping
 from exhume.solvers import Outcome
-from problems import (
-    Case,
-    case,
-    cosines,
-    make_problem,
-    on_sphere,
-)
+from problems import Case, case, cosines, make_problem, on_sphere
 
 IURADA = Iurada2025(rate=4.0, steps=3000)
 
@@ -55,8 +50,7 @@ def test_every_sample_is_recovered(
     for seed in seeds:
         truth = single(dim, samples, ratio, name, outputs, seed)
         found = reconstruct(truth.problem, samples if told else None, seed)
-        assert found.outcome is Outcome.CONVERGED
-        assert found.residual < 1e-11
+        assert found.outcome is Outcome.CONVERGED and found.residual < 1e-11
         assert found.samples.shape == (samples, dim)
         assert found.samples.dtype == found.coefficients.dtype == torch.float64
         result = score(found.samples, truth.inputs)
@@ -85,8 +79,7 @@ def test_every_method_for_a_change_recovers_random_features(method: Any) -> None
 def test_asked_for_too_many_all_are_found(name: str, surplus: int) -> None:
     truth = single(30, 6, 6, name, seed=1)
     found = reconstruct(truth.problem, 6 + surplus, 1)
-    assert found.outcome is Outcome.CONVERGED
-    assert len(found.samples) == 6 + surplus
+    assert found.outcome is Outcome.CONVERGED and len(found.samples) == 6 + surplus
     assert score(found.samples, truth.inputs).recovered == 1
 
 
@@ -105,26 +98,25 @@ def test_only_candidates_that_are_there_again_count_as_returned() -> None:
 
 
 def test_observers_see_every_move_and_out_of_budget_the_best_so_far_is_returned() -> None:
-    truth, moves = single(30, 6, 4), list[tuple[Progress, float]]()
-    found = reconstruct(truth.problem, 6, observe=lambda p, s: moves.append((p, s)))
-    last = moves[-1][0]
+    truth, seen = single(30, 6, 4), list[tuple[Any, float]]()
+    found = reconstruct(truth.problem, 6, observe=lambda *move: seen.append(move))
+    moves, seconds = zip(*seen, strict=True)
+    last = moves[-1]
     assert (last.total_steps, last.total_products) == (found.steps, found.products)
-    assert last.outcome is found.outcome and all(p.outcome is None for p, _ in moves[:-1])
-    seconds = [s for _, s in moves]
-    assert seconds == sorted(seconds)
+    assert last.outcome is found.outcome and all(p.outcome is None for p in moves[:-1])
+    assert list(seconds) == sorted(seconds)
     none = reconstruct(truth.problem, 6, time_limit=0)
     assert (none.outcome, none.steps, len(none.samples)) == (Outcome.BUDGET, 0, 6)
-    late = reconstruct(truth.problem, 6, time_limit=1.0, resume=pack(moves[2][0], 1.0))
-    assert (late.outcome, late.steps) == (Outcome.BUDGET, moves[2][0].total_steps)
+    late = reconstruct(truth.problem, 6, time_limit=1.0, resume=pack(moves[2], 1.0))
+    assert (late.outcome, late.steps) == (Outcome.BUDGET, moves[2].total_steps)
 
 
 @pytest.mark.parametrize("method", ["exhume", "iurada2025"])
 def test_a_budget_of_products_ends_a_run_at_the_same_place_every_time(method: str) -> None:
-    problem = victims.random_features(data.sphere(10, 4, seed=3), 44, seed=3).problem
-    runs = [reconstruct(problem, 4, 3, method, product_limit=300) for _ in range(2)]
-    assert runs[0].outcome is Outcome.BUDGET
-    assert 300 <= runs[0].products < 400
-    assert torch.equal(runs[0].samples, runs[1].samples)
+    problem = case(10, 4, 1.1, seed=3).problem
+    one, other = (reconstruct(problem, 4, 3, method, product_limit=300) for _ in range(2))
+    assert one.outcome is Outcome.BUDGET and 300 <= one.products < 400
+    assert torch.equal(one.samples, other.samples)
 
 
 def test_weights_that_are_not_numbers_end_the_search() -> None:
@@ -164,6 +156,13 @@ def test_the_published_recipe_starts_and_steps_as_published() -> None:
 def test_what_no_run_could_use_is_refused(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
         reconstruct(single(20, 2, 5).problem, **{"samples": 2} | arguments)
+
+
+def test_a_name_picks_the_method_and_the_premise_one_of_two() -> None:
     mine = Exhume(patience=2)
     assert method_named(mine) is mine
-    assert {name: method_named(name).name for name in METHODS} == {name: name for name in METHODS}
+    assert [method_named(name).name for name in METHODS] == [*METHODS]
+    for premise in Premise:
+        ours = Exhume() if premise is Premise.CHANGE else Stationary()
+        problem = replace(case(6, 2, 4).problem, premise=premise)
+        assert method_named("exhume", problem) == ours and ours.name == "exhume"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from recipe_problems import KINDS, net_of, posed, spot
+from recipe_problems import KINDS, net_of, posed, spot, watched
 
 from exhume.equation.coefficients import Rule
 from exhume.equation.domain import Box
@@ -15,33 +15,16 @@ from exhume.equation.objective import Fit, fitted_with
 from exhume.equation.problem import Problem
 from exhume.errors import InputError
 from exhume.features.activations import softplus
-from exhume.features.gradient import ParameterGradients
 from exhume.methods import haim2022, loo2023, reconstruct
 from exhume.methods.buzaglo2023 import Buzaglo2023
 from exhume.methods.haim2022 import Haim2022
 from exhume.methods.loo2023 import Loo2023
-from exhume.methods.penalised import (
-    STRIDE,
-    Descending,
-    Moments,
-    Penalised,
-    Sweep,
-    advanced,
-    smoothed,
-    stepped,
-)
+from exhume.methods.penalised import STRIDE, Moments, Penalised, advanced, smoothed, stepped
 from exhume.methods.penalties import loss_at
 from exhume.methods.progress import pack
 from exhume.solvers import Outcome
-from nets import make
+from nets import by_torch, make
 from problems import case, gaussian
-
-
-def any_module(problem: Problem) -> Problem:
-    """The same problem with the features of a module that need not be dense."""
-    features = problem.features
-    general = ParameterGradients(features.network, features.points, "", block=features.block)
-    return replace(problem, features=general)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -49,11 +32,12 @@ def test_the_loss_and_its_slopes_are_the_published_ones(kind: str) -> None:
     there = spot(kind)
     x = there.place.candidates.clone().requires_grad_()
     multipliers = there.place.multipliers.clone().requires_grad_()
-    value = there.oracle(x, multipliers)
+    value = there(x, multipliers)
     slopes = torch.autograd.grad(value, (x, multipliers))
-    residual = there.oracle.residual(x, multipliers).detach()
-    for problem in (there.problem, any_module(there.problem)):
-        found = replace(there, problem=problem).loss()
+    residual = there.residual(x, multipliers).detach()
+    for features in (there.problem.features, by_torch(there.problem.features)):
+        seen = smoothed(replace(there.problem, features=features), there.settings, 0)
+        found = loss_at(seen, there.settings, there.place)
         assert found.value == pytest.approx(value.item(), rel=1e-12)
         torch.testing.assert_close(found.residual[:, 0], residual)
         assert found.stationarity.item() == pytest.approx(residual.square().sum().item())
@@ -78,12 +62,11 @@ def test_steps_are_those_of_torch(kind: str) -> None:
     chosen, place = there.settings, there.place
     rates = ((x, chosen.rate), (multipliers, chosen.multiplier_rate))
     groups: list[dict[str, Any]] = [{"params": [z], "lr": rate} for z, rate in rates]
-    optimiser: torch.optim.Optimizer = torch.optim.SGD(groups, momentum=0.9)
-    if chosen.adam:
-        optimiser = torch.optim.Adam(groups)
+    sgd = torch.optim.SGD(groups, momentum=0.9)
+    optimiser = torch.optim.Adam(groups) if chosen.adam else sgd
     moments, seen = Moments.at_rest(place, chosen), smoothed(there.problem, chosen, 0)
     for count in range(3):
-        loss = there.oracle(x, multipliers)
+        loss = there(x, multipliers)
         x.grad, multipliers.grad = torch.autograd.grad(loss, (x, multipliers))
         optimiser.step()
         before = place.candidates.clone()
@@ -138,27 +121,22 @@ def test_the_start_is_the_published_one(
         assert Loo2023().init(problem, 2, 0).state.place.divisor == expected
 
 
-VECTORS = replace(posed(net_of(1), Rule.FREE), shape=(6,))
-NEEDED = "needs the number of samples"
-
-
 @pytest.mark.parametrize(
     ("method", "problem", "samples", "words"),
     [
         (Haim2022(), (1, Rule.FREE), 2, "buzaglo2023.*premise decay.*loo2023.*premise change"),
         (Haim2022(), (3, Rule.MARGIN), 2, "one output, but this has 3; use buzaglo2023"),
         (Loo2023(), (1, Rule.MARGIN), 2, "premise margin.*haim2022 at the margin.*buzaglo2023"),
-        (Loo2023(smoothness=0.05), VECTORS, 2, r"smoothness: is for images.*\(6,\)"),
-        ("haim2022", (1, Rule.MARGIN), None, f"haim2022 {NEEDED}"),
+        (Loo2023(smoothness=0.05), (1, Rule.FREE), 2, r"smoothness: is for images.*\(6,\)"),
+        (Haim2022(), (1, Rule.MARGIN), None, "haim2022 needs the number of samples"),
     ],
 )
 def test_a_problem_that_a_recipe_is_not_for(
-    method: Penalised | str, problem: Any, samples: int | None, words: str
+    method: Penalised, problem: tuple[int, Rule], samples: int | None, words: str
 ) -> None:
-    if isinstance(problem, tuple):
-        problem = posed(net_of(problem[0]), problem[1])
+    vectors = replace(posed(net_of(problem[0]), problem[1]), shape=(6,))
     with pytest.raises(InputError, match=words):
-        reconstruct(problem, samples, method=method)
+        reconstruct(vectors, samples, method=method)
 
 
 @dataclass(frozen=True)
@@ -170,7 +148,7 @@ class Few(Haim2022):
     steps: int = 150
     settings: tuple[Mapping[str, float], ...] = ()
 
-    def sweep(self, problem: Problem) -> Sweep:
+    def sweep(self, problem: Problem) -> Any:
         return haim2022.RANGES, self.settings
 
 
@@ -179,17 +157,10 @@ EXPLODES, STANDS_STILL = {**GOOD, "rate": 1e6}, {**GOOD, "rate": 1e-12, "scale":
 MARGIN = posed(net_of(1), Rule.MARGIN)
 
 
-def watched(method: Penalised, samples: int = 3, seed: int = 0) -> tuple[Any, list[Descending]]:
-    """What a run found, and its progress after every move."""
-    moves: list[Any] = []
-    found = reconstruct(MARGIN, samples, seed, method, observe=lambda p, _: moves.append(p))
-    return found, moves
-
-
 @pytest.mark.parametrize(("terrible", "turned"), [(EXPLODES, True), (STANDS_STILL, False)])
 def test_tuning_takes_the_better_of_two(terrible: Mapping[str, float], turned: bool) -> None:
     method = Few(settings=(terrible, GOOD) if turned else (GOOD, terrible))
-    found, moves = watched(method)
+    found, moves = watched(MARGIN, 3, method)
     last = moves[-1]
     assert (last.phase, found.outcome) == ("run", Outcome.BUDGET)
     assert method.settings_of(MARGIN, last).rate == GOOD["rate"]
@@ -200,7 +171,6 @@ def test_tuning_takes_the_better_of_two(terrible: Mapping[str, float], turned: b
     assert found.products == taken + 150 - 60
     if still:  # out of budget while tuning, the best trial so far is the answer
         second = next(p for p in moves if p.tuning and p.state.trial == 1)
-        assert second.tuning is not None and second.tuning.best is not None
         best = second.tuning.best.place.candidates
         late = reconstruct(MARGIN, 3, method=method, resume=pack(second, 9.0), time_limit=1.0)
         assert late.outcome is Outcome.BUDGET and torch.equal(late.samples, best)
@@ -209,8 +179,7 @@ def test_tuning_takes_the_better_of_two(terrible: Mapping[str, float], turned: b
 
 def test_a_trial_that_ends_above_its_start_is_dropped() -> None:
     worse = {**GOOD, "rate": 3.0, "scale": 1.0}
-    method = Few(probe=2, settings=(worse, GOOD))
-    problem = posed(net_of(1), Rule.MARGIN, domain=Box(-1.0, 1.0))
+    method, problem = Few(probe=2, settings=(worse, GOOD)), replace(MARGIN, domain=Box(-1.0, 1.0))
     first = method.init(problem, 3, 0)
     chosen = method.settings_of(problem, first)
     end = advanced(problem, chosen, first.state, 2)
@@ -223,14 +192,12 @@ def test_a_trial_that_ends_above_its_start_is_dropped() -> None:
 def test_the_run_goes_on_from_the_better_of_two_starts() -> None:
     method, better = Few(trials=1, probe=40, steps=40, settings=(GOOD,)), set()
     for seed in (0, 1, 2):
-        ends = []
-        first = method.init(MARGIN, 3, seed)
+        ends, chosen = [], method.settings_of(MARGIN, method.init(MARGIN, 3, seed))
         for start in (0, 1):
-            chosen = method.settings_of(MARGIN, first)
             state = method.begin(MARGIN, 6, seed, start=start)
             place = advanced(MARGIN, chosen, state, 40).place
             ends.append((loss_at(MARGIN, chosen, place).relative, start, place.candidates))
-        begun = next(p for p in watched(method, seed=seed)[1] if p.phase == "run")
+        begun = next(p for p in watched(MARGIN, 3, method, seed)[1] if p.phase == "run")
         assert begun.state.steps == 40 and begun.total_steps == 80
         _, start, x = min(ends)
         torch.testing.assert_close(begun.candidates, x)
@@ -241,53 +208,42 @@ def test_the_run_goes_on_from_the_better_of_two_starts() -> None:
 class Blown(Haim2022):
     """A recipe that was stopped while its residual was huge and still finite."""
 
-    def finish(self, problem: Problem, progress: Descending) -> Fit:
+    def finish(self, problem: Problem, progress: Any) -> Fit:
         return replace(super().finish(problem, progress), value=1e6)
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        Few(settings=(EXPLODES, {**EXPLODES, "scale": 1.0})),  # every setting
-        Haim2022(steps=200, **EXPLODES),  # type: ignore[arg-type]
-        Blown(steps=10, **GOOD),  # type: ignore[arg-type]
-    ],
-)
-def test_a_run_that_explodes_has_diverged_and_ends_at_its_last_finite_look(
-    method: Penalised,
-) -> None:
-    found = reconstruct(MARGIN, 3, method=method)
-    assert found.outcome is Outcome.DIVERGED
-    assert found.samples.isfinite().all() and math.isfinite(found.residual)
+def test_a_run_that_explodes_has_diverged_and_ends_at_its_last_finite_look() -> None:
+    every = Few(settings=(EXPLODES, {**EXPLODES, "scale": 1.0}))
+    for method in (every, Haim2022(steps=200, **EXPLODES), Blown(steps=10, **GOOD)):
+        found = reconstruct(MARGIN, 3, method=method)
+        assert found.outcome is Outcome.DIVERGED
+        assert found.samples.isfinite().all() and math.isfinite(found.residual)
 
 
 def test_what_is_given_is_not_tuned_and_the_rest_lies_in_the_published_ranges() -> None:
     method = Haim2022(rate=0.123)
     first = method.init(MARGIN, 2, 0)
     assert first.phase == "tune"
-    assert Haim2022(**GOOD).init(MARGIN, 2, 0).phase == "run"  # type: ignore[arg-type]
+    assert Haim2022(**GOOD).init(MARGIN, 2, 0).phase == "run"
     for trial in range(30):
         there = replace(first, state=replace(first.state, trial=trial))
         chosen = method.settings_of(MARGIN, there)
         sharpness = float(chosen.surrogate(0).name.partition(":")[2])
         if trial < len(haim2022.PUBLISHED):
-            expected = haim2022.PUBLISHED[trial]
-            assert (chosen.scale, chosen.threshold) == (expected["scale"], expected["threshold"])
-            assert sharpness == expected["sharpness"]
+            _, *expected = haim2022.PUBLISHED[trial].values()
+            assert [chosen.scale, chosen.threshold, sharpness] == expected
         assert chosen.rate == 0.123 and 10 <= sharpness <= 500
         assert 1e-6 <= chosen.scale <= 0.1 and 0.01 <= chosen.threshold <= 0.5
 
 
 def test_what_buzaglo_leaves_open() -> None:
-    common, method = {"rate", "scale", "sharpness"}, Buzaglo2023()
     for rule, outputs, more in (
         (Rule.MARGIN, 1, {"threshold"}),
         (Rule.MARGIN, 3, {"threshold", "multiplier_rate"}),
         (Rule.FREE, 1, {"multiplier_rate"}),
     ):
-        problem = posed(net_of(outputs), rule)
-        ranges, runs = method.sweep(problem)
-        assert ranges.keys() == common | more
+        ranges, runs = Buzaglo2023().sweep(posed(net_of(outputs), rule))
+        assert ranges.keys() == {"rate", "scale", "sharpness"} | more
         for published in runs:
             assert ranges.keys() - {"multiplier_rate"} <= published.keys() <= ranges.keys()
             assert all(ranges[name].low <= z <= ranges[name].high for name, z in published.items())
@@ -297,13 +253,11 @@ def test_what_buzaglo_leaves_open() -> None:
 def test_the_answer_has_the_recipes_own_coefficients(kind: str) -> None:
     there = spot(kind)
     recipes = {"one": Haim2022, "several": Buzaglo2023, "decay": Buzaglo2023, "change": Loo2023}
-    method = recipes[kind](steps=45, trials=3, probe=15)  # type: ignore[arg-type]
-    moves: list[Any] = []
-    found = reconstruct(there.problem, 3, method=method, observe=lambda p, _: moves.append(p))
+    found, moves = watched(there.problem, 3, recipes[kind](steps=45, trials=3, probe=15))
     place = moves[-1].state.place
     assert found.samples.shape == (6, 6) and found.outcome is Outcome.BUDGET
     assert torch.equal(found.samples, place.candidates)
-    net = replace(there.oracle, sigma=torch.relu, labels=place.labels, divisor=place.divisor)
+    net = replace(there, sigma=torch.relu, place=place)
     residual = net.residual(found.samples, place.multipliers)
     expected = residual.square().sum() / there.problem.target.square().sum()
     assert found.residual == pytest.approx(expected.item())

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from recipe_problems import combined
+from recipe_problems import combined, haim, watched
 
 from exhume.equation.coefficients import Rule
-from exhume.equation.objective import fitted
+from exhume.equation.objective import fitted, fitted_with
 from exhume.equation.problem import Premise, Problem
 from exhume.errors import InputError
 from exhume.features.activations import softplus
-from exhume.methods import METHODS, reconstruct
+from exhume.methods import reconstruct, shen2026
 from exhume.methods.buzaglo2023 import Buzaglo2023
 from exhume.methods.haim2022 import Haim2022
 from exhume.methods.iurada2025 import Iurada2025
@@ -21,31 +21,18 @@ from exhume.methods.loo2023 import Loo2023
 from exhume.methods.penalised import Descending, Descent, Moments, Penalised
 from exhume.methods.penalties import Hyperparameters, Place, balanced_labels, loss_at, outputs
 from exhume.methods.progress import stream
-from exhume.methods.shen2026 import (
-    Penalty,
-    Projection,
-    Shen2026,
-    SplitDescending,
-    base_for,
-    begun_with,
-    curvatures,
-    loss_of,
-    paced,
-    with_splits,
-)
-from exhume.search.split import halves
+from exhume.methods.shen2026 import Penalty, Projection, Shen2026, begun_with, curvatures, paced
+from exhume.search.split import halves, shared
 from nets import make
 from problems import case, gaussian
 
-SMOOTH: dict[str, Any] = {"rate": 0.01, "multiplier_rate": 0.01, "scale": 1.0}
-SMOOTH["surrogate"] = lambda step: softplus(5.0)
-PUSHED = Hyperparameters(**SMOOTH, threshold=3.0, push=5.0)
-ROUGH = Hyperparameters(**SMOOTH, box=0.3, smoothness=0.2, sparsity=0.1)
+SMOOTH = Hyperparameters(0.01, 0.01, 1.0, lambda step: softplus(5.0))
+PUSHED = replace(SMOOTH, threshold=3.0, push=5.0)
 CASES = {
     "margin": (combined(), PUSHED),
     "margin of several": (combined(3), PUSHED),
-    "free": (combined(2, Rule.FREE), Hyperparameters(**SMOOTH, adam=True)),
-    "free and smooth": (combined(1, Rule.FREE), ROUGH),
+    "free": (combined(2, Rule.FREE), replace(SMOOTH, adam=True)),
+    "free, rough": (combined(1, Rule.FREE), replace(SMOOTH, box=0.3, smoothness=0.2, sparsity=0.1)),
 }
 
 
@@ -106,12 +93,7 @@ def test_the_projection_predicts_what_halves_with_half_the_coefficients_do() -> 
     pairs = curvatures(loss, 6, stream(0, 0))
     chosen, epsilon = torch.tensor([0, 2]), 1e-3
     moved = known.problem.domain.project(halves(loss.candidates, chosen, pairs.vectors, epsilon))
-    coefficients = state.fit.coefficients.clone()
-    coefficients[chosen] /= 2
-    parts = torch.cat([coefficients, coefficients[chosen]])
-    target = known.problem.target
-    left = target - known.problem.features.linearize(moved).combine(parts)
-    held = float(left.square().sum() / target.square().sum())
+    held = fitted_with(known.problem, moved, shared(state.fit.coefficients, chosen)).value
     predicted = 0.5 * epsilon**2 * float(pairs.values[chosen].sum())
     assert held - loss.value == pytest.approx(predicted, rel=2e-3)
     assert loss.after(moved, chosen) < held
@@ -119,11 +101,6 @@ def test_the_projection_predicts_what_halves_with_half_the_coefficients_do() -> 
     problem = base.view(case(6, 5, 6.0, "relu").problem)
     loss = Projection(problem, base.init(problem, 3, 0))
     assert curvatures(loss, 6, stream(0, 0)).values.min() < 0
-
-
-def haim(steps: int) -> Haim2022:
-    settings = {"rate": 0.05, "scale": 0.3, "threshold": 0.05, "sharpness": 20.0}
-    return Haim2022(steps=steps, multiplier_rate=0.05, **settings)  # type: ignore[arg-type]
 
 
 BASES: dict[str, tuple[Problem, Penalised | Iurada2025]] = {
@@ -139,8 +116,7 @@ BASES: dict[str, tuple[Problem, Penalised | Iurada2025]] = {
 def test_a_run_with_splits(name: str, rule: Any) -> None:
     problem, base = BASES[name]
     method = Shen2026(base, every=100, rule=rule)
-    seen: list[Any] = []
-    found = reconstruct(problem, 2, 0, method, observe=lambda progress, _: seen.append(progress))
+    found, seen = watched(problem, 2, method)
     counts = [len(progress.candidates) for progress in seen]
     assert counts[-1] > counts[0] and sorted(counts) == counts
     assert len(found.samples) == counts[-1] and seen[-1].looks == 6
@@ -151,8 +127,9 @@ def test_a_run_with_splits(name: str, rule: Any) -> None:
         if count > len(before.candidates):
             assert before.state.steps == after.state.steps >= 100
             assert after.total_products >= before.total_products + method.iterations + 1
-            assert loss_of(base, problem, after).value < loss_of(base, problem, before).value
-        if isinstance(after, SplitDescending):
+            less, more = (shen2026.loss_of(base, problem, one).value for one in (after, before))
+            assert less < more
+        if isinstance(after, Descending):
             place, start = after.state.place, counts[0]
             total = torch.zeros(start, dtype=torch.float64).index_add(0, parents, place.shares)
             assert torch.allclose(total, torch.ones_like(total))
@@ -162,26 +139,22 @@ def test_a_run_with_splits(name: str, rule: Any) -> None:
 
 
 def test_splits_come_at_multiples_and_after_tuning() -> None:
-    seen: list[Any] = []
-    watch = {"observe": lambda progress, _: seen.append(progress)}
-    reconstruct(combined(), 2, 0, Shen2026(haim(80), rounds=2), **watch)  # type: ignore[arg-type]
+    _, seen = watched(combined(), 2, Shen2026(haim(80), rounds=2))
     steps = [(progress.state.steps, progress.looks) for progress in seen]
     changes = [after for before, after in itertools.pairwise(steps) if after[1] > before[1]]
     assert changes == [(20, 1), (30, 2), (40, 3), (60, 4)]  # halves of 80/3 steps
-    seen.clear()
-    tuned = Shen2026(Haim2022(steps=60, trials=2, probe=10))
-    reconstruct(combined(), 2, 0, tuned, **watch)  # type: ignore[arg-type]
+    _, seen = watched(combined(), 2, Shen2026(Haim2022(steps=60, trials=2, probe=10)))
     phases = {(progress.phase, progress.parents is not None) for progress in seen}
     assert {("tune", False), ("run", True)} <= phases and ("tune", True) not in phases
 
 
-@pytest.mark.parametrize("rule", ["published", "adaptive"])
-def test_too_few_candidates_come_loose(rule: Any) -> None:
+def test_too_few_candidates_come_loose() -> None:
     problem, base = combined(activation="tanh"), haim(400)
     alone = reconstruct(problem, 1, 0, base)
-    split = reconstruct(problem, 1, 0, Shen2026(base, every=100, rule=rule))
-    assert len(alone.samples) == 2 and len(split.samples) >= 4
-    assert split.residual < 0.5 * alone.residual
+    for rule in ("published", "adaptive"):
+        split = reconstruct(problem, 1, 0, Shen2026(base, every=100, rule=rule))
+        assert len(alone.samples) == 2 and len(split.samples) >= 4
+        assert split.residual < 0.5 * alone.residual
 
 
 def test_smaller_shares_make_smaller_steps_of_the_multipliers() -> None:
@@ -198,15 +171,14 @@ def test_smaller_shares_make_smaller_steps_of_the_multipliers() -> None:
     assert paced(adam.state) is adam.state
 
 
-@pytest.mark.parametrize("name", BASES)
-def test_the_control_has_as_many_candidates(name: str) -> None:
-    problem, base = BASES[name]
-    begun = begun_with(base, base.view(problem), 7, seed=3)
-    assert len(begun.candidates) == 7 and begun.seed == 3 and begun.phase != "tune"
-    split = with_splits(begun)
-    assert split.looks == 0 and split.state is begun.state
-    with pytest.raises(InputError, match="premise"):
-        begun_with(base, replace(case(6, 3, 4.0).problem, premise=Premise.DECAY), 7, seed=3)
+def test_the_control_has_as_many_candidates() -> None:
+    for problem, base in BASES.values():
+        begun = begun_with(base, base.view(problem), 7, seed=3)
+        assert len(begun.candidates) == 7 and begun.seed == 3 and begun.phase != "tune"
+        split = shen2026.with_splits(begun)
+        assert split.looks == 0 and split.state is begun.state
+        with pytest.raises(InputError, match="premise"):
+            begun_with(base, replace(case(6, 3, 4.0).problem, premise=Premise.DECAY), 7, seed=3)
 
 
 def test_the_base_follows_from_the_problem() -> None:
@@ -218,8 +190,7 @@ def test_the_base_follows_from_the_problem() -> None:
         (case(6, 3, 4.0).problem, Iurada2025),
         (make("mlp").problem("last"), Iurada2025),
     ):
-        assert type(base_for(problem)) is base
-    assert isinstance(METHODS["shen2026"](), Shen2026)
+        assert type(shen2026.base_for(problem)) is base
 
 
 @pytest.mark.parametrize(

@@ -6,50 +6,51 @@ from dataclasses import replace
 
 import pytest
 import torch
-from recipe_problems import DIM, SAMPLES, Planted, planted, weights_of
+from recipe_problems import DIM, SAMPLES, planted, weights_of
 from torch import Tensor
 
 from exhume.equation.domain import Box, Domain, Sphere
 from exhume.equation.objective import fitted, fitted_with
 from exhume.equation.problem import FirstLayer, Premise, Problem
 from exhume.features.activations import softplus
-from exhume.methods import method_named, reconstruct
-from exhume.methods import stationary as module
-from exhume.methods.exhume import Exhume
+from exhume.methods import reconstruct, stationary
 from exhume.methods.progress import stream
-from exhume.methods.stationary import SPREAD, Sharpening, Stationary, softened, starts, traces
+from exhume.methods.stationary import Sharpening, Stationary, softened, starts, traces
 from exhume.models.formulation import Told, weights_problem
 from exhume.solvers import Outcome
 from problems import case, cosines, gaussian
 
-
-def posed(premise: Premise = Premise.MARGIN, domain: Domain | None = None) -> Problem:
-    return weights_of(premise, domain=domain)
+Unused = tuple[Problem, Sharpening, Stationary]
 
 
-def test_the_name_exhume_picks_the_search_by_the_premise() -> None:
-    for premise in (Premise.MARGIN, Premise.DECAY):
-        assert method_named("exhume", posed(premise)) == Stationary()
-    assert method_named("exhume", case(6, 2, 4).problem) == Exhume()
-    assert Stationary().name == Exhume().name == "exhume"
+def moved(method: Stationary, problem: Problem, samples: int, until: int) -> list[Sharpening]:
+    """The progress at the start and after every move."""
+    moves = [method.init(problem, samples, 0)]
+    while moves[-1].outcome is None and len(moves) <= until:
+        moves.append(method.advance(problem, moves[-1]))
+    return moves
 
 
-@pytest.mark.parametrize("outputs", [1, 3])
-@pytest.mark.parametrize("premise", [Premise.MARGIN, Premise.DECAY])
-def test_a_trace_is_what_a_candidate_alone_leaves(outputs: int, premise: Premise) -> None:
-    fit = fitted(weights_of(premise, outputs), gaussian(5, DIM, seed=2))
-    truth, a = case(8, 3, 6, outputs=2), gaussian(3, 2, seed=4)  # every column counts
-    posed = weights_of(premise, outputs), truth.problem
-    for problem, there in zip(posed, (fit, fitted_with(posed[1], truth.inputs, a)), strict=True):
-        n, coefficients = len(there.candidates), there.coefficients
-        owner = torch.arange(len(coefficients)) // (len(coefficients) // n)
-        alone = [
-            fitted_with(problem, there.candidates, coefficients * (owner == i)[:, None])
-            for i in range(n)
-        ]
-        left = torch.stack([(problem.target - one.residual).square().sum() for one in alone])
-        torch.testing.assert_close(traces(there), left)
-        assert left.max() > 0
+@pytest.fixture(scope="module")
+def unused() -> Unused:
+    """A search at the end of a trial, with candidates that have no multiplier."""
+    problem, method = weights_of(), Stationary(steps=4, trials=3, surplus=4.0)
+    progress = moved(method, problem, 3, until=4)[-1]
+    assert progress.state.steps == 4 and progress.rounds == 0
+    return problem, progress, method
+
+
+def test_a_trace_is_what_a_candidate_alone_leaves() -> None:
+    posed = [weights_of(premise, c) for premise in (Premise.MARGIN, Premise.DECAY) for c in (1, 3)]
+    for problem in (*posed, case(8, 3, 6, outputs=2).problem):  # every column counts
+        fit = fitted(problem, gaussian(5, problem.dim, seed=2))
+        owner, left = torch.arange(len(fit.coefficients)) // fit.rows, []
+        for i in range(5):
+            own = fit.coefficients * (owner == i)[:, None]
+            alone = fitted_with(problem, fit.candidates, own)
+            left.append((problem.target - alone.residual).square().sum())
+        torch.testing.assert_close(traces(fit), torch.stack(left))
+        assert max(left) > 0
 
 
 def two_directions(domain: Domain) -> tuple[Problem, Tensor]:
@@ -58,7 +59,7 @@ def two_directions(domain: Domain) -> tuple[Problem, Tensor]:
     left = torch.linalg.qr(gaussian(12, 3, seed=1)).Q
     layer = left @ torch.diag(torch.tensor([9.0, 1.0, 0.001]).double()) @ q
     before = gaussian(*layer.shape, seed=7)
-    return replace(posed(domain=domain), first_layer=FirstLayer(before, before + layer)), q
+    return replace(weights_of(domain=domain), first_layer=FirstLayer(before, before + layer)), q
 
 
 def test_starts_lie_in_the_row_space_in_the_proportions_of_the_singular_values() -> None:
@@ -80,20 +81,19 @@ def test_starts_have_a_share_of_the_norm_that_the_domain_draws(domain: Domain) -
     drawn = domain.start(50, DIM, stream(3, 1)).norm(dim=1)
     torch.testing.assert_close(domain.project(found), found)
     if isinstance(domain, Sphere) or domain.low == -1e9:
-        share = 1.0 if isinstance(domain, Sphere) else SPREAD
+        share = 1.0 if isinstance(domain, Sphere) else stationary.SPREAD
         torch.testing.assert_close(found.norm(dim=1), share * drawn)
     elif domain.low < 0:
-        assert (found.norm(dim=1) <= SPREAD * drawn * (1 + 1e-12)).all()
+        assert (found.norm(dim=1) <= stationary.SPREAD * drawn * (1 + 1e-12)).all()
 
 
 def test_the_search_begins_with_a_surplus_over_samples_or_visible_directions() -> None:
     domain = Box(-1.0, 1.0)
-    blind = replace(posed(domain=domain), first_layer=None)
+    blind = replace(weights_of(domain=domain), first_layer=None)
     assert torch.equal(starts(blind, 7, stream(1, 2)), domain.start(7, DIM, stream(1, 2)))
     for problem, samples, surplus, count in (
-        (posed(), 3, 2.0, 6),
-        (posed(), 3, 1.5, 5),
-        (posed(), 4, 1.0, 4),
+        (weights_of(), 3, 2.0, 6),
+        (weights_of(), 3, 1.5, 5),
         (two_directions(domain)[0], None, 2.0, 4),
         (blind, None, 2.0, 2 * DIM),  # all directions count as visible
     ):
@@ -105,18 +105,17 @@ def test_the_search_begins_with_a_surplus_over_samples_or_visible_directions() -
 
 @pytest.mark.parametrize("premise", [Premise.MARGIN, Premise.DECAY])
 def test_the_size_of_the_weights_makes_no_difference(premise: Premise) -> None:
-    problem, method = posed(premise), Stationary(trials=2, steps=5)
-    features = problem.features
-    weights = {name: 2.0**9 * w for name, w in features.points[0].items()}
-    scaled = weights_problem(features.network, weights, premise, Told(problem.domain))
+    problem, method = weights_of(premise), Stationary(trials=2, steps=5)
+    weights = {name: 2.0**9 * w for name, w in problem.features.points[0].items()}
+    told = Told(problem.domain)
+    scaled = weights_problem(problem.features.network, weights, premise, told)
     found, other = (reconstruct(one, 3, method=method) for one in (problem, scaled))
     torch.testing.assert_close(other.samples, found.samples, rtol=1e-6, atol=1e-8)
     assert other.residual == pytest.approx(found.residual, rel=1e-6)
 
 
 def test_sharpness_grows_from_trial_to_trial_and_stays() -> None:
-    problem = posed()
-    method = Stationary(steps=1, trials=5, sharpness=(10.0, 20.0, 40.0))
+    problem, method = weights_of(), Stationary(steps=1, trials=5, sharpness=(10.0, 20.0, 40.0))
     moves = moved(method, problem, 3, until=99)
     asked = {p.trial: p.sharpness / moves[0].sharpness for p in moves}
     assert list(asked.values()) == pytest.approx([1, 2, 4, 4, 4])
@@ -126,50 +125,32 @@ def test_sharpness_grows_from_trial_to_trial_and_stays() -> None:
     torch.testing.assert_close(progress.seen(problem).features.linearize(x).gram(), layer.gram())
 
 
-def moved(method: Stationary, problem: Problem, samples: int, until: int) -> list[Sharpening]:
-    """The progress at the start and after every move."""
-    moves = [method.init(problem, samples, 0)]
-    while moves[-1].outcome is None and len(moves) <= until:
-        moves.append(method.advance(problem, moves[-1]))
-    return moves
-
-
-def with_some_unused() -> tuple[Problem, Sharpening, Stationary]:
-    """A search at the end of a trial, with candidates that have no multiplier."""
-    method = Stationary(steps=4, trials=3, surplus=4.0)
-    problem = posed()
-    progress = moved(method, problem, 3, until=4)[-1]
-    assert progress.state.steps == 4 and progress.rounds == 0
-    return problem, progress, method
-
-
-def test_candidates_without_a_multiplier_start_again() -> None:
-    problem, progress, method = with_some_unused()
+def test_candidates_without_a_multiplier_start_again(unused: Unused) -> None:
+    problem, progress, method = unused
     fit = progress.state.fit
     trace = traces(fit)
-    unused = int((trace == 0).sum())
-    assert math.ceil(method.renewed * len(trace)) < unused < len(trace)
+    count = int((trace == 0).sum())
+    assert math.ceil(method.renewed * len(trace)) < count < len(trace)
     after = method.advance(problem, progress)
     assert (after.rounds, after.trial, after.total_steps) == (1, 1, 4)
     same = (after.candidates == fit.candidates).all(1)
     assert torch.equal(same, trace > 0)
-    assert torch.equal(after.candidates[~same], starts(problem, unused, stream(0, 1)))
+    assert torch.equal(after.candidates[~same], starts(problem, count, stream(0, 1)))
     broken = replace(progress, state=replace(progress.state, outcome=Outcome.DIVERGED))
     assert method.advance(problem, broken).outcome is Outcome.DIVERGED
 
 
 def test_at_least_a_share_of_the_candidates_starts_again() -> None:
-    problem = posed(Premise.DECAY)  # where all have coefficients
+    problem = weights_of(Premise.DECAY)  # where all have coefficients
     method = Stationary(steps=2, trials=3, surplus=4.0, renewed=0.25)
     progress = moved(method, problem, 3, until=2)[-1]
     trace = traces(progress.state.fit)
-    assert trace.min() > 0
     same = (method.advance(problem, progress).candidates == progress.candidates).all(1)
-    assert int((~same).sum()) == 3  # a quarter of 12
+    assert trace.min() > 0 and int((~same).sum()) == 3  # a quarter of 12
     assert trace[~same].max() < trace[same].min()
 
 
-def test_trials_begin_from_the_best_at_the_greatest_sharpness() -> None:
+def test_trials_begin_from_the_best_at_the_greatest_sharpness(unused: Unused) -> None:
     method = Stationary(steps=3, trials=6, sharpness=(20.0, 40.0))
     moves = moved(method, planted(width=30).problem, SAMPLES, until=999)
     assert moves[-1].outcome is Outcome.STALLED and moves[-1].rounds == 5
@@ -182,12 +163,9 @@ def test_trials_begin_from_the_best_at_the_greatest_sharpness() -> None:
         kept = (after.candidates == after.best).all(1)
         assert kept.any() and not kept.all()
     assert moves[-1].best_cost == min(least, moves[-2].state.fit.cost)
-
-
-def test_a_trial_that_made_it_worse_is_forgotten() -> None:
-    problem, progress, _ = with_some_unused()
-    method = Stationary(steps=4, trials=9, sharpness=(25.0,))
+    problem, progress, _ = unused  # a trial that made it worse is forgotten
     best = starts(problem, 12, stream(9, 9))
+    method = Stationary(steps=4, trials=9, sharpness=(25.0,))
     after = method.advance(problem, replace(progress, best=best, best_cost=0.0))
     assert after.best is best and after.best_cost == 0.0
     kept = (after.candidates[:, None] == best[None]).all(2).any(1)
@@ -195,9 +173,9 @@ def test_a_trial_that_made_it_worse_is_forgotten() -> None:
 
 
 def test_the_answer_is_the_best_without_candidates_of_no_multiplier(
-    monkeypatch: pytest.MonkeyPatch,
+    unused: Unused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    problem, progress, method = with_some_unused()
+    problem, progress, method = unused
     fit = progress.state.fit
     used = traces(fit) > 0
     answer = method.finish(problem, progress)
@@ -207,13 +185,13 @@ def test_the_answer_is_the_best_without_candidates_of_no_multiplier(
     for cost, expected in ((0.0, rival), (math.inf, progress.candidates)):
         answer = method.finish(problem, replace(progress, best=rival, best_cost=cost))
         assert all((row == expected).all(1).any() for row in answer.candidates)
-    monkeypatch.setattr(module, "traces", lambda fit: torch.zeros(len(fit.candidates)))
+    monkeypatch.setattr(stationary, "traces", lambda fit: torch.zeros(len(fit.candidates)))
     assert torch.equal(method.finish(problem, progress).candidates, progress.candidates)
 
 
 def test_nothing_counts_as_explained_before_the_greatest_sharpness() -> None:
     method = Stationary(trials=9, tolerance=1.0, sharpness=(5.0, 10.0, 20.0))  # all is good enough
-    moves = moved(method, posed(), 2, until=99)
+    moves = moved(method, weights_of(), 2, until=99)
     assert [p.state.outcome for p in moves] == [Outcome.CONVERGED] * len(moves)
     assert [p.trial for p in moves] == [0, 1, 2, 2]
     assert [p.outcome for p in moves] == [None, None, None, Outcome.CONVERGED]
@@ -221,8 +199,7 @@ def test_nothing_counts_as_explained_before_the_greatest_sharpness() -> None:
 
 def test_weights_that_no_samples_left_stay_unexplained() -> None:
     problem = planted(width=60).problem
-    random = gaussian(*problem.target.shape, seed=8)
-    random = problem.target.norm() * random / random.norm()
+    random = problem.target.norm() * gaussian(*problem.target.shape, seed=8)
     layer = random[: 60 * DIM, 0].reshape(60, DIM)
     first = FirstLayer(torch.zeros_like(layer), layer)
     problem = replace(problem, target=random, first_layer=first)
@@ -230,19 +207,16 @@ def test_weights_that_no_samples_left_stay_unexplained() -> None:
     assert found.outcome is Outcome.STALLED and found.residual > 0.5
 
 
-def nearest(truth: Planted, candidates: Tensor) -> float:
-    return cosines(truth.samples, candidates).amax(1).min().item()
-
-
 @pytest.mark.parametrize(("premise", "number"), [(Premise.MARGIN, 3), (Premise.DECAY, None)])
 def test_planted_samples_are_recovered(premise: Premise, number: int | None) -> None:
     """In each sample's cell its coefficient, and the sample, as sum and mean of candidates."""
     truth = planted(premise, seed=1)
     assert truth.problem.ratio(2 * SAMPLES) > 20  # equations over unknowns
-    assert nearest(truth, Stationary().init(truth.problem, number, 0).candidates) < 0.9
+    start = Stationary().init(truth.problem, number, 0).candidates
     found = reconstruct(truth.problem, number, method="exhume")
     assert found.outcome is Outcome.CONVERGED and found.residual < 1e-6
-    assert nearest(truth, found.samples) > 0.99
+    near, nearer = (cosines(truth.samples, x).amax(1).min() for x in (start, found.samples))
+    assert near < 0.9 < 0.99 < nearer
     for x, a in zip(truth.samples, truth.coefficients, strict=True):
         same = (truth.cells(found.samples) == truth.cells(x[None])).all(1)
         assert same.any()
