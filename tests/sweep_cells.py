@@ -3,6 +3,9 @@
 import os
 import signal
 import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +13,8 @@ from typing import Any
 import torch
 
 from exhume.errors import InputError
+from exhume.sweep import Record
+from exhume.sweep.engines import Executor, Task, work
 
 
 def note(log: str | Path, line: str) -> None:
@@ -30,6 +35,14 @@ def wait_for(log: str | Path, word: str, count: int, seconds: float = 600.0) -> 
     while len(noted(log, word)) < count and time.monotonic() < end:
         time.sleep(0.01)
     return len(noted(log, word)) >= count
+
+
+@contextmanager
+def in_threads(
+    call: Callable[[Task], Record | None] = work, workers: int = 2, **options: Any
+) -> Iterator[Executor]:
+    with ThreadPoolExecutor(workers) as pool:
+        yield Executor(workers, lambda task: pool.submit(call, task), **options)
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,13 @@ import yaml
 from torch import Tensor
 
 from exhume import data as datasets
+from exhume.auditing.evidence import published_figures
 from exhume.data import Data
 from exhume.errors import InputError
 from exhume.evaluate import chance_level, published_score, residual_at_truth
 from exhume.evaluate.runs import MATCHED, SCORE, score_run
 from exhume.files import read_tensors
 from exhume.models.formulation import POINTS
-from exhume.report import published_figures
 from exhume.victims import Victim, random_features, two_layer
 from problems import gaussian, on_sphere
 from runs import images, make_run, result_of

@@ -2,14 +2,11 @@
 
 import io
 import json
-import os
 import shutil
-import subprocess
-import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,7 +24,7 @@ from exhume.errors import InputError
 from exhume.sweep import Grid, Record, driver, engines, store
 from exhume.sweep.engines import Executor, Task, attempt, work
 from exhume.sweep.store import address_of
-from sweep_cells import FAILURES, KEPT, Fails, Square, noted
+from sweep_cells import FAILURES, KEPT, Fails, Square, in_threads, noted
 
 # What a worker does.
 
@@ -95,14 +92,6 @@ def test_a_cell_runs_on_one_core_and_says_where_and_when_it_was_made() -> None:
 def tasks_of(count: int) -> list[Task]:
     cells = [Square(float(x)) for x in range(count)]
     return [Task(cell, address_of(cell), number, "cpu") for number, cell in enumerate(cells)]
-
-
-@contextmanager
-def in_threads(
-    call: Callable[[Task], Record | None] = work, workers: int = 2, **options: Any
-) -> Iterator[Executor]:
-    with ThreadPoolExecutor(workers) as pool:
-        yield Executor(workers, lambda task: pool.submit(call, task), **options)
 
 
 def test_only_cells_that_die_alone_are_blamed() -> None:
@@ -418,10 +407,3 @@ def test_the_bar_counts_cells_and_failures(terminal: bool) -> None:
         show(Record(Square(1.0), None, "ValueError: no", 0.1))
     assert ("2/3" in text.getvalue() and "1 failed" in text.getvalue()) == terminal
     assert terminal or not text.getvalue().strip()
-
-
-def test_the_package_hands_out_the_sweep_when_it_is_asked_for() -> None:
-    asked = "import sys, exhume; assert 'joblib' not in sys.modules; exhume.sweep.run"
-    subprocess.run([sys.executable, "-c", asked], check=True, env=dict(os.environ))
-    with pytest.raises(AttributeError, match="nothing"):
-        exhume.nothing  # noqa: B018

@@ -1,6 +1,5 @@
 """One grid on loky, on a real Dask cluster and on a real Ray: the same table, and no cell lost."""
 
-import json
 import os
 import secrets
 import shutil
@@ -11,6 +10,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from exhume import sweep
 from exhume.errors import InputError
 from exhume.sweep import engines
 from exhume.sweep.store import address_of
-from sweep_cells import FAILURES, Fails, Gated, Killer, Neighbour, Square, note, noted
+from sweep_cells import FAILURES, Fails, Gated, Killer, Neighbour, Square, in_threads, note, noted
 
 HERE = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
 TABLES: dict[str, bytes] = {}
@@ -30,6 +31,7 @@ TABLES: dict[str, bytes] = {}
 os.environ["RAY_AUTH_MODE"] = "token"
 os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+os.environ["RAY_enable_worker_prestart"] = "0"  # noqa: SIM112
 
 RAY = """
 import ray, sys
@@ -41,18 +43,12 @@ sys.stdin.read()
 """
 
 DRIVER = """
-import signal, sys
+import sys, exhume
 from pathlib import Path
-from typing import Any
-from exhume import sweep
+assert "joblib" not in sys.modules  # the sweep comes when it is asked for
 from sweep_cells import Gated
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
-folder, log, engine, address = sys.argv[1:]
-grid = sweep.Grid(Gated, {"x": range(5), "log": log})
-try:
-    sweep.run(grid, engine, Path(folder), address or None, workers=1)
-except KeyboardInterrupt:
-    sys.exit(77)
+folder, log = sys.argv[1:]
+exhume.sweep.run([Gated(x, log) for x in range(5)], folder=Path(folder), workers=1)
 """
 
 
@@ -77,30 +73,38 @@ def alive(process: str) -> bool:
         return False
 
 
+def all_gone(log: Path) -> None:
+    """Wait until no process is left that has run a gated cell."""
+    workers = noted(log, "process")
+    wait_until(lambda: not any(map(alive, workers)), "a worker lives on")
+
+
+def finished(folder: Path) -> set[str]:
+    return {path.stem for path in (folder / "cells").glob("*.json")}
+
+
+@pytest.fixture
+def ctrl_c() -> Iterator[Callable[..., object]]:
+    """Presses it once something is true; some processes in the same terminal hear it, too."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job has none
+
+    def press(true: Callable[[], bool], others: Callable[[], list[str]]) -> None:
+        wait_until(true, "cells do not start")
+        for process in [*others(), os.getpid()]:
+            os.kill(int(process), signal.SIGINT)
+
+    with ThreadPoolExecutor(1) as fingers:
+        yield partial(fingers.submit, press)
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture(scope="module")
-def dask_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A scheduler and two workers, which import the cells of the tests."""
-    pytest.importorskip("distributed", reason="the extra dask is not installed")
-    folder = tmp_path_factory.mktemp("dask")
-    file = folder / "scheduler.json"
-    options = ["--scheduler-file", str(file), "--no-dashboard", "--host", "127.0.0.1"]
-    own = {
-        "dask_scheduler": ["--port", "0"],
-        "dask_worker": ["--nworkers", "2", "--nthreads", "1", "--local-directory", str(folder)],
-    }
-    with open(folder / "log", "w") as log:
-        processes = [
-            start("-m", f"distributed.cli.{name}", *options, *more, stdout=log, stderr=log)
-            for name, more in own.items()
-        ]
-    try:
-        wait_until(file.exists, "no scheduler")
-        yield json.loads(file.read_text())["address"]
-    finally:
-        for process in reversed(processes):
-            process.terminate()
-        for process in processes:
-            process.wait(30)
+def dask_address() -> Iterator[str]:
+    """A scheduler, and two workers in processes of their own."""
+    distributed = pytest.importorskip("distributed", reason="the extra dask is not installed")
+    options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None}
+    with distributed.LocalCluster(**options) as cluster:
+        yield cluster.scheduler_address
 
 
 @pytest.fixture(scope="module")
@@ -116,71 +120,67 @@ def ray_address() -> Iterator[str]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.fixture(params=["loky", "dask", "ray"])
-def cluster(request: pytest.FixtureRequest) -> tuple[str, str | None]:
-    """An engine, and the address of its cluster."""
-    engine = str(request.param)
-    return engine, None if engine == "loky" else request.getfixturevalue(f"{engine}_address")
-
-
-def test_a_killed_worker_changes_nothing_in_the_table(
-    cluster: tuple[str, str | None], tmp_path: Path
+@pytest.mark.parametrize("engine", ["loky", "dask", "ray"])
+def test_a_killed_worker_and_ctrl_c_change_nothing_in_the_table(
+    engine: str,
+    ctrl_c: Any,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    (engine, address), folder, log = cluster, tmp_path / "sweep", str(tmp_path / "log")
-    squares = [Square(float(x), power, log) for x in range(3) for power in (2, 3)]
-    cells = [Neighbour(log), Killer(log), *squares, Fails("nothing"), *map(Fails, FAILURES)]
-    seen: list[sweep.Record] = []
-    records = sweep.run(cells, engine, folder, address, show=seen.append, workers=2)
-    assert [record.cell for record in records] == cells
-    assert [record.error for record in records] == [None] * 9 + list(FAILURES)
-    assert [row["y"] for row in sweep.table(records[2:8])] == [0, 0, 1, 1, 4, 8]
-    assert {row["threads"] for row in sweep.table(records[2:8])} == {1}
-    assert sorted(map(repr, seen)) == sorted(map(repr, records))
+    address = None if engine == "loky" else request.getfixturevalue(f"{engine}_address")
+    folder, log = tmp_path / "sweep", tmp_path / "log"
+    squares = [Square(float(x), power, str(log)) for x in range(3) for power in (2, 3)]
+    both = [Neighbour(str(log)), Killer(str(log))]
+    done = [*both, *squares, Fails("nothing"), *map(Fails, FAILURES)]
+    cells, seen = [*done, Gated(3, str(log))], list[sweep.Record]()
+    workers = partial(noted, log, "process")
+    terminal = workers if engine == "loky" else list
+    ctrl_c(lambda: bool(workers()) and len(seen) == len(done), terminal)
+    with pytest.raises(KeyboardInterrupt):
+        sweep.run(cells, engine, folder, address, show=seen.append, workers=2)
+    if engine != "dask":  # whose workers are the cluster's own
+        all_gone(log)
+    assert engine != "ray" or not sys.modules["ray"].is_initialized()
+    assert finished(folder) == {address_of(cell) for cell in done}
     assert noted(log, "killer") == ["starts", "starts"]
     expected = ["neighbour", "killer", *(str(cell.x) for cell in squares)]
     assert sorted(noted(log, "end")) == sorted(expected)
-    sweep.write_csv(tmp_path / "table.csv", records)
-    TABLES[engine] = (tmp_path / "table.csv").read_bytes().replace(log.encode(), b"")
-    assert len(set(TABLES.values())) == 1
 
+    # Every engine finds what any engine has finished.
+    note(log, "go on")
+    monkeypatch.setitem(engines.ENGINES, "loky", lambda *options: in_threads())
+    records = sweep.run(cells, folder=folder)
+    assert [record.cell for record in records] == cells
+    assert [record.error for record in records] == [None] * 9 + [*FAILURES, None]
+    assert [row["y"] for row in sweep.table(records[2:8])] == [0, 0, 1, 1, 4, 8]
+    assert {row["threads"] for row in sweep.table(records[2:8])} == {1}
+    assert sorted(map(repr, seen)) == sorted(map(repr, records[:-1]))
+    assert noted(log, "start").count("3") == 2
+    sweep.write_csv(tmp_path / "table.csv", records)
+    TABLES[engine] = (tmp_path / "table.csv").read_bytes().replace(str(log).encode(), b"")
+    assert len(set(TABLES.values())) == 1
     files = list((folder / "cells").iterdir())
-    assert {path.name for path in files} == {f"{address_of(cell)}.json" for cell in cells}
     assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
     assert folder.stat().st_mode & 0o777 == (folder / "cells").stat().st_mode & 0o777 == 0o700
-    # Every engine finds what any engine has finished.
-    assert sweep.run(cells[::-1], "loky", folder) == records[::-1]
-    assert engine != "ray" or not sys.modules["ray"].is_initialized()
 
 
-@pytest.mark.parametrize(
-    ("cluster", "signals"),
-    [("loky", (signal.SIGKILL, signal.SIGINT)), ("ray", (signal.SIGINT,))],
-    indirect=["cluster"],
-)
-def test_ended_drivers_lose_nothing_and_the_next_resumes(
-    cluster: tuple[str, str | None], signals: tuple[signal.Signals, ...], tmp_path: Path
+def test_a_killed_driver_loses_nothing_and_the_next_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (engine, address), folder, log = cluster, tmp_path / "sweep", tmp_path / "log"
-    arguments = str(folder), str(log), engine, address or ""
-    for count, ended in enumerate(signals, 4):
-        with start("-W", "error", "-c", DRIVER, *arguments, start_new_session=True) as driver:
-            wait_until(lambda count=count: len(noted(log, "start")) == count, "cells do not start")
-            with pytest.raises(InputError, match="another sweep is running in this folder"):
-                sweep.run([Square(1.0)], folder=folder)
-            if engine == "loky" and ended == signal.SIGINT:
-                os.killpg(driver.pid, ended)  # as a terminal does: to the workers, too
-            else:
-                driver.send_signal(ended)
-            assert driver.wait(300) == (77 if ended == signal.SIGINT else -signal.SIGKILL)
-        if engine == "loky":
-            workers = set(noted(log, "process"))
-            wait_until(lambda workers=workers: not any(map(alive, workers)), "a worker lives on")
-        assert len(list((folder / "cells").iterdir())) == 3
+    folder, log = tmp_path / "sweep", tmp_path / "log"
+    with start("-W", "error", "-c", DRIVER, str(folder), str(log)) as driver:
+        wait_until(lambda: len(noted(log, "start")) == 4, "cells do not start")
+        with pytest.raises(InputError, match="another sweep is running in this folder"):
+            sweep.run([Square(1.0)], folder=folder)
+        driver.kill()
+    all_gone(log)
+    assert len(finished(folder)) == 3
     note(log, "go on")
-    cells = [Gated(x, str(log)) for x in range(5)]
-    records = sweep.run(cells, engine, folder, address, workers=1)
+    monkeypatch.setitem(engines.ENGINES, "loky", lambda *options: in_threads(workers=1))
+    records = sweep.run([Gated(x, str(log)) for x in range(5)], folder=folder)
     assert sweep.table(records) == [{"x": x, "log": str(log), "y": x + 0.5} for x in range(5)]
-    assert noted(log, "start") == ["0", "1", "2", *"3" * len(signals), "3", "4"]
+    assert noted(log, "start") == ["0", "1", "2", "3", "3", "4"]
 
 
 # What is refused, before any work.

@@ -8,7 +8,6 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from exhume import report as reports
 from exhume.auditing.run import Event, run
 from exhume.auditing.settings import Settings
 from exhume.cli.console import console as _console
@@ -33,6 +32,8 @@ def audit(
         resume: go on with an interrupted run.
         **options: those of `Settings`, which has their names, types, defaults and help.
     """
+    from exhume import report as reports
+
     if model is None:
         raise InputError(
             "model: name a model folder, exhume audit FOLDER, or a factory of your own, --model "

@@ -5,7 +5,6 @@ from pathlib import Path
 
 from rich.markup import escape
 
-from exhume import report as reports
 from exhume.cli.audit import audit
 from exhume.cli.console import console as _console
 from exhume.cli.score import score
@@ -21,6 +20,8 @@ def demo(out: Path = Path("runs/demo"), seed: int = 0) -> None:
         out: folder for the model, the run and the picture; a demo that is there is replaced.
         seed: of faces, model and attack.
     """
+    from exhume import report as reports
+
     console = _console()
     model, run, mark = out / "model", out / "run", out / ".demo"
     if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not mark.exists())):

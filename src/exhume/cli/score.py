@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from exhume import report as reports
+from exhume.auditing.evidence import published_figures
 from exhume.cli.console import console as _console
 from exhume.cli.console import table
 from exhume.evaluate.runs import score_run
@@ -18,6 +18,8 @@ def score(run: Path, truth: Path | None = None, model: str | None = None) -> Non
         truth: the training data; truth.safetensors in the model's folder if left out.
         model: the factory of a model of your own, once more; without it there are no floors.
     """
+    from exhume import report as reports
+
     record = score_run(run, truth, model)
     reports.write(run)
     figures, chance = (
@@ -32,7 +34,7 @@ def score(run: Path, truth: Path | None = None, model: str | None = None) -> Non
     console = _console()
     console.print(table(("", "this run", "nearest other sample"), rows))
     if "published" in record:
-        console.print(reports.published_figures(record["published"]), markup=False)
+        console.print(published_figures(record["published"]), markup=False)
     if "verdict" not in record:
         console.print("give --model, the factory, to see the floor and the verdict")
         return
@@ -58,4 +60,6 @@ def report(run: Path, redact: bool = False) -> None:
         run: folder of an audit.
         redact: leave out everything that shows a sample, in report-redacted.html.
     """
+    from exhume import report as reports
+
     _console().print(f"report: {reports.write(run, redact)}", markup=False)

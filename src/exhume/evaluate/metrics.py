@@ -3,8 +3,8 @@
 import math
 from typing import Literal
 
+import scipy
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 from torch.nn import functional
 
@@ -54,7 +54,7 @@ def assign(costs: Tensor) -> Tensor:
         >>> assign(torch.tensor([[1.0, 2.0], [1.0, 9.0], [8.0, 8.0]])).tolist()
         [1, 0, -1]
     """
-    rows, columns = map(torch.from_numpy, linear_sum_assignment(costs.numpy()))
+    rows, columns = map(torch.from_numpy, scipy.optimize.linear_sum_assignment(costs.numpy()))
     matched = torch.full((len(costs),), -1)
     matched[rows] = columns
     return matched

@@ -9,8 +9,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import scipy
 import torch
-from scipy.optimize import minimize_scalar
 from torch import Tensor
 from torch.func import grad
 
@@ -184,7 +184,7 @@ def line_search(loss: Callable[[float], float], upper: float = EPSILON) -> float
     if math.isfinite(values[best]):
         ends = grid[max(best - 1, 0)], grid[min(best + 1, GRID - 1)]
         options = {"maxiter": REFINEMENTS, "xatol": 1e-3}
-        minimize_scalar(tried_at, bounds=ends, method="bounded", options=options)
+        scipy.optimize.minimize_scalar(tried_at, bounds=ends, method="bounded", options=options)
     tried_at(1 - math.log(2) / math.log(RANGE))  # half of the most: the published last resort
     epsilon = min(tried, key=tried.__getitem__)
     return epsilon if tried[epsilon] < loss(0.0) else None

@@ -9,8 +9,8 @@ import math
 from functools import lru_cache
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy import optimize
 
 from exhume.checks import number, whole_number
 from exhume.errors import InputError
@@ -73,7 +73,9 @@ def sphere_error_bound(rho: float, dim: int) -> float:
     high = low + 1
     while _tilted(math.exp(high), dim)[1] < rho:
         high += 1
-    found = optimize.brentq(lambda x: _tilted(math.exp(x), dim)[1] - rho, low, high, xtol=1e-13)
+    found = scipy.optimize.brentq(
+        lambda x: _tilted(math.exp(x), dim)[1] - rho, low, high, xtol=1e-13
+    )
     return _tilted(math.exp(found), dim)[0]
 
 

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import scipy
 import torch
 from numpy.typing import NDArray
-from scipy import interpolate, optimize, special, stats
 from torch import Tensor
 
 from exhume.checks import number, whole_number
@@ -119,7 +119,7 @@ def width_bound(
     if not found > 0:
         raise NoBoundError(f"hits of {sigma.name} in dimension {rank}: {UNRESOLVED}")
     numerical = found - found / 20  # a twentieth of the hits found may lie beyond R
-    radius = max(radius, stats.chi.isf(found / 20, rank))
+    radius = max(radius, scipy.stats.chi.isf(found / 20, rank))
     origin = abs(float(sigma.value(torch.zeros(1, dtype=torch.float64))[0]))
     log_covering = covering(setting, tau, slope, origin, radius)
     needed = log_covering - math.log(failure)
@@ -140,8 +140,8 @@ def _certified(sigma: Activation, setting: Setting, gap: float) -> tuple[float, 
     """Return π as it follows from the gap, and the R beyond which G² may be left out."""
     total = 2 * setting.samples * setting.largest
     rare = (gap / 8) ** 2 / (total**4 * fourth_moment(sigma))
-    reach = stats.norm.isf(min(rare / (4 * setting.samples), 0.25))
-    radius = stats.chi.isf(min(rare, 0.5), setting.rank)
+    reach = scipy.stats.norm.isf(min(rare / (4 * setting.samples), 0.25))
+    radius = scipy.stats.chi.isf(min(rare, 0.5), setting.rank)
     z = torch.linspace(-reach, reach, 20_001, dtype=torch.float64)
     largest = (total * float(sigma.value(z).abs().max())) ** 2
     return 5 / 8 * gap / largest, radius
@@ -233,7 +233,7 @@ def kernel_gap(activation: str | Activation, rank: int, tolerance: float, mass: 
     # A spline in the angle, in which the kernel is smooth even if σ has a kink.
     knots = np.linspace(0, math.pi, 4001)
     values = hermite.kernel(sigma, torch.from_numpy(np.cos(knots))).numpy()
-    spline = interpolate.CubicSpline(knots, values)
+    spline = scipy.interpolate.CubicSpline(knots, values)
 
     def kernel(correlation: Array) -> Array:
         result: Array = spline(np.arccos(np.clip(correlation, -1.0, 1.0)))
@@ -262,7 +262,7 @@ def _least(gram: Array, row: Array, own: float, mass: float) -> Array:
     columns, target = factor[:, :-1], factor[:, -1]
     heavy = 1e3 / mass
     system = np.vstack([np.hstack([columns, -columns]), np.full((1, 2 * len(row)), heavy)])
-    both, _ = optimize.nnls(system, np.append(target, heavy * mass), maxiter=100 * len(row))
+    both, _ = scipy.optimize.nnls(system, np.append(target, heavy * mass), maxiter=100 * len(row))
     positive, negative = np.split(both, 2)
     weights: Array = positive - negative
     size = float(np.abs(weights).sum())
@@ -280,10 +280,10 @@ def ring_kernel(kernel: Callable[[Array], Array], rank: int, first: Array, secon
         nodes = np.cos((np.arange(RING) + 0.5) * math.pi / RING)
         weights = np.full(RING, 1 / RING)
     elif rank < 100:
-        nodes, weights = special.roots_gegenbauer(RING, (rank - 3) / 2)
+        nodes, weights = scipy.special.roots_gegenbauer(RING, (rank - 3) / 2)
         weights = weights / weights.sum()
     else:
-        nodes, weights = special.roots_legendre(RING)
+        nodes, weights = scipy.special.roots_legendre(RING)
         nodes = 9 / math.sqrt(rank - 3) * nodes  # beyond it there is nothing left of the density
         weights = weights * np.exp((rank - 4) / 2 * np.log1p(-(nodes**2)))
         weights = weights / weights.sum()
