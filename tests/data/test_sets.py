@@ -156,7 +156,7 @@ def test_held_out_leaves_out_doubles_and_needs_the_source(tmp_path: Path) -> Non
     other = data.held_out(known, samples=9, root=tmp_path).images()
     rest = torch.from_numpy(images[[2, 3, 4, 6, 7]] / 255.0)
     assert len(other) == 5 and distinct(torch.cat([other, rest])) == 5
-    for side, words in ((4, "2 of 2 images are not in mnist"), (5, "25 numbers, but these")):
+    for side, words in ((4, "2 of 2 images are not in mnist"), (5, "25 numbers, these")):
         np.savez(tmp_path / "mnist.npz", x=pictures(9, side, side), y=np.arange(9) % 2)
         with pytest.raises(InputError, match=words):
             data.held_out(known, root=tmp_path)

@@ -270,7 +270,7 @@ TWICE = replace(FOUR, inputs=FOUR.inputs[:1].expand(4, -1).clone())
         (lambda: made(widths=()), "widths"),
         (lambda: made(device="abacus"), "abacus"),
         (lambda: made(small=math.nan), "not finite"),
-        (lambda: made(TWICE, steps=5), "the samples are not fitted.*wider layers"),
+        (lambda: made(TWICE, steps=5), "not fitted after.*wider layers"),
         (lambda: made(steps=2).posed(premise="margins"), "premise"),
     ],
 )

@@ -10,13 +10,13 @@ import math
 import os
 import pickle
 import struct
-import zipfile
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,10 @@ from exhume.errors import InputError
 
 Images = NDArray[np.float64]
 Rows = NDArray[np.int64]
+Batch = tuple[NDArray[np.uint8], Rows]
+
+# What numpy raises on a file that is no .npz, or was cut short or changed
+BROKEN = (EOFError, KeyError, OSError, TypeError, ValueError, BadZipFile, zlib.error)
 
 
 @dataclass(frozen=True)
@@ -57,19 +61,25 @@ class Source:
         return self if (height, width) == (size, size) else replace(self, pixels=pixels)
 
 
+Reader = Callable[[Path], Source | None]
+
+
 def open_source(name: str, root: str | os.PathLike[str] | None) -> Source:
     """Open a set by name: a bundled one, or from the folder, or from `EXHUME_DATA`."""
     if name in BUNDLED:
         return BUNDLED[name]()
     folder = root if root is not None else os.environ.get("EXHUME_DATA")
     path = Path(folder).expanduser().absolute() if folder else None
-    for _, reader in FORMS[name]:
+    arrays: Reader = partial(_arrays, f"{name}.npz")
+    text = f"{name}.npz with arrays x (uint8, NHW or NHWC) and y (integers)"
+    forms = (*FORMS[name], (text, arrays))
+    for _, reader in forms:
         if path is not None and (source := reader(path)) is not None:
             return source
-    forms = "".join(f"\n  - {text}" for text, _ in FORMS[name])
+    listed = "".join(f"\n  - {text}" for text, _ in forms)
     raise InputError(
         f"{name} is not in {path or 'any folder'}: set EXHUME_DATA to the path of a folder, or "
-        f"give root. Put one of these into it:{forms}"
+        f"give root. Put one of these into it:{listed}"
     )
 
 
@@ -84,9 +94,7 @@ def channels_first(images: NDArray[Any]) -> NDArray[Any]:
     if images.shape[3] in (1, 3, 4):
         images = np.moveaxis(images, 3, 1)
     elif images.shape[1] not in (1, 3, 4):
-        raise InputError(
-            f"images of shape {images.shape}: expected 1, 3 or 4 channels, last (NHWC) or second"
-        )
+        raise InputError(f"images {images.shape}: expected 1, 3 or 4 channels, last or second")
     return images[:, 0] if images.shape[1] == 1 else images
 
 
@@ -136,20 +144,14 @@ def _arrays(file_name: str, root: Path) -> Source | None:
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             images, labels = arrays["x"], arrays["y"]
-    except (AttributeError, KeyError, OSError, TypeError, ValueError, EOFError) as error:
-        raise InputError(f"{path} is not an .npz file with arrays x and y: {error}") from error
-    except (zipfile.BadZipFile, zlib.error) as error:
-        raise InputError(f"{path} is damaged or cut short: {error}") from error
+    except BROKEN as error:
+        raise InputError(f"{path} is damaged, or lacks arrays x and y: {error}") from error
     if images.dtype != np.uint8 or images.ndim not in (3, 4):
         raise InputError(f"{path}: x is {images.dtype} {images.shape}; expected uint8, NHW or NHWC")
     if labels.shape != images.shape[:1] or labels.dtype.kind not in "iu":
-        raise InputError(
-            f"{path}: y is {labels.dtype} {labels.shape}; expected {len(images)} integers"
-        )
+        words = f"{labels.dtype} {labels.shape}; expected {len(images)} integers"
+        raise InputError(f"{path}: y is {words}")
     return _from_bytes(images, labels.astype(np.int64))
-
-
-Batch = tuple[NDArray[np.uint8], Rows]
 
 
 def _cifar(folder_name: str, name: str, read: Callable[[Path], Batch], root: Path) -> Source | None:
@@ -182,9 +184,8 @@ def _python_batch(path: Path) -> Batch:
         images = batch[b"data"].array.reshape(-1, 3072)
         labels = np.array(batch[b"labels"], np.int64).reshape(len(images))
     except Exception as error:  # a broken or hostile pickle may raise anything
-        raise InputError(
-            f"{path} cannot be read safely ({error}); use the binary version or cifar10.npz"
-        ) from error
+        words = f"cannot be read safely ({error}); use the binary version or cifar10.npz"
+        raise InputError(f"{path} {words}") from error
     return images, labels
 
 
@@ -220,8 +221,7 @@ class _Unpickler(pickle.Unpickler):
         ("numpy._core.multiarray", "_reconstruct"): _PickledArray,
         ("numpy", "ndarray"): _PickledArray,
         ("numpy", "dtype"): _PickledType,
-        # how Python 3 writes bytes in protocol 2
-        ("_codecs", "encode"): lambda text, _: text.encode("latin1"),
+        ("_codecs", "encode"): lambda text, _: text.encode("latin1"),  # bytes of Python 3
     }
 
     def find_class(self, module: str, name: str, /) -> Any:
@@ -234,16 +234,16 @@ class _Unpickler(pickle.Unpickler):
 def _idx(folder: str, root: Path) -> Source | None:
     """Open MNIST's IDX files, compressed or not; Fashion-MNIST has the same."""
     found = []
-    for name in ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"):
-        candidates = (root / folder / name, root / folder / f"{name}.gz")
-        found.append(next((path for path in candidates if path.is_file()), None))
-    images, labels = found
-    if images is None or labels is None:
-        return None
-    pixels, classes = _read_bytes(images, axes=3), _read_bytes(labels, axes=1)
-    if len(pixels) != len(classes):
-        raise InputError(f"{images} has {len(pixels)} images, {labels} {len(classes)} labels")
-    return _from_bytes(pixels, classes.astype(np.int64))
+    for axes, kind in ((3, "images"), (1, "labels")):
+        path = root / folder / f"train-{kind}-idx{axes}-ubyte"
+        path = path if path.is_file() else path.with_name(f"{path.name}.gz")
+        if not path.is_file():
+            return None
+        found.append((path, axes))
+    images, labels = (_read_bytes(path, axes) for path, axes in found)
+    if len(images) != len(labels):
+        raise InputError(f"{root / folder} has {len(images)} images, but {len(labels)} labels")
+    return _from_bytes(images, labels.astype(np.int64))
 
 
 def _read_bytes(path: Path, axes: int) -> NDArray[np.uint8]:
@@ -268,32 +268,22 @@ def _tiny_imagenet(root: Path) -> Source | None:
     found = [(k, p) for k, c in enumerate(classes) for p in sorted((c / "images").glob("*.JPEG"))]
     if not found:
         return None
-    labels = np.array([label for label, _ in found], np.int64)
-    return Source(labels, len(found), lambda rows: _read_pictures([found[r][1] for r in rows]))
 
+    def decoded(rows: Rows) -> Images:
+        from PIL import Image
 
-def _read_pictures(paths: list[Path]) -> Images:
-    """Decode pictures in colour, (k, 3, H, W) in [0, 1]."""
-    from PIL import Image
+        pictures = []
+        for path in (found[row][1] for row in rows):
+            try:
+                with Image.open(path) as image:
+                    pictures.append(np.asarray(image.convert("RGB")))
+            except (OSError, SyntaxError, ValueError) as error:
+                raise InputError(f"{path} cannot be decoded: {error}") from error
+            if pictures[-1].shape != pictures[0].shape:
+                raise InputError(f"{path} has shape {pictures[-1].shape}, not {pictures[0].shape}")
+        return np.asarray(channels_first(np.stack(pictures)) / 255.0, np.float64)
 
-    pictures = []
-    for path in paths:
-        try:
-            with Image.open(path) as image:
-                pictures.append(np.asarray(image.convert("RGB")))
-        except (OSError, SyntaxError, ValueError) as error:
-            raise InputError(f"{path} cannot be decoded: {error}") from error
-        if pictures[-1].shape != pictures[0].shape:
-            raise InputError(f"{path} has shape {pictures[-1].shape}, not {pictures[0].shape}")
-    return np.asarray(channels_first(np.stack(pictures)) / 255.0, np.float64)
-
-
-Reader = Callable[[Path], Source | None]
-
-
-def _npz_form(name: str) -> tuple[str, Reader]:
-    text = f"{name}.npz with arrays x (uint8, NHW or NHWC) and y (integers)"
-    return text, partial(_arrays, f"{name}.npz")
+    return Source(np.array([label for label, _ in found], np.int64), len(found), decoded)
 
 
 def _idx_form(folder: str) -> tuple[str, Reader]:
@@ -308,21 +298,13 @@ def _cifar_form(folder: str, name: str, read: Callable[[Path], Batch]) -> tuple[
 
 BUNDLED = {"digits": _digits, "faces": _faces, "photos": _photos}
 
+# For each set its published forms in order of preference: what to say, and how to read it
 FORMS: dict[str, tuple[tuple[str, Reader], ...]] = {
     "cifar10": (
         _cifar_form("cifar-10-batches-bin", "data_batch_{}.bin", _binary_batch),
         _cifar_form("cifar-10-batches-py", "data_batch_{}", _python_batch),
-        _npz_form("cifar10"),
     ),
-    "mnist": (_idx_form("mnist"), _idx_form("MNIST/raw"), _npz_form("mnist")),
-    "fashion_mnist": (
-        _idx_form("fashion_mnist"),
-        _idx_form("FashionMNIST/raw"),
-        _npz_form("fashion_mnist"),
-    ),
-    "tiny_imagenet": (
-        ("tiny-imagenet-200/train/<wnid>/images/*.JPEG", _tiny_imagenet),
-        _npz_form("tiny_imagenet"),
-    ),
+    "mnist": (_idx_form("mnist"), _idx_form("MNIST/raw")),
+    "fashion_mnist": (_idx_form("fashion_mnist"), _idx_form("FashionMNIST/raw")),
+    "tiny_imagenet": (("tiny-imagenet-200/train/<wnid>/images/*.JPEG", _tiny_imagenet),),
 }
-"""For each set the accepted forms in order of preference: what to say, and how to read it."""

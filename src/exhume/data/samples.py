@@ -20,23 +20,17 @@ class Transform(Pixels):
 
         inputs_i = (pixels_i - shift) / scale · √d / norm_i
 
-    Attributes:
-        shift: subtracted from the pixels; a number, or one for each channel.
-        scale: what is left is divided by it; positive; a number, or one for each channel.
-        norms: norm of each sample before it was rescaled to √d, shape (n,); None if the rows
-            were not rescaled.
-        mean: mean image, shape (d,), subtracted in the place of the shift, which is then its
-            average: what a picture is made with where the mean image is not known.
-
     Norms and mean are private: not part of equality, and of the card only that there is a mean.
+    A mean image stands in place of the shift, which is then its average, for who does not know it.
 
     Example:
         >>> Transform(shift=0.5, scale=0.25).apply(torch.tensor([[0.5, 1.0]])).tolist()
         [[0.0, 2.0]]
     """
 
+    # of each sample before it was rescaled to √d, (n,); None if the rows were not rescaled
     norms: Tensor | None = field(default=None, repr=False, compare=False)
-    mean: Tensor | None = field(default=None, repr=False, compare=False)
+    mean: Tensor | None = field(default=None, repr=False, compare=False)  # image, (d,)
 
     def __post_init__(self) -> None:
         """Refuse what could not be undone."""
@@ -70,10 +64,9 @@ class Transform(Pixels):
 
     def card(self) -> dict[str, float | list[float] | str]:
         """Return shift and scale for JSON, without the norms; and that there is a mean image."""
-        levels = {"shift": self.shift, "scale": self.scale}
-        declared: dict[str, float | list[float] | str] = {
-            key: list(value) if isinstance(value, tuple) else value for key, value in levels.items()
-        }
+        declared: dict[str, float | list[float] | str] = {}
+        for key, level in (("shift", self.shift), ("scale", self.scale)):
+            declared[key] = list(level) if isinstance(level, tuple) else level
         return declared if self.mean is None else declared | {"centre": "pixels"}
 
 

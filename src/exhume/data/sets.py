@@ -16,9 +16,10 @@ from exhume.data.formats import Rows, Source, channels_first, open_source
 from exhume.data.samples import Data, Transform
 from exhume.errors import InputError
 
+# Labels, or a word for a choice of labels; `load` says what each means
 Classes = Literal["all", "parity", "vehicles", "random"] | Sequence[int]
-"""Labels, or a word for a choice of labels; `load` says what each means."""
 
+# The images that `load` knows, with the classes taken unless others are asked for
 DEFAULT_CLASSES: dict[str, Classes] = {
     "digits": "all",  # bundled with scikit-learn: 1,797 images of 8 × 8
     "faces": "random",  # bundled with scikit-image, from LFW: 100 images of 25 × 25
@@ -28,19 +29,10 @@ DEFAULT_CLASSES: dict[str, Classes] = {
     "fashion_mnist": "all",  # the same
     "tiny_imagenet": "random",  # in a folder as JPEG or .npz: 3 × 64 × 64
 }
-"""The images that `load` knows, with the classes taken unless others are asked for."""
-
-VEHICLES = (0, 1, 8, 9)
-"""Labels of CIFAR-10: aeroplane, automobile, ship, truck. The others are animals."""
-
-SAME = 1e-3
-"""Images closer than this are equal: one pixel that differs by one of 255 levels is 0.004."""
-
-PART = 1000
-"""Images of a source that are looked at together: their distances fit into memory."""
-
-SUBSPACE = 0x5B5ACE
-"""Any fixed number would do: it tells the stream of the subspace from that of the samples."""
+VEHICLES = (0, 1, 8, 9)  # CIFAR-10's aeroplane, automobile, ship, truck; the others are animals
+SAME = 1e-3  # images closer than this are equal: one pixel off by one of 255 levels is 0.004
+PART = 1000  # images of a source that are looked at together: their distances fit into memory
+SUBSPACE = 0x5B5ACE  # any number would do: it tells the subspace's stream from that of the samples
 
 
 def sphere(
@@ -91,7 +83,7 @@ def load(
     """Draw real images, standardised by one mean and one deviation over all pixels drawn.
 
     Args:
-        name: of the set: digits, faces, photos, cifar10, mnist, fashion_mnist, tiny_imagenet.
+        name: of the set, one of `DEFAULT_CLASSES`.
         samples: number of samples, in equal parts from the classes (the first ones get one more
             where it does not divide), in turns, so that a prefix is balanced too.
         seed: draws the samples without replacement. For sets in a folder, 0 takes the first of
@@ -109,8 +101,7 @@ def load(
             must divide their own side.
     """
     if name not in DEFAULT_CLASSES:
-        known = ", ".join(DEFAULT_CLASSES)
-        raise InputError(f"unknown data set {name!r}; there are {known}, and sphere")
+        raise InputError(f"data set {name!r}: there are {', '.join(DEFAULT_CLASSES)}, and sphere")
     one_of("centre", centre, ("all", "pixels"))
     _whole("samples", samples)
     source = open_source(name, root)
@@ -150,11 +141,9 @@ def _groups(source: Source, classes: Classes, name: str) -> list[Rows]:
     labels = np.unique(source.labels).tolist() if classes == "all" else list(classes)
     if len(labels) < 2 or len(set(labels)) < len(labels):
         raise InputError(f"classes={labels} of {name}: expected two or more different labels")
-    members = [np.flatnonzero(source.labels == label) for label in labels]
-    for label, rows in zip(labels, members, strict=True):
-        if rows.size == 0:
-            raise InputError(f"{name} has no images with label {label}")
-    return members
+    if absent := [label for label in labels if label not in source.labels]:
+        raise InputError(f"{name} has no images with label {absent[0]}")
+    return [np.flatnonzero(source.labels == label) for label in labels]
 
 
 def held_out(
@@ -191,9 +180,8 @@ def held_out(
     if not len(kept):
         raise InputError(f"{known.name} has no other images with the labels of this set")
     pixels, targets = source.pixels(kept[:, 0]), known.targets[torch.from_numpy(kept[:, 1])]
-    transform = replace(known.transform, norms=None)
     rescaled = known.transform.norms is not None
-    return _prepare(pixels, targets.cpu().numpy(), transform, rescaled, known.name)
+    return _prepare(pixels, targets.cpu().numpy(), known.transform, rescaled, known.name)
 
 
 def _look_up(source: Source, pixels: NDArray[np.float64], name: str) -> tuple[Rows, Rows]:
@@ -203,17 +191,14 @@ def _look_up(source: Source, pixels: NDArray[np.float64], name: str) -> tuple[Ro
         rows = np.arange(start, min(start + PART, source.size))
         part = source.pixels(rows).reshape(len(rows), -1)
         if part.shape[1] != pixels.shape[1]:
-            raise InputError(
-                f"{name} has {part.shape[1]} numbers, but these have {pixels.shape[1]}"
-            )
+            raise InputError(f"{name} has {part.shape[1]} numbers, these have {pixels.shape[1]}")
         apart = torch.cdist(torch.from_numpy(pixels), torch.from_numpy(part))
         image, row = np.nonzero(apart.numpy() < SAME)
         found[image] = rows[row]
         taken.append(rows[row])
-    if (missing := (found < 0).sum()) > 0:
-        raise InputError(
-            f"{missing} of {len(found)} images are not in {name}: was it drawn from other files?"
-        )
+    if missing := (found < 0).sum():
+        words = f"{missing} of {len(found)} images are not in {name}"
+        raise InputError(f"{words}: was it drawn from other files?")
     return found, np.unique(np.concatenate(taken))
 
 

@@ -16,12 +16,11 @@ from exhume.checks import whole_number
 from exhume.errors import InputError
 from exhume.features.network import named_block
 
+# Where samples are known to lie: in r dimensions; in their own span, which the change of a dense
+# first layer shows (r = min(n, d)); or anywhere
 Where = int | Literal["span"] | None
-"""Where samples are known to lie: in r dimensions; in their own span, which the change of a dense
-first layer shows (r = min(n, d)); or anywhere."""
-
+# What an attacker may know without any prior: nothing, or what the first layer shows
 PLACES: tuple[Where, Where] = (None, "span")
-"""What an attacker may know without any prior: nothing, or what the first layer shows."""
 
 
 def unknowns(
@@ -126,7 +125,7 @@ def blocks(
     if not shapes or any(size < 1 for shape in shapes.values() for size in shape):
         raise InputError("model: has no parameters, or some without entries; nothing to count.")
     names = tuple(shapes)
-    # The weight of the last layer, without its bias, which says nothing of inputs.
+    # the weight of the last layer, without its bias, which says nothing of inputs
     last = named_block(names, "last")[0] if head is None else f"{head}.weight".lstrip(".")
     if last not in names:
         raise InputError(f"head: no parameter {last!r}; there are {', '.join(names)}.")

@@ -18,26 +18,20 @@ from exhume.errors import InputError
 from exhume.features.activations import Activation
 from exhume.features.activations import activation as named
 
-Function = str | Activation | Callable[[Tensor], Tensor]
-"""An activation by its name, one of `exhume.features.activations`, or a function of tensors."""
+Map = Callable[[Tensor], Tensor]
+Function = str | Activation | Map  # by its name, one of `exhume.features.activations`, or any
 
-ORDERS = 100
-"""The highest order: up to it the recursion for he_k is accurate to 1e-13."""
+ORDERS = 100  # the highest order: up to it the recursion for he_k is accurate to 1e-13
+FAR = 20.0  # integrals over the line end here, where the density of a Gaussian is 1e-87
+FAR_OUT = 12.0  # integrals over the radius end here, where exp(−r²/2) is 1e-31
+NODES, FEWER = 24, 17  # of Gauss and Legendre on a panel, and of the rule that tells the error
+DEGREE = 96  # of the Chebyshev series of a kernel in the angle; by then it has converged to 1e-12
+NEGLIGIBLE = 1e-20  # share of the energy of σ that is rounding: the square of 1e-10
 
-FAR = 20.0
-"""Integrals over the line end here, where the density of a Gaussian is 1e-87."""
-
-FAR_OUT = 12.0
-"""Integrals over the radius end here, where exp(−r²/2) is 1e-31."""
-
-NODES, FEWER = 24, 17
-"""Nodes of Gauss and Legendre on a panel, and those of the rule that the error is estimated by."""
-
-DEGREE = 96
-"""Degree of the Chebyshev series of a kernel in the angle; it has converged to 1e-12 by then."""
-
-NEGLIGIBLE = 1e-20
-"""Share of the energy of σ that is rounding: the square of 1e-10."""
+LINEAR = (
+    "its odd part is linear: a flipped sample changes the weights by a linear function of the "
+    "first layer alone, and several such changes can cancel"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,15 +118,11 @@ def sign_ambiguity(activation: Function) -> SignAmbiguity:
     elif energies[0] <= least:
         verdict, reason = "lost", "it is odd: a sample's negative has the features with a minus"
     elif energies[2] <= least:
-        verdict = "weak"
-        reason = (
-            "its odd part is linear: a flipped sample changes the weights by a linear function of "
-            "the first layer alone, and several such changes can cancel"
-        )
+        verdict, reason = "weak", LINEAR
     return SignAmbiguity(verdict, reason, *energies)
 
 
-def _function(activation: Function) -> Callable[[Tensor], Tensor]:
+def _function(activation: Function) -> Map:
     if isinstance(activation, str):
         return named(activation).value
     return activation.value if isinstance(activation, Activation) else activation
@@ -154,18 +144,14 @@ def _gaussian_rule(nodes: int) -> tuple[Tensor, Tensor]:
     return z, weights * torch.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)
 
 
-def _line(
-    sigma: Callable[[Tensor], Tensor], orders: int, nodes: int
-) -> tuple[Tensor, Tensor, float]:
+def _line(sigma: Map, orders: int, nodes: int) -> tuple[Tensor, Tensor, float]:
     """Return h_k, E|σ he_k| and E σ²; he_{k+1} = (z he_k − √k he_{k−1})/√(k+1)."""
     z, weights = _gaussian_rule(nodes)
     values = _finite(sigma, z)
     weighted = weights * values
     energies = weighted * values
     if float(energies[[0, -1]].max()) > 1e-20 * float(energies.sum()):
-        raise InputError(
-            f"activation: grows too fast, at ±{FAR:g} as the density of a Gaussian falls; bound it."
-        )
+        raise InputError(f"activation: grows too fast for a Gaussian, up to ±{FAR:g}; bound it.")
     before, now = torch.zeros_like(z), torch.ones_like(z)
     found, sizes = [], []
     for k in range(orders + 1):
@@ -175,14 +161,12 @@ def _line(
     return torch.stack(found), torch.stack(sizes), float(energies.sum())
 
 
-def _finite(sigma: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
+def _finite(sigma: Map, z: Tensor) -> Tensor:
     with torch.no_grad():
         values = sigma(z)
     if values.shape != z.shape or not bool(values.isfinite().all()):
-        raise InputError(
-            f"activation: expected a finite number for each entry from {float(z.min()):.3g} to "
-            f"{float(z.max()):.3g}; found NaN, infinities, or another shape."
-        )
+        words = f"a finite number for each entry from {float(z.min()):.3g} to {float(z.max()):.3g}"
+        raise InputError(f"activation: expected {words}; found NaN, infinities, or another shape.")
     return values.double()
 
 
@@ -198,7 +182,7 @@ def _chebyshev(activation: Function) -> tuple[float, ...]:
     return tuple(series.tolist())
 
 
-def _polar(sigma: Callable[[Tensor], Tensor], alpha: float) -> Tensor:
+def _polar(sigma: Map, alpha: float) -> Tensor:
     """Return κ(cos α) = (1/2π) ∫ dθ ∫ r exp(−r²/2) σ(r cos θ) σ(r cos(θ − α)) dr, by sectors."""
     radius, along = _panels([0.0, 0.25, 0.5, *map(float, range(1, round(FAR_OUT) + 1))], 16)
     along = along * radius * torch.exp(-0.5 * radius * radius)

@@ -26,8 +26,7 @@ from exhume.theory.moments import (
 )
 from exhume.theory.neurons import LOCAL, neurons_of, output, violation
 
-UNEXPLAINED = 1e-2
-"""Most of the weights that samples may leave unexplained: at a KKT point it is hardly anything."""
+UNEXPLAINED = 1e-2  # share of the weights that samples may leave unexplained: a KKT point has none
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,11 +45,12 @@ class Identifiability:
     sufficient_rank: int  # dimension of the span of all (w_k^{⊗(q−1)})_q
     sufficient_unknowns: int  # the rank at which it alone would do: dim Sym^{α−1}(U)
     misfit: float  # what the best tensors leave of the equations, relative
-    samples: Tensor | None  # recovered, (n, d) float64; None if the condition fails or nothing fits
-    multipliers: Tensor | None  # b_i = λ_i y_i, (n,)
-    residual: float | None  # |θ − Σ_i b_i ∇θ f(x_i)| / |θ| of what was recovered
     undetermined: tuple[str, ...]  # sentences on what of a sample the weights cannot show
     reasons: tuple[str, ...]  # sentences on why the condition, or the recovery, fails
+    # recovered, (n, d) float64; None if the condition fails or nothing fits
+    samples: Tensor | None = None
+    multipliers: Tensor | None = None  # b_i = λ_i y_i, (n,)
+    residual: float | None = None  # |θ − Σ_i b_i ∇θ f(x_i)| / |θ| of what was recovered
 
     @property
     def degree(self) -> int:
@@ -86,14 +86,11 @@ def identifiability(
 ) -> Identifiability:
     """Check the rank condition and, where it holds, recover the active samples.
 
-    Args:
-        model: a two-layer network with a polynomial activation of degree 3 or more, such as
-            `exhume.models.architectures.two_layer` makes with activation polynomial:0,0,0,1.
-        trained: its weights, or their file; the module's own if None.
-        rank: r, the dimension of the neurons' span; where their singular values fall off if None.
-        tolerance: relative singular value that counts as zero; from the weights if None.
-        level: γ, the margin y f(x) of every active sample, for the norm of samples where σ has
-            one degree and there is no bias.
+    The model is a two-layer network with a polynomial activation of degree 3 or more, `trained`
+    its weights, or their file; `rank` is r, the dimension of the neurons' span, by default where
+    their singular values fall off; relative ones up to the tolerance, by default that of the
+    weights, count as zero. The level γ is the margin y f(x) of every active sample, for the norm
+    of samples where σ has one degree and there is no bias.
 
     Example:
         >>> from exhume.models.architectures import initialise, two_layer
@@ -107,10 +104,9 @@ def identifiability(
     reasons = [] if moments.determined else [_too_few(view, moments)]
     found = _recovered(view, moments, level) if moments.determined else None
     if found is not None and not found.residual <= UNEXPLAINED:
-        reasons.append(
-            f"The samples found leave {found.residual:.1e} of the weights unexplained: these are "
-            f"not at a KKT point (train longer), or more than {view.rank} samples are active."
-        )
+        left = f"The samples found leave {found.residual:.1e} of the weights unexplained"
+        most = f"more than {view.rank} samples are active"
+        reasons.append(f"{left}: these are not at a KKT point (train longer), or {most}.")
         found = None
     unit, lower = normalize(view.inside.first, dim=1), [q - 1 for q in view.inside.degrees]
     values = torch.linalg.svdvals(torch.cat([powers(unit, q) for q in lower], 1))
@@ -127,11 +123,9 @@ def identifiability(
         sufficient_rank=int((values > view.tolerance * values[0]).sum()),
         sufficient_unknowns=sum(dimension(view.rank, q) for q in lower),
         misfit=moments.misfit,
-        samples=None if found is None else found.samples,
-        multipliers=None if found is None else found.multipliers,
-        residual=None if found is None else found.residual,
         undetermined=_undetermined(view, level, found is not None and _whole(view, found)),
         reasons=tuple(reasons),
+        **({} if found is None else vars(found)),
     )
 
 
@@ -204,23 +198,16 @@ def _undetermined(view: View, level: float, whole: bool) -> tuple[str, ...]:
     said = ["A sample with multiplier zero (beyond the margin) leaves no trace."]
     if view.rank < len(view.basis):
         where = f"the span of the neurons ({view.rank} of {len(view.basis)} dimensions)"
-        said.append(
-            f"Active samples lie in {where}: a part outside would show, unless samples that agree "
-            "inside cancel there."
-            if whole
-            else f"Whatever of a sample lies outside {where} may leave no trace."
-        )
+        shown = "a part outside would show, unless samples that agree inside cancel there."
+        unseen = f"Whatever of a sample lies outside {where} may leave no trace."
+        said.append(f"Active samples lie in {where}: {shown}" if whole else unseen)
     if not view.neurons.lifted:
         if len(degrees) == 1:
-            said.append(
-                "The norm of a sample leaves no trace of its own: it is set so that |f(x)| = "
-                f"{level:g}, the margin that active samples are assumed to share."
-            )
+            norm = "The norm of a sample leaves no trace of its own: it is set so that |f(x)| ="
+            said.append(f"{norm} {level:g}, the margin that active samples are assumed to share.")
         if all(q % 2 == 0 for q in degrees):
             said.append("A sample and its negative leave the same trace; the sign cannot be found.")
         if all(q % 2 for q in degrees):
-            said.append(
-                "A sample and its label leave the same trace as the negatives of both; the sign is "
-                "the one with label +1."
-            )
+            trace = "leave the same trace as the negatives of both"
+            said.append(f"A sample and its label {trace}; the sign is the one with label +1.")
     return tuple(said)

@@ -14,17 +14,10 @@ from exhume.equation.objective import Fit, fitted
 from exhume.equation.problem import Problem
 from exhume.errors import InputError
 
-UNKNOWNS = 4000
-"""Most unknowns n·d: singular vectors are taken of a dense matrix, in minutes at this size."""
-
-ENTRIES = 2**28
-"""Most entries of that matrix: two gigabytes."""
-
-NEGLIGIBLE = 1e-8
-"""A candidate whose moves change the weights by less, relative to others', has no part in them."""
-
-TOLERANCE = 1e-9
-"""Relative singular value that counts as zero: in float64 rounding stays well below it."""
+UNKNOWNS = 4000  # most unknowns n·d: singular vectors of a dense matrix, minutes at this size
+ENTRIES = 2**28  # most entries of that matrix: two gigabytes
+NEGLIGIBLE = 1e-8  # a candidate that moves the weights by less than others has no part in them
+TOLERANCE = 1e-9  # relative singular value that counts as zero: rounding in float64 stays below
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,16 +52,13 @@ def local_identifiability(
     if `within`; relative singular values up to the tolerance count as zero.
     """
     if candidates.ndim != 2 or candidates.shape[1] != problem.dim or not len(candidates):
-        raise InputError(
-            f"candidates: expected shape (n, {problem.dim}), got {tuple(candidates.shape)}."
-        )
+        found = tuple(candidates.shape)
+        raise InputError(f"candidates: expected shape (n, {problem.dim}), got {found}.")
     count, dim = candidates.shape
     equations = problem.target.numel()
     if count * dim > UNKNOWNS or count * dim * equations > ENTRIES:
-        raise InputError(
-            f"candidates: {count} of dimension {dim} in {equations} equations are too many: up to "
-            f"{UNKNOWNS} unknowns and {ENTRIES} entries. Give some of them, or fewer rows."
-        )
+        most = f"up to {UNKNOWNS} unknowns, or {ENTRIES} with all {equations} equations"
+        raise InputError(f"candidates: {count} of dimension {dim} are too many: {most}.")
     problem = problem.to(problem.features.device, torch.float64)
     fit = fitted(problem, candidates)
     identity = torch.eye(len(fit.coefficients), dtype=torch.float64).to(fit.residual)
@@ -82,13 +72,9 @@ def local_identifiability(
     _, values, vectors = torch.linalg.svd(scaled, full_matrices=True)
     rank = int((values > tolerance * values[0]).sum())
     free = vectors[rank:].split([len(move) for move in moves], 1)
-    directions = torch.cat(
-        [
-            part * (scale if scale > 0 else 1.0) @ move
-            for part, scale, move in zip(free, scales, moves, strict=True)
-        ],
-        1,
-    )
+    units = torch.where(scales > 0, scales, 1.0)
+    parts = [part * unit @ move for part, unit, move in zip(free, units, moves, strict=True)]
+    directions = torch.cat(parts, 1)
     return LocalIdentifiability(
         unknowns=scaled.shape[1],
         equations=equations - features.shape[1] * problem.target.shape[1],
@@ -105,17 +91,13 @@ def _moves(problem: Problem, candidate: Tensor, within: bool) -> Tensor:
     if not within:
         return identity
     projector = problem.domain.tangent(candidate.expand_as(identity), identity)
-    vectors: Tensor
     values, vectors = torch.linalg.eigh(projector)
-    return vectors.T[values > 0.5]
+    return torch.as_tensor(vectors.T[values > 0.5])
 
 
 def _block(problem: Problem, fit: Fit, features: Tensor, i: int, moves: Tensor) -> Tensor:
     """Return the columns of P⊥J that belong to candidate i, (p·m, t)."""
     own = fit.coefficients[i * fit.rows : (i + 1) * fit.rows]
     linearization = problem.features.linearize(fit.candidates[i : i + 1])
-    columns = []
-    for direction in moves:
-        pushed = linearization.push(direction[None], own)
-        columns.append((pushed - features @ (features.T @ pushed)).flatten())
-    return torch.stack(columns, 1)
+    pushed = [linearization.push(direction[None], own) for direction in moves]
+    return torch.stack([(p - features @ (features.T @ p)).flatten() for p in pushed], 1)

@@ -18,29 +18,14 @@ from exhume.checks import number, whole_number
 from exhume.errors import InputError
 from exhume.theory.neurons import LOCAL, Neurons, explained
 
-GAP = 1e3
-"""Least ratio of neighbouring singular values that ends a span: beyond it there is rounding."""
-
-ROUNDED = 1e3
-"""Singular values below so many roundings count as zero: powers of weights multiply rounding."""
-
-SILENT = 1e-6
-"""Neurons below this size, relative to the largest, hold no equation: rounding has eaten it."""
-
-MOST = 3000
-"""Most unknowns, since the equations are solved as a dense matrix, in a minute at this size."""
-
-FAINT = 1e-2
-"""A sample with at least this share of the tensor is looked for, however uncertain that is."""
-
-DEFECTIVE = {(3, 5), (4, 3), (4, 4), (4, 5)}
-"""(α, r) where the tangent spaces of general neurons fill less than their number allows."""
-
-DRAWS = 20
-"""Pairs of random contractions that are tried: one may be nearly degenerate, the best is kept."""
-
-STEPS = 60
-"""Most Gauss-Newton steps of a refinement: near a solution it takes a few, far from one many."""
+GAP = 1e3  # least ratio of neighbouring singular values that ends a span: beyond it is rounding
+ROUNDED = 1e3  # singular values below so many roundings are zero: powers multiply rounding
+SILENT = 1e-6  # neurons below this size, relative to the largest, hold no equation but rounding
+MOST = 3000  # most unknowns: the equations are solved as a dense matrix, a minute at this size
+FAINT = 1e-2  # a sample with this share of the tensor is looked for, however uncertain that is
+DEFECTIVE = {(3, 5), (4, 3), (4, 4), (4, 5)}  # (α, r) where general tangent spaces fill less
+DRAWS = 20  # pairs of random contractions tried: one may be nearly degenerate, the best is kept
+STEPS = 60  # most Gauss-Newton steps of a refinement: a few near a solution, many far from one
 
 
 def dimension(size: int, degree: int) -> int:
@@ -74,10 +59,8 @@ def slices(vectors: Tensor, degree: int) -> Tensor:
     letters = exponents(vectors.shape[1], degree)
     weights = _weights(letters).to(vectors)
     rows = []
-    for j in range(vectors.shape[1]):
-        lowered = letters.clone()
-        lowered[:, j] = (lowered[:, j] - 1).clamp_min(0)
-        monomials = (vectors[:, None, :] ** lowered).prod(2)
+    for j, axis in enumerate(torch.eye(vectors.shape[1], dtype=torch.int64)):
+        monomials = (vectors[:, None, :] ** (letters - axis).clamp_min(0)).prod(2)
         rows.append(monomials * weights * letters[:, j].to(vectors) / degree)
     return torch.stack(rows, 1)
 
@@ -145,9 +128,8 @@ def view_of(neurons: Neurons, rank: int | None, tolerance: float | None) -> View
     blurred = max(ROUNDED * eps, 10 * noise)
     if tolerance is None and blurred >= 1:
         raise InputError(
-            f"model: weights are rounded to {eps:.0e}, and {noise:.0e} of the neurons lies outside "
-            f"of {size} dimensions, too much to tell a rank; save the weights with more digits, "
-            "leave out the rank, or give a tolerance below 1."
+            f"model: weights rounded to {eps:.0e}, with {noise:.0e} outside of {size} dimensions, "
+            "tell no rank; save more digits, leave out the rank, or give a tolerance below 1."
         )
     inside = replace(neurons, first=first @ basis, last=neurons.last[heard])
     return View(neurons, inside, basis, tolerance or blurred)
@@ -172,23 +154,32 @@ class Moments:
 
 
 def moments_of(view: View) -> Moments:
-    """Solve the equations of all neurons for the tensors."""
+    """Solve the equations of all neurons, A t = c, for the tensors t = (s_q ω^q T_q)_q.
+
+    With v = w/ω those of a neuron are Σ_q q t_q(v^{q−1}, ·) = ω² v / a and, with several degrees,
+    Σ_q t_q(v^q) = a, all divided by the norm of its rows.
+    """
     neurons = view.inside
     counts = [dimension(view.rank, q) for q in neurons.degrees]
     if sum(counts) > MOST:
-        raise InputError(
-            f"model: its neurons span {view.rank} dimensions, where tensors of degree "
-            f"{neurons.degree} have {sum(counts)} unknowns; up to {MOST} can be checked. {LOCAL}"
-        )
-    rows, right, scale = _equations(neurons)
+        words = f"degree {neurons.degree} in {view.rank} dimensions have {sum(counts)} unknowns"
+        raise InputError(f"model: its tensors of {words}; up to {MOST} can be checked. {LOCAL}")
+    scale = float(neurons.first.square().sum(1).mean().sqrt())
+    v = neurons.first / scale
+    each = torch.cat([q * slices(v, q) for q in neurons.degrees], 2)  # (K, e, M)
+    wanted = scale**2 * v / neurons.last[:, None]
+    if len(neurons.degrees) > 1:
+        each = torch.cat([each, torch.cat([powers(v, q) for q in neurons.degrees], 1)[:, None]], 1)
+        wanted = torch.cat([wanted, neurons.last[:, None]], 1)
+    sizes = each.flatten(1).norm(dim=1)
+    rows = (each / sizes[:, None, None]).flatten(0, 1)
+    right = (wanted / sizes[:, None]).flatten()
     left, values, vectors = torch.linalg.svd(rows, full_matrices=False)
     kept = values > view.tolerance * values[0]
     solution = vectors[kept].T @ ((left[:, kept].T @ right) / values[kept])
+    parts = zip(neurons.degrees, solution.split(counts), strict=True)
     return Moments(
-        tensors={
-            q: part / (neurons.coefficients[q] * scale**q)
-            for q, part in zip(neurons.degrees, solution.split(counts), strict=True)
-        },
+        tensors={q: part / (neurons.coefficients[q] * scale**q) for q, part in parts},
         unknowns=sum(counts),
         equations=len(rows),
         rank=int(kept.sum()),
@@ -196,24 +187,6 @@ def moments_of(view: View) -> Moments:
         misfit=float((rows @ solution - right).norm() / right.norm()),
         uncertainty=min(FAINT, view.tolerance * float(values[0] / values[kept][-1])),
     )
-
-
-def _equations(neurons: Neurons) -> tuple[Tensor, Tensor, float]:
-    """Return A (K·e, M), c (K·e,) and ω of A t = c for t = (s_q ω^q T_q)_q.
-
-    With v = w/ω a neuron's equations are Σ_q q t_q(v^{q−1}, ·) = ω² v / a and, with several
-    degrees, Σ_q t_q(v^q) = a, all divided by the norm of its rows.
-    """
-    scale = float(neurons.first.square().sum(1).mean().sqrt())
-    v = neurons.first / scale
-    rows = torch.cat([q * slices(v, q) for q in neurons.degrees], 2)  # (K, e, M)
-    right = scale**2 * v / neurons.last[:, None]
-    if len(neurons.degrees) > 1:
-        rows = torch.cat([rows, torch.cat([powers(v, q) for q in neurons.degrees], 1)[:, None]], 1)
-        right = torch.cat([right, neurons.last[:, None]], 1)
-    sizes = rows.flatten(1).norm(dim=1)
-    rows, right = rows / sizes[:, None, None], right / sizes[:, None]
-    return rows.flatten(0, 1), right.flatten(), scale
 
 
 def decompose(

@@ -15,11 +15,9 @@ from exhume.errors import InputError
 from exhume.features.layers import Elementwise
 from exhume.models.state import StateOrFile, fit_state, read_state
 
+# Every refusal ends with it: a model that this theory does not cover may be covered there
 LOCAL = "See exhume.theory.local_identifiability for what other weights determine at a solution."
-"""Every refusal ends with it: a model that this theory does not cover may be covered there."""
-
-AGREEMENT = 1e-3
-"""Most that outputs may differ from what was read: rounding is below, other functions above."""
+AGREEMENT = 1e-3  # most that outputs may differ: rounding is below, other functions are above
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,10 +94,8 @@ def neurons_of(model: nn.Module, trained: StateOrFile | None) -> Neurons:
     with torch.no_grad():
         found: Tensor = functional_call(model, state, (inputs,))
     if found.numel() != 4 or (found.flatten() - expected).norm() > AGREEMENT * expected.norm():
-        raise InputError(
-            "model: its layers are those of a two-layer network, but its outputs are not "
-            f"Σ a_k σ(w_k·x); write it as a Sequential. {LOCAL}"
-        )
+        words = "its outputs are not Σ a_k σ(w_k·x) of its layers; write it as a Sequential."
+        raise InputError(f"model: {words} {LOCAL}")
     return neurons
 
 
@@ -111,16 +107,12 @@ def _layers(model: nn.Module) -> tuple[nn.Linear, Elementwise, nn.Linear]:
     match leaves:
         case [nn.Linear() as hidden, Elementwise() as sigma, nn.Linear() as head]:
             if head.out_features != 1 or head.bias is not None:
-                raise InputError(
-                    f"model: the last layer has {head.out_features} outputs and "
-                    f"{'no' if head.bias is None else 'a'} bias, not one output without. {LOCAL}"
-                )
+                found = f"{head.out_features} outputs and {'no' if head.bias is None else 'a'} bias"
+                raise InputError(f"model: the last layer has {found}, not 1 without. {LOCAL}")
             return hidden, sigma, head
     found = ", ".join(type(part).__name__ for part in leaves) or "nothing"
-    raise InputError(
-        "model: expected two linear layers with a polynomial activation between them (Linear, "
-        f"Elementwise, Linear), found {found}. {LOCAL}"
-    )
+    expected = "two linear layers and a polynomial activation (Linear, Elementwise, Linear)"
+    raise InputError(f"model: expected {expected}, found {found}. {LOCAL}")
 
 
 def _coefficients(sigma: Elementwise) -> tuple[float, ...]:
@@ -140,8 +132,6 @@ def _coefficients(sigma: Elementwise) -> tuple[float, ...]:
         }.get(degree, "does not see the samples")
         raise InputError(f"activation {name}: degree {degree} {reason}; use 3 or more. {LOCAL}")
     if coefficients[0]:
-        raise InputError(
-            f"activation {name}: its constant term {coefficients[0]:g} is not covered; use a "
-            f"polynomial with σ(0) = 0. {LOCAL}"
-        )
+        words = f"constant term {coefficients[0]:g} is not covered; use one with σ(0) = 0."
+        raise InputError(f"activation {name}: its {words} {LOCAL}")
     return tuple(coefficients)

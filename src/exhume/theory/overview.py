@@ -12,12 +12,8 @@ from exhume.theory.hermite import coefficients, sign_ambiguity
 from exhume.theory.privacy import error_bound, rho_at_error, rho_of, sphere_error_bound
 from exhume.theory.width import NoBoundError, width_bound
 
-SAMPLES = (1, 10, 100, 1000, 10_000)
-"""The safe width is given for these numbers of samples, one a decade, where none is asked for."""
-
-ORDERS = 8
-"""So many Hermite coefficients are shown; those of higher orders hardly differ between σ."""
-
+SAMPLES = (1, 10, 100, 1000, 10_000)  # of safe widths where no number is asked for: one a decade
+ORDERS = 8  # so many Hermite coefficients are shown; those of higher orders hardly differ between σ
 COUNTS = (
     "counts compare equations with unknowns for features in general position: below the threshold "
     "a continuum of data sets explains the weights, though single samples may still leak; above it "
@@ -29,6 +25,12 @@ COUNTS = (
 LAST = (
     "a safe width is one for the last layer alone: the other blocks have equations of their own, "
     "and knowing what samples look like makes up for equations"
+)
+AS_MANY = "has as many equations as unknowns"
+DEPENDS = "it depends on whether the attacker knows where the samples lie"
+CONTINUUM = (
+    "a continuum of data sets explains the weights, and not all samples can be recovered from the "
+    "last layer alone"
 )
 TRAINED = "it is for random features, and the layers below the last one were trained here."
 GUESSED = (
@@ -80,8 +82,7 @@ def overview(
     privacy = _privacy(rho, epsilon, delta, sizes.subspace or sizes.dim)  # refuses, so it is first
     asked = ("dim", "outputs", "width", "samples", "subspace", "activation")
     found: dict[str, Any] = {"sizes": {word: getattr(sizes, word) for word in asked}}
-    dim, outputs, sigma = sizes.dim, sizes.outputs, sizes.activation
-    assumptions = [*COUNTS]
+    dim, outputs, sigma, assumptions = sizes.dim, sizes.outputs, sizes.activation, [*COUNTS]
     if sizes.samples is not None:
         if sizes.head is not None:
             found["guarantee"] = {"none": TRAINED}
@@ -98,13 +99,9 @@ def overview(
         assumptions.append(LAST)
     if sigma is not None:
         series = coefficients(sigma, ORDERS)
-        found["hermite"] = {
-            "coefficients": series.values.tolist(),
-            "error": series.error,
-            "energy": series.energy,
-            "share_above": series.rest,
-            "sign": asdict(sign_ambiguity(sigma)),
-        }
+        shown = {"coefficients": series.values.tolist(), "error": series.error}
+        shown |= {"energy": series.energy, "share_above": series.rest}
+        found["hermite"] = shown | {"sign": asdict(sign_ambiguity(sigma))}
     if privacy is not None:
         found["privacy"] = privacy
         assumptions += [GUESSED, ACCOUNTED] if delta else [GUESSED]
@@ -122,14 +119,10 @@ def _privacy(
     if rho is None and epsilon is None:
         return None
     least = number("rho", rho, above=0) if epsilon is None else rho_of(epsilon, delta or 0.0)
-    return {
-        "rho": least,
-        "told": epsilon is None,
-        "dim": dim,
-        "error_gaussian": error_bound(least, dim),
-        "error_sphere": sphere_error_bound(least, dim) if dim > 1 else None,
-        "rho_at_half": rho_at_error(0.5, dim),
-    }
+    on_sphere = sphere_error_bound(least, dim) if dim > 1 else None
+    errors = {"error_gaussian": error_bound(least, dim), "error_sphere": on_sphere}
+    told = {"rho": least, "told": epsilon is None, "dim": dim}
+    return told | errors | {"rho_at_half": rho_at_error(0.5, dim)}
 
 
 def _counting(sizes: Sizes, samples: int) -> dict[str, Any]:
@@ -147,24 +140,14 @@ def _counting(sizes: Sizes, samples: int) -> dict[str, Any]:
     reached = [name for name, least in thresholds.items() if width >= least]
     where = next((name for name in reached if name != "label fitting"), None)
     if len(reached) == len(thresholds):
-        verdict = (
-            "has as many equations as unknowns even in full space: counting does not protect the "
-            "samples."
-        )
+        verdict = f"{AS_MANY} even in full space: counting does not protect the samples."
     elif where is not None:
-        verdict = (
-            f"has as many equations as unknowns for {where}, and fewer in full space: it depends "
-            "on whether the attacker knows where the samples lie."
-        )
+        verdict = f"{AS_MANY} for {where}, and fewer in full space: {DEPENDS}."
     else:
         fits = "fits any labels, but has" if reached else "is too narrow to fit any labels, and has"
-        verdict = (
-            f"{fits} fewer equations than unknowns: a continuum of data sets explains the weights, "
-            "and not all samples can be recovered from the last layer alone."
-        )
+        verdict = f"{fits} fewer equations than unknowns: {CONTINUUM}."
     ratios = {name: width / least for name, least in thresholds.items()}
-    verdict = f"Width {width:,} {verdict}"
-    return {"thresholds": thresholds, "ratios": ratios, "verdict": verdict}
+    return {"thresholds": thresholds, "ratios": ratios, "verdict": f"Width {width:,} {verdict}"}
 
 
 def _guarantee(

@@ -16,9 +16,9 @@ from exhume.checks import number, whole_number
 from exhume.errors import InputError
 
 Array = NDArray[np.float64]
+_legendre = lru_cache(maxsize=1)(np.polynomial.legendre.leggauss)
 
-PER_DIMENSION = 0.5 * math.log(2 * math.pi * math.e)
-"""Entropy of a standard Gaussian number, in nats: the largest of any number of variance one."""
+PER_DIMENSION = 0.5 * math.log(2 * math.pi * math.e)  # entropy of a normal number, in nats
 
 
 def error_bound(rho: float, dim: int, entropy: float | None = None) -> float:
@@ -94,17 +94,12 @@ def _tilted(kappa: float, dim: int) -> tuple[float, float]:
 
 def _log_terms(peak: float, sharpness: float, power: int, kappa: float) -> tuple[Array, Array]:
     """Return angles around a peak, and the weighted log of sin^{d−2}(θ) exp(κ(cos θ − 1)) there."""
-    at, weights = _legendre()
+    at, weights = _legendre(400)
     reach = 14 / math.sqrt(max(sharpness, 1.0))
     low, high = max(0.0, peak - reach), min(math.pi, peak + reach)
     theta = (low + high) / 2 + (high - low) / 2 * at
     logs = power * np.log(np.sin(theta)) - 2 * kappa * np.sin(theta / 2) ** 2
     return theta, logs + np.log(weights * (high - low) / 2)
-
-
-@lru_cache(maxsize=1)
-def _legendre() -> tuple[Array, Array]:
-    return np.polynomial.legendre.leggauss(400)
 
 
 def epsilon_of(rho: float, delta: float) -> float:

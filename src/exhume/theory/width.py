@@ -24,18 +24,10 @@ from exhume.theory import hermite
 
 Array = NDArray[np.float64]
 
-GRID = 160
-"""Angles at which the measure may sit; its witness is checked at three times as many."""
-
-RING = 64
-"""Nodes of the average over a ring about u: exact for polynomials of degree 127 in the cosine."""
-
-ACTIVE = 4
-"""Most samples, and candidates, that the search moves: others would be matched, and cancel in G."""
-
-FAR = 40.0
-"""Up to where the slope of an activation is looked at; all bundled ones are straight before it."""
-
+GRID = 160  # angles at which the measure may sit; its witness is checked at three times as many
+RING = 64  # nodes of the average over a ring about u: exact up to degree 127 in the cosine
+ACTIVE = 4  # most samples, and candidates, that the search moves: others match, and cancel in G
+FAR = 40.0  # up to where the slope of an activation is looked at; bundled ones are straight before
 UNRESOLVED = "too small; ask for a larger tolerance, fewer samples or a higher floor."
 
 
@@ -87,17 +79,10 @@ def width_bound(
 ) -> WidthBound:
     """Return the width from which exact solutions are within `tolerance` of the samples.
 
-    With several outputs it holds for each output alone.
-
-    Args:
-        samples: n, of samples and of candidates.
-        dim: d.
-        activation: σ, Lipschitz and no polynomial.
-        subspace: r, of a subspace that the candidates are confined to; d if None.
-        tolerance: ε, distance over √d, up to sign, within which a sample counts as found.
-        separation: least distance over √d between two samples, up to sign; above 2ε.
-        coefficients: least |c_i|, and largest |c_i| and |ĉ_j|.
-        failure: probability that is allowed.
+    Words are those of `Setting`: distances are over √d, and the separation above 2ε. The activation
+    is Lipschitz and no polynomial, `subspace` the dimension of one that candidates are confined to,
+    d if None; `coefficients` are the least |c_i|, and the largest |c_i| and |ĉ_j|; `failure` is the
+    probability that is allowed. With several outputs it holds for each output alone.
 
     Example:
         >>> bound = width_bound(1, 2, "relu", tolerance=0.5, separation=1.1)
@@ -163,11 +148,8 @@ def covering(setting: Setting, tau: float, slope: float, origin: float, radius: 
     by_coefficient = tau / (4 * samples * (origin + slope * radius))
     by_candidate = tau / (2 * samples * ceiling * slope * radius)
     points = setting.rank * math.log1p(2 / by_candidate)
-    return (
-        math.log(samples)
-        + samples * points
-        + 2 * samples * math.log(max(1, math.ceil(ceiling / by_coefficient)))
-    )
+    sizes = math.log(max(1, math.ceil(ceiling / by_coefficient)))
+    return math.log(samples) + samples * points + 2 * samples * sizes
 
 
 def _assumptions(setting: Setting, dim: int, sigma: Activation) -> tuple[str, ...]:
@@ -194,12 +176,12 @@ def _check(setting: Setting, dim: int, failure: float) -> None:
         if not number(name, value, above=0) < 1:
             raise InputError(f"{name}: expected a number between 0 and 1, got {value}.")
     if not 2 * tolerance < separation <= math.sqrt(2):
+        least = f"above 2ε = {2 * tolerance:g}"
+        raise InputError(f"separation: expected {least}, up to √2, got {separation}.")
+    if not 0 < (floor := setting.least) <= (ceiling := setting.largest) < math.inf:
         raise InputError(
-            f"separation: expected above 2ε = {2 * tolerance:g}, up to √2, got {separation}."
+            f"floor and ceiling: expected 0 < floor ≤ ceiling, got {floor}, {ceiling}."
         )
-    if not 0 < setting.least <= setting.largest < math.inf:
-        sizes = f"{setting.least}, {setting.largest}"
-        raise InputError(f"floor and ceiling: expected 0 < floor ≤ ceiling, got {sizes}.")
 
 
 def steepest(sigma: Activation) -> float:
@@ -209,9 +191,7 @@ def steepest(sigma: Activation) -> float:
         for x in (FAR, 2 * FAR)
     )
     if far > 1.01 * near:
-        raise NoBoundError(
-            f"activation {sigma.name}: its slope is unbounded, so there is no bound."
-        )
+        raise NoBoundError(f"activation {sigma.name}: its slope has no bound, so neither has p.")
     return near
 
 
@@ -236,8 +216,7 @@ def kernel_gap(activation: str | Activation, rank: int, tolerance: float, mass: 
     spline = scipy.interpolate.CubicSpline(knots, values)
 
     def kernel(correlation: Array) -> Array:
-        result: Array = spline(np.arccos(np.clip(correlation, -1.0, 1.0)))
-        return result
+        return np.asarray(spline(np.arccos(np.clip(correlation, -1.0, 1.0))))
 
     edge = math.acos(1 - tolerance**2 / 2)
     atoms = np.cos(np.linspace(edge, math.pi - edge, GRID))
@@ -263,8 +242,7 @@ def _least(gram: Array, row: Array, own: float, mass: float) -> Array:
     heavy = 1e3 / mass
     system = np.vstack([np.hstack([columns, -columns]), np.full((1, 2 * len(row)), heavy)])
     both, _ = scipy.optimize.nnls(system, np.append(target, heavy * mass), maxiter=100 * len(row))
-    positive, negative = np.split(both, 2)
-    weights: Array = positive - negative
+    weights: Array = both[: len(row)] - both[len(row) :]
     size = float(np.abs(weights).sum())
     return weights * min(1.0, mass / size) if size > 0 else weights
 
@@ -275,18 +253,16 @@ def ring_kernel(kernel: Callable[[Array], Array], rank: int, first: Array, secon
     ξ, the cosine of two random directions in R^{r−1}, has a density ∝ (1 − ξ²)^((r−4)/2).
     """
     if rank == 2:
-        nodes, weights = np.array([-1.0, 1.0]), np.array([0.5, 0.5])
+        nodes, weights = np.array([-1.0, 1.0]), np.ones(2)
     elif rank == 3:
-        nodes = np.cos((np.arange(RING) + 0.5) * math.pi / RING)
-        weights = np.full(RING, 1 / RING)
+        nodes, weights = np.cos((np.arange(RING) + 0.5) * math.pi / RING), np.ones(RING)
     elif rank < 100:
         nodes, weights = scipy.special.roots_gegenbauer(RING, (rank - 3) / 2)
-        weights = weights / weights.sum()
     else:
         nodes, weights = scipy.special.roots_legendre(RING)
         nodes = 9 / math.sqrt(rank - 3) * nodes  # beyond it there is nothing left of the density
         weights = weights * np.exp((rank - 4) / 2 * np.log1p(-(nodes**2)))
-        weights = weights / weights.sum()
+    weights = weights / weights.sum()
     level = np.multiply.outer(first, second)
     spread = np.sqrt(np.multiply.outer(1 - first**2, 1 - second**2))
     average = np.zeros_like(level)
@@ -330,8 +306,7 @@ def _searched(
     span = setting.largest - setting.least
 
     def violations(w: Tensor) -> Tensor:
-        first = torch.zeros(starts, 1, space, dtype=torch.float64)
-        first[:, 0, 0] = 1
+        first = torch.eye(space, dtype=torch.float64)[:1].expand(starts, 1, space)
         true = torch.cat([first, apart(others, setting.separation)], 1)
         guess = apart(candidates, setting.tolerance)
         own = signs * (setting.least + span * torch.sigmoid(sizes))

@@ -27,29 +27,14 @@ from exhume.victims.descent import LOSSES, Descent, largest_eigenvalue
 from exhume.victims.training import Show, state_of
 from exhume.victims.victim import Victim
 
-MOMENTUM = 0.95
-"""Momentum of every step: the way to rest is long and flat."""
-
-STABLE = 0.5
-"""Share of the largest stable step that is taken while training moves."""
-
-FINE = 0.05
-"""The same share over the last quarter of the steps, so that neurons settle on their kinks."""
-
-CAREFUL = 0.4
-"""Share of either that is taken at the margin, where log Σ ℓ bends more than its estimate."""
-
-LARGEST_STEP = 0.05
-"""No step goes beyond this while the weights are tiny and the curvature says nothing yet."""
-
-FITTED = 1e-2
-"""Mean loss at which every sample counts as fitted, and growing stops."""
-
-WILD = 10.0
-"""The loss may rise by this factor between two looks; beyond, the steps since are undone."""
-
-LOOK = 20
-"""Steps between two estimates of the curvature, each of which costs about twelve steps."""
+MOMENTUM = 0.95  # of every step: the way to rest is long and flat
+STABLE = 0.5  # share of the largest stable step that is taken while training moves
+FINE = 0.05  # the same share over the last quarter of the steps: neurons settle on their kinks
+CAREFUL = 0.4  # share of either at the margin, where log Σ ℓ bends more than its estimate
+LARGEST_STEP = 0.05  # no step goes beyond it while weights are tiny and curvature says nothing
+FITTED = 1e-2  # mean loss at which every sample counts as fitted, and growing stops
+WILD = 10.0  # the loss may rise by this factor between two looks; beyond, steps since are undone
+LOOK = 20  # steps between two estimates of the curvature, each of which costs about twelve steps
 
 
 @dataclass(frozen=True)
@@ -107,19 +92,11 @@ def kkt_mlp(
     model = NetworkModel("mlp", arguments, initial, trained, data.display)
     problem = model.problem(premise=Premise.MARGIN if how.decay is None else Premise.DECAY)
     at_truth = objective.fitted(problem.to(device, torch.float64), data.inputs)
-    sizes_of_shares = at_truth.shares.abs().amax(1)
-    record = {
-        "data": data.name,
-        "seed": seed,
-        "loss_name": name,
-        "decay": how.decay,
-        "premise": problem.premise.value,
-        "dtype": str(dtype),
-        "violation": at_truth.value,
-        "active": int((sizes_of_shares > 1e-3 * sizes_of_shares.max()).sum()),
-        "seconds": time.perf_counter() - start,
-        **done,
-    }
+    shares = at_truth.shares.abs().amax(1)
+    active, seconds = int((shares > 1e-3 * shares.max()).sum()), time.perf_counter() - start
+    record = {"data": data.name, "seed": seed, "loss_name": name, "decay": how.decay}
+    record |= {"premise": problem.premise.value, "dtype": str(dtype), "violation": at_truth.value}
+    record |= {"active": active, "seconds": seconds, **done}
     return Victim(problem, data, record, initial, trained, model)
 
 
@@ -170,10 +147,8 @@ class _Rest(Descent):
                 if fitted is None and (value <= FITTED or not self.to_margin):
                     fitted = step
                 if fitted is None and step > 20 * self.steps:
-                    raise InputError(
-                        f"training: the samples are not fitted, with a loss of {value:.2g} after "
-                        f"{step} steps; give wider layers, more steps, or fewer samples."
-                    )
+                    words = f"not fitted after {step} steps, with a loss of {value:.2g}"
+                    raise InputError(f"training: {words}; give wider layers, or fewer samples.")
                 late = fitted is not None and step >= fitted + 3 * self.steps // 4
                 rate = self._rate(outputs.detach(), value, FINE if late else STABLE)
                 if show is not None:
@@ -188,11 +163,11 @@ class _Rest(Descent):
         outputs = self.network(self.inputs).detach()
         theta = torch.cat([w.detach().flatten() for w in self.weights]).double()
         cosine = torch.cosine_similarity(theta, torch.cat([g.flatten() for g in mean]).double(), 0)
-        result: dict[str, Any] = {
-            "loss": float(self.loss.value(outputs, self.labels)),
-            "stationarity": float(1 - cosine.clamp_min(0) ** 2),
-            "steps": step,
-        }
+        loss, off = (
+            float(self.loss.value(outputs, self.labels)),
+            float(1 - cosine.clamp_min(0) ** 2),
+        )
+        result: dict[str, Any] = {"loss": loss, "stationarity": off, "steps": step}
         if not self.squared:
             result["margins"] = [float(m) for m in margins(outputs, self.labels).aminmax()]
         return result
@@ -229,8 +204,8 @@ class _Rest(Descent):
 
 def margins(outputs: Tensor, labels: Tensor) -> Tensor:
     """Return the least y f for labels ±1 (n, c), or f_y − max_{k≠y} f_k for one-hot ones, (n,)."""
-    if outputs.shape[1] == 1:
-        return (labels * outputs)[:, 0]
     each = labels * outputs
+    if outputs.shape[1] == 1:
+        return each[:, 0]
     ahead = each.sum(1) - outputs.masked_fill(labels > 0, -torch.inf).amax(1)
     return torch.where((labels < 0).any(), each.amin(1), ahead)

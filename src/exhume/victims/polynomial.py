@@ -23,36 +23,18 @@ from exhume.models.folder import NetworkModel
 from exhume.theory.neurons import Neurons, output, violation
 from exhume.victims.victim import Victim
 
-STARTS = 200
-"""Random starts from which eigenvectors are sought: the tensors here have a few dozen at most."""
-
-ITERATIONS = 40
-"""Newton steps from each start, whose length is bounded; the last few of them converge."""
-
-TRIES = 12
-"""Multipliers to begin with: the even ones, then others near them at random."""
-
-ROUNDS = 8
-"""How often neurons are picked anew where they cannot be followed to the margin."""
-
-EXACT = 1e-12
-"""Relative size of equations that count as solved: what float64 leaves after Newton's method."""
-
-MOST_LABELLED = 10
-"""Most samples whose labellings are all compared: there are 2^9 of them."""
-
-KKT = ThreatModel(
-    knows=("the trained weights", "the architecture"),
-    assumes=("the weights are a KKT point of margin maximisation",),
-)
+STARTS = 200  # random starts for eigenvectors: the tensors here have a few dozen at most
+ITERATIONS = 40  # Newton steps from each start, of bounded length; the last few of them converge
+TRIES = 12  # multipliers to begin with: the even ones, then others near them at random
+ROUNDS = 8  # how often neurons are picked anew where they cannot be followed to the margin
+EXACT = 1e-12  # relative size of equations that count as solved: what float64 leaves after Newton
+MOST_LABELLED = 10  # most samples whose labellings are all compared: there are 2^9 of them
+ASSUMED = "the weights are a KKT point of margin maximisation"
+KKT = ThreatModel(knows=("the trained weights", "the architecture"), assumes=(ASSUMED,))
 
 
 def polynomial(
-    data: Data,
-    width: int,
-    degree: int = 3,
-    seed: int = 0,
-    active: Sequence[int] | None = None,
+    data: Data, width: int, degree: int = 3, seed: int = 0, active: Sequence[int] | None = None
 ) -> Victim:
     """Solve for f(x) = Σ_k a_k (w_k·x)^α at a KKT point of margin maximisation, to rounding.
 
@@ -70,9 +52,8 @@ def polynomial(
         raise InputError(f"active: expected some of 0 to {data.samples - 1}, got {active}.")
     labels = data.targets[:, 0].sign()
     basis = _span(data.inputs[chosen])
-    generator = torch.Generator().manual_seed(seed)
     samples = data.inputs[chosen] @ basis
-    rejected = 0
+    generator, rejected = torch.Generator().manual_seed(seed), 0
     for attempt in range(TRIES):
         scatter = torch.randn(len(chosen), generator=generator, dtype=torch.float64)
         multipliers = labels[chosen] / samples.norm(dim=1) ** degree
@@ -91,9 +72,9 @@ def polynomial(
             return _victim(data, neurons, record | {"violation": off, "margins": margins.tolist()})
         rejected += 1
     raise InputError(
-        f"data: no KKT point with {width} neurons of degree {degree} was found from {TRIES} starts "
-        f"({rejected} left an inactive sample within the margin); use other labels (see "
-        "exhume.victims.labellings), samples at wider angles, or another number of neurons."
+        f"data: no KKT point of {width} neurons was found in {TRIES} starts ({rejected} left an "
+        "inactive sample within the margin); use other labels (see exhume.victims.labellings), "
+        "samples at wider angles, or another number of neurons."
     )
 
 
@@ -108,12 +89,10 @@ def labellings(data: Data, degree: int = 3, seed: int = 0) -> list[Data]:
     samples = torch.nn.functional.normalize(data.inputs, dim=1)
     samples = samples @ _span(samples)
     generator = torch.Generator().manual_seed(seed)
-    ranked = []
-    for signs in itertools.product((1.0, -1.0), repeat=data.samples - 1):
-        labels = torch.tensor((1.0, *signs), dtype=torch.float64)
-        ranked.append((len(_eigenneurons(samples, labels, degree, generator)), labels))
-    ranked.sort(key=lambda pair: -pair[0])
-    return [replace(data, targets=labels[:, None]) for _, labels in ranked]
+    every = itertools.product((1.0,), *[(1.0, -1.0)] * (data.samples - 1))
+    ranked = [torch.tensor(signs, dtype=torch.float64) for signs in every]
+    ranked.sort(key=lambda labels: -len(_eigenneurons(samples, labels, degree, generator)))
+    return [replace(data, targets=labels[:, None]) for labels in ranked]
 
 
 def _span(rows: Tensor) -> Tensor:
@@ -186,8 +165,13 @@ def _eigenneurons(
     units = torch.nn.functional.normalize(units, dim=1)
     system = torch.zeros(STARTS, size + 1, size + 1, dtype=torch.float64)
     identity = torch.eye(size, dtype=torch.float64)
+
+    def mapped() -> tuple[Tensor, Tensor]:  # T(u^{α−1}, ·), (K, r), and T(u^α), (K,)
+        image = ((units @ samples.T) ** (degree - 1) * multipliers) @ samples
+        return image, (image * units).sum(1)
+
     for _ in range(ITERATIONS):
-        image, values = _image(units, samples, multipliers, degree)
+        image, values = mapped()
         weights = (degree - 1) * (units @ samples.T) ** (degree - 2) * multipliers
         system[:, :size, :size] = torch.einsum("ki,id,ie->kde", weights, samples, samples)
         system[:, :size, :size] -= values[:, None, None] * identity
@@ -197,7 +181,7 @@ def _eigenneurons(
         step = torch.linalg.lstsq(system, right[..., None], driver="gelsd").solution[:, :size, 0]
         step = step / (step.norm(dim=1, keepdim=True) / 0.3).clamp_min(1)
         units = torch.nn.functional.normalize(units + step, dim=1)
-    image, values = _image(units, samples, multipliers, degree)
+    image, values = mapped()
     largest = values.abs().max()
     off = (image - values[:, None] * units).norm(dim=1)
     good = (off < 1e-11 * largest) & (values.abs() > 1e-6 * largest)
@@ -207,14 +191,6 @@ def _eigenneurons(
             distinct.append(k)
     lengths = (degree * values[distinct].square()) ** (-1 / (2 * degree - 2))
     return units[distinct] * lengths[:, None]
-
-
-def _image(
-    units: Tensor, samples: Tensor, multipliers: Tensor, degree: int
-) -> tuple[Tensor, Tensor]:
-    """Return T(u^{α−1}, ·), (K, r), and T(u^α), (K,)."""
-    image = ((units @ samples.T) ** (degree - 1) * multipliers) @ samples
-    return image, (image * units).sum(1)
 
 
 def _evened(shares: Tensor, width: int) -> Tensor:
@@ -264,15 +240,11 @@ def _newton(start: _Stationary, margins: Tensor, degree: int) -> _Stationary | N
         if size < EXACT / 10:
             break
         hessian = torch.einsum("ki,id,ie->kde", (degree - 1) * z ** (degree - 2) * b, x, x)
-        by_first = identity - degree * (
-            a[:, None, None] * hessian + degree * g[:, :, None] * g[:, None, :]
-        )
-        by_b = -degree * (
-            g[:, :, None] * raised[:, None, :] + a[:, None, None] * lower[:, None, :] * x.T
-        )
-        outputs_by_first = (y[:, None, None] * copies[:, None] * degree) * (
-            raised.T[:, :, None] * g + a[:, None] * lower.T[:, :, None] * x[:, None, :]
-        )  # (n, K, r)
+        scale, column = a[:, None, None], g[:, :, None]
+        by_first = identity - degree * (scale * hessian + degree * column * g[:, None, :])
+        by_b = -degree * (column * raised[:, None, :] + scale * lower[:, None, :] * x.T)
+        turned = raised.T[:, :, None] * g + a[:, None] * lower.T[:, :, None] * x[:, None, :]
+        outputs_by_first = (y[:, None, None] * copies[:, None] * degree) * turned  # (n, K, r)
         outputs_by_b = y[:, None] * (raised.T * copies) @ raised
         solved, failed = torch.linalg.solve_ex(by_first, torch.cat([equation[:, :, None], by_b], 2))
         rest = outputs_by_b - torch.einsum("nkr,krj->nj", outputs_by_first, solved[:, :, 1:])

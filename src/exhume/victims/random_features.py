@@ -13,11 +13,8 @@ from exhume.models.folder import random_features_problem
 from exhume.victims.descent import LOSSES
 from exhume.victims.victim import Victim
 
-ROWS = 8192
-"""Rows of V at a time: their features are in float64, and must fit beside V."""
-
-NEWTON = 200
-"""Most Newton steps of logistic regression: it takes ten or twenty, and more where crowded."""
+ROWS = 8192  # rows of V at a time: their features are in float64, and must fit beside V
+NEWTON = 200  # most Newton steps of logistic regression: it takes ten or twenty, crowded ones more
 
 
 def random_features(
@@ -39,10 +36,8 @@ def random_features(
     """
     sigma = named_activation(activation)
     if width < data.samples:
-        raise InputError(
-            f"width {width} is below the number of samples, {data.samples}; reconstruction starts "
-            f"near samples × dimension = {data.samples * data.dim:,}."
-        )
+        start = f"reconstruction starts near samples × dimension = {data.samples * data.dim:,}"
+        raise InputError(f"width {width} is below the {data.samples} samples; {start}.")
     number("ridge", ridge, least=0)
     one_of("loss", loss, ("squared", "logistic"))
     v = weights or Seeded(width, data.dim, seed)

@@ -30,30 +30,15 @@ from exhume.files import finite, read_metadata, read_tensors, write_tensors
 from exhume.victims.descent import LOSSES, Descent, largest_eigenvalue
 
 OPTIMIZERS = ("gd", "sgd", "adam")
-
-WINDOW = 50
-"""Steps between looks at the loss: rare enough that looking costs nothing beside them."""
-
-SAFE = 1.8
-"""The largest c of rate = c/λ: descent is unstable from 2 on, and λ is an estimate."""
-
-GROWTH = 1.05
-"""The factor by which c grows after a window in which the loss fell: slow enough to follow λ."""
-
-SPIKE = 10.0
-"""The loss may exceed its lowest value by this factor where it does not fall steadily."""
-
-SMALLEST = 2.0**-40
-"""Training ends when the rate was halved to this part of the first: it achieves nothing more."""
-
-LARGEST_ADAM = 1e-3
-"""The largest rate that is chosen for Adam, and the one its authors recommend."""
-
-SAVE_EVERY = 5.0
-"""Seconds between two checkpoints: little is lost, and less than a twentieth spent on writing."""
-
-Show = Callable[[int, float], None]
-"""Called with the step and the loss now and then."""
+ALL = slice(None)  # every sample, where there are no minibatches
+WINDOW = 50  # steps between looks at the loss: rare enough that looking costs nothing beside them
+SAFE = 1.8  # the largest c of rate = c/λ: descent is unstable from 2 on, and λ is an estimate
+GROWTH = 1.05  # the factor of c after a window in which the loss fell: slow enough to follow λ
+SPIKE = 10.0  # the loss may exceed its lowest value by this factor where it does not fall steadily
+SMALLEST = 2.0**-40  # training ends at this part of the first rate: it achieves nothing more
+LARGEST_ADAM = 1e-3  # the largest rate that is chosen for Adam, and the one its authors recommend
+SAVE_EVERY = 5.0  # seconds between checkpoints: little is lost, less than a twentieth spent on them
+Show = Callable[[int, float], None]  # called with the step and the loss now and then
 
 
 @dataclass(frozen=True)
@@ -87,10 +72,9 @@ class Training:
         number("until", self.until, least=0)
         whole_number("steps", self.steps)
         whole_number("seed", self.seed, least=0)
-        if self.rate is not None:
-            number("rate", self.rate, above=0)
-        if self.lazy is not None:
-            number("lazy", self.lazy, above=0)
+        for word, value in (("rate", self.rate), ("lazy", self.lazy)):
+            if value is not None:
+                number(word, value, above=0)
         if self.batch is not None:
             whole_number("batch", self.batch)
         if self.momentum is not None and not number("momentum", self.momentum, least=0) < 1:
@@ -142,11 +126,10 @@ def train(
         run = _Run(network, data, settings)
         place = run.to_the_end(show, kept)
     trained = state_of(network)
-    moved = {}
-    for name, weight in network.named_parameters():
-        if weight.ndim > 1:
-            change = (trained[name] - initial[name]).double().norm()
-            moved[name] = (change / initial[name].double().norm()).item()
+    names = [name for name, weight in network.named_parameters() if weight.ndim > 1]
+    sizes = {name: initial[name].double().norm() for name in names}
+    changes = {name: (trained[name] - initial[name]).double().norm() for name in names}
+    moved = {name: (changes[name] / sizes[name]).item() for name in names}
     record = {
         "settings": {**asdict(settings), "momentum": settings.inertia},
         "dtype": str(dtype).removeprefix("torch."),
@@ -214,10 +197,10 @@ class _Checkpoint:
                 return _Place(tuple(tensors), **numbers)
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"{self.path}: is no checkpoint ({error}); remove it.") from error
-        raise InputError(
-            f"{self.path}: was left by a training with another {differing[0]}; give it the same "
-            "again to finish it, or remove the file to begin anew."
+        words = (
+            f"was left by a training with another {differing[0]}; give it the same, or remove it"
         )
+        raise InputError(f"{self.path}: {words}.")
 
 
 def _digest(tensors: Mapping[str, Tensor]) -> str:
@@ -248,11 +231,10 @@ class _Run(Descent):
         except RuntimeError as error:
             words = f"the network cannot take samples of shape {data.shape} ({error})."
             raise InputError(words) from error
-        if self.start.shape != data.targets.shape:
-            raise InputError(
-                f"the network gives outputs {tuple(self.start.shape)} for targets "
-                f"{tuple(data.targets.shape)}; make it with outputs={data.outputs}."
-            )
+        found, expected = tuple(self.start.shape), tuple(data.targets.shape)
+        if found != expected:
+            words = f"outputs {found} for targets {expected}; make it with outputs={data.outputs}."
+            raise InputError(f"the network gives {words}")
 
     def to_the_end(self, show: Show | None, checkpoint: _Checkpoint | None) -> _Place:
         """Train from the checkpoint, or from the start, and return the last place."""
@@ -297,10 +279,8 @@ class _Run(Descent):
             self.step(self._gradient(self._rows(step)), rate)
         loss, value, bend = self._look()
         if self.settings.rate is not None and not math.isfinite(value):
-            raise InputError(
-                f"training diverged at a rate of {rate:g}: the loss is {loss} after {steps} steps. "
-                "Lower the rate, or leave it out to have one chosen."
-            )
+            words = f"the loss is {loss} after {steps} steps. Lower the rate, or leave it out."
+            raise InputError(f"training diverged at a rate of {rate:g}: {words}")
         limit = place.lowest * (1.0 if self.steady else SPIKE)
         if self.settings.rate is None and not value <= limit:
             self.go_to(place.tensors)
@@ -328,37 +308,32 @@ class _Run(Descent):
         squares = sum(p.square().sum().item() for p in self.weights)
         return loss, loss + self.decay / 2 * squares, bend
 
-    def _rows(self, step: int) -> Tensor | None:
-        """Return the samples of a step, or None for all; each epoch has an order of its own."""
+    def _rows(self, step: int) -> Tensor | slice:
+        """Return the samples of a step, where each epoch has an order of its own."""
         samples = len(self.inputs)
         if self.batch == samples:
-            return None
+            return ALL
         epoch, turn = divmod(step, math.ceil(samples / self.batch))
         if self.order[0] != epoch:
             order = np.random.default_rng((self.settings.seed, epoch)).permutation(samples)
             self.order = (epoch, torch.from_numpy(order).to(self.inputs.device))
         return self.order[1][turn * self.batch : (turn + 1) * self.batch]
 
-    def _gradient(self, rows: Tensor | None) -> tuple[Tensor, ...]:
+    def _gradient(self, rows: Tensor | slice) -> tuple[Tensor, ...]:
         """Return ∇L over some samples, without decay."""
-        inputs, start, labels = self.inputs, self.start, self.labels
-        if rows is not None:
-            inputs, start, labels = inputs[rows], start[rows], labels[rows]
         with torch.enable_grad():
-            outputs = self._outputs(inputs, start)
-        slope = self.loss.slope(outputs.detach(), labels)
+            outputs = self._outputs(self.inputs[rows], self.start[rows])
+        slope = self.loss.slope(outputs.detach(), self.labels[rows])
         return torch.autograd.grad(outputs, self.weights, slope, materialize_grads=True)
 
     def _first_scale(self, loss: float) -> float:
         """Return λ_max(JJᵀ)/b, the largest over some minibatches of b samples, or Adam's rate."""
         if self.adam:  # a first step of rate · sign(∇L) is to lower the loss by a tenth
-            slope = sum(g.abs().sum().item() for g in self._gradient(None))
+            slope = sum(g.abs().sum().item() for g in self._gradient(ALL))
             return min(LARGEST_ADAM, loss / (10 * slope)) if slope else LARGEST_ADAM
-        found = 0.0
-        for turn in range(min(8, math.ceil(len(self.inputs) / self.batch))):
-            rows = self._rows(turn)
-            inputs = self.inputs if rows is None else self.inputs[rows]
-            found = max(found, largest_eigenvalue(self.network, inputs) / len(inputs))
+        turns = range(min(8, math.ceil(len(self.inputs) / self.batch)))
+        parts = [self.inputs[self._rows(turn)] for turn in turns]
+        found = max(largest_eigenvalue(self.network, part) / len(part) for part in parts)
         if not (found > 0 and math.isfinite(found)):
             raise InputError("no rate can be chosen: outputs do not change with the weights.")
         return found * (self.settings.lazy or 1.0) ** 2

@@ -15,8 +15,7 @@ from exhume.models.folder import TRUTH, NetworkModel, write_model, write_network
 from exhume.models.formulation import premise_named
 from exhume.victims.training import Training, train
 
-AROUND = ("device", "dtype", "show", "checkpoint")
-"""Options of `train` itself; all others are fields of `Training`."""
+AROUND = ("device", "dtype", "show", "checkpoint")  # of `train` itself, not of `Training`
 
 
 @dataclass(frozen=True)
@@ -29,14 +28,10 @@ class Victim:
     # the weights before training, by name; empty where a seed stands for them
     initial: Mapping[str, Tensor] = field(default_factory=dict)
     trained: Mapping[str, Tensor] = field(default_factory=dict)  # the weights after it
-    # the network and what is told of it; None for random features
-    model: NetworkModel | None = None
+    model: NetworkModel | None = None  # and what is told of it; None for random features
 
     def posed(
-        self,
-        parameters: str = "last",
-        point: str = "midpoint",
-        premise: Premise | str = Premise.CHANGE,
+        self, parameters: str = "last", point: str = "midpoint", premise: Premise | str = "change"
     ) -> Problem:
         """Return the problem that other parameters, another point or another premise poses.
 
@@ -60,7 +55,7 @@ class Victim:
 
 
 def two_layer(
-    data: Data, width: int, activation: str = "relu", *, bias: bool = False, **options: Any
+    data: Data, width: int, activation: str = "relu", bias: bool = False, **options: Any
 ) -> Victim:
     """Train both layers of f(x) = W₂ σ(W₁x), with the options of `network`."""
     sizes = {"width": width, "activation": activation, "bias": bias}
@@ -68,12 +63,7 @@ def two_layer(
 
 
 def mlp(
-    data: Data,
-    widths: Sequence[int],
-    activation: str = "relu",
-    *,
-    bias: bool = False,
-    **options: Any,
+    data: Data, widths: Sequence[int], activation: str = "relu", bias: bool = False, **options: Any
 ) -> Victim:
     """Train a dense network with hidden layers of these widths, with the options of `network`."""
     sizes = {"widths": list(widths), "activation": activation, "bias": bias}
