@@ -40,6 +40,11 @@ def mlp() -> nn.Sequential:
     return nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3))
 
 
+def wide() -> nn.Sequential:
+    layers = (nn.Flatten(), nn.Linear(16, 600), nn.ReLU(inplace=True), nn.Dropout(0.0))
+    return nn.Sequential(*layers, nn.Linear(600, 1))
+
+
 def normed(norm: nn.Module | None = None) -> nn.Module:
     norm = nn.LayerNorm(8) if norm is None else norm
     return lively(nn.Sequential(nn.Linear(5, 8), norm, nn.Tanh(), nn.Linear(8, 3)))

@@ -13,14 +13,9 @@ from torch import Tensor
 
 from exhume.features import Features, Linearization
 
-STEP = 1e-7
-"""Half-width of a finite difference in float64: small, so that few kinks are crossed."""
-
-EXACT_DIM = 32
-"""Up to this dimension the curvature must be exact; beyond, it may be an estimate."""
-
-TRIES = 3
-"""Directions for a finite difference; a kink can spoil one, a wrong derivative spoils all."""
+STEP = 1e-7  # half-width of a finite difference in float64: small, so that few kinks are crossed
+EXACT_DIM = 32  # up to this dimension the curvature must be exact; beyond, it may be an estimate
+TRIES = 3  # directions for a difference; a kink can spoil one, a wrong derivative spoils all
 
 
 def check_features(
@@ -28,15 +23,9 @@ def check_features(
 ) -> None:
     """Hold features to everything that solvers and search rely on.
 
-    The products are compared with each other and with finite differences, in float64, at random
-    candidates of norm √d. Nothing is assumed of how the features are computed. It takes about
-    samples · d calls of `push`, so hand in a small instance.
-
-    Args:
-        features: to check; moved to float64 with its own `to`.
-        dim: the d to expect; whatever the features say if None.
-        samples: n, the number of candidates, at least 2.
-        seed: of the candidates, directions and coefficients.
+    The products are compared with each other and with finite differences, in float64, at n samples,
+    random candidates of norm √d, at least 2. Nothing is assumed of how features are computed. It
+    takes about n·d calls of `push`, so hand in a small instance.
 
     Raises:
         AssertionError: with a sentence that names the method and how far it is off.
@@ -77,11 +66,8 @@ class _Checks:
         self.x = x * (self.d**0.5 / x.norm(dim=1, keepdim=True))
         self.here: Linearization = features.linearize(self.x)
         shape = tuple(self.here.gram().shape)
-        _require(
-            len(shape) == 2 and shape[1] == shape[0] >= n and shape[0] % n == 0,
-            f"gram: expected a square matrix with k rows for each of {n} candidates, got shape "
-            f"{shape}.",
-        )
+        square = len(shape) == 2 and shape[1] == shape[0] >= n and shape[0] % n == 0
+        _require(square, f"gram: expected a square matrix, k rows for each of {n}, got {shape}.")
         self.rows = shape[0] // n  # k, the rows of Φ that belong to one candidate
         self.a, self.t = self.random(shape[0], 2), self.random(features.width, 2)
 
@@ -120,11 +106,8 @@ class _Checks:
             ahead, behind = (of(self.features.linearize(self.x + s * along)) for s in (STEP, -STEP))
             _shape(name, found, tuple(ahead.shape))
             offs.append(_distance(found, (ahead - behind) / (2 * STEP), least))
-        _require(
-            min(offs) < 1e-5,
-            f"{name} is not the derivative of {of_name}: off by {min(offs):.1e} of its size from a "
-            f"central difference, at best of {TRIES} directions.",
-        )
+        off = f"off by {min(offs):.1e} of its size, at best of {TRIES} directions"
+        _require(min(offs) < 1e-5, f"{name} is not the derivative of {of_name}: {off}.")
 
     def transpose(self) -> None:
         """⟨push(D), T⟩ = ⟨D, pull(T)⟩."""

@@ -1,7 +1,6 @@
 """Models from outside: written and saved as users do, audited as they are, or refused in words."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,100 +8,64 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 
+import odd_modules
 from exhume import data
 from exhume.auditing.folder import CANDIDATES, CONFIG, RESULT
 from exhume.cli.main import main
-from exhume.models.factory import load_factory
+from exhume.features.network import moved
+from lazy import Lazy
 
-NETS = '''
-"""A user's own file: nothing in it knows of exhume."""
-
-import torch
-from torch import nn
-
-
-class Classifier(nn.Module):
-    def __init__(self, width=16, classes=3):
-        super().__init__()
-        self.embed = nn.Linear(4, width)
-        self.positions = nn.Parameter(0.1 * torch.randn(5, width))
-        layer = nn.TransformerEncoderLayer(width, 2, 2 * width, dropout=0.1, batch_first=True)
-        self.encoder = nn.TransformerEncoder(layer, num_layers=2)
-        self.norm = nn.LayerNorm(width)
-        self.drop = nn.Dropout(0.1)
-        self.head = nn.Linear(width, classes)
-
-    def forward(self, x, mask=None):
-        x = self.encoder(self.embed(x) + self.positions)
-        return self.head(self.drop(self.norm(x).mean(dim=1)))
-
-
-def cnn(channels=4):
-    return nn.Sequential(
-        *(nn.Conv2d(1, channels, 3, padding=1), nn.BatchNorm2d(channels), nn.ReLU(inplace=True)),
-        *(nn.MaxPool2d(2), nn.Dropout(0.2), nn.Flatten(), nn.Linear(16 * channels, 4)),
-    )
-
-
-def mlp():
-    return nn.Sequential(
-        nn.Flatten(), nn.Linear(16, 600), nn.ReLU(inplace=True), nn.Dropout(0.0), nn.Linear(600, 1)
-    )
-'''
-
+NETS = odd_modules.__file__  # a user's own file: nothing in it knows of exhume
 MLP = ("--input-shape", 16, "--norm", "sqrt_d", "--samples", 3)
+SINGLE = (torch.device("cpu"), torch.float32)
 ENDS = ("initial.safetensors", "trained.pt")
 TANSLEY, SHORT = ("--method", "tansley2026"), ("--samples", 3, "--product-limit", 1)
 
 
 @pytest.fixture(scope="module")
-def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A user's folder: nets.py, and weights before (safetensors) and after (.pt) training."""
+def known() -> Lazy:
+    return Lazy(odd_modules.wide, (16,))
+
+
+@pytest.fixture(scope="module")
+def desk(known: Lazy, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A user's folder: weights before (safetensors) and after (.pt) training, and the truth."""
     folder = tmp_path_factory.mktemp("desk")
-    (folder / "nets.py").write_text(NETS)
-    known = data.sphere(16, 3)
-    data.save(known, folder / "truth.safetensors")
-    random = torch.Generator().manual_seed(0)
-
-    def entropy(outputs: Tensor) -> Tensor:
-        return nn.functional.cross_entropy(outputs, torch.arange(3))
-
-    def squares(outputs: Tensor) -> Tensor:
-        return (outputs - known.targets.float()).square().mean()
-
-    tasks: dict[str, tuple[Tensor, Callable[[Tensor], Tensor], float, int]] = {
-        "Classifier": (torch.randn(3, 5, 4, generator=random), entropy, 0.1, 8),
-        "cnn": (torch.rand(3, 1, 8, 8, generator=random), entropy, 0.1, 8),
-        "mlp": (known.inputs.float(), squares, 2e-3, 300),
-    }
-    with torch.random.fork_rng([]):
-        torch.manual_seed(0)
-        for name, (x, loss, rate, steps) in tasks.items():
-            model = load_factory(f"{folder / 'nets.py'}:{name}")
-            save_file(model.state_dict(), folder / f"{name}.{ENDS[0]}")
-            optimiser = torch.optim.SGD(model.parameters(), lr=rate)
-            for _ in range(steps):
-                optimiser.zero_grad()
-                loss(model(x)).backward()
-                optimiser.step()
-            torch.save({"model_state_dict": model.state_dict()}, folder / f"{name}.{ENDS[1]}")
+    data.save(known.truth, folder / "truth.safetensors")
+    pairs = {"wide": (known.initial, known.trained)}
+    for make in (odd_modules.transformer, odd_modules.convolutional):
+        state = make().state_dict()
+        changed = {name: 1.01 * w for name, w in state.items() if w.is_floating_point()}
+        pairs[make.__name__] = (state, state | changed)
+    for name, states in pairs.items():
+        before, after = (moved(state, *SINGLE) for state in states)
+        save_file(before, folder / f"{name}.{ENDS[0]}")
+        torch.save({"model_state_dict": after}, folder / f"{name}.{ENDS[1]}")
     return folder
 
 
 class Desk:
-    def __init__(self, folder: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        self.folder, self.out, self.capsys = folder, out, capsys
-        self.before = load_file(folder / "mlp.initial.safetensors")
-        self.after = torch.load(folder / "mlp.trained.pt", weights_only=True)["model_state_dict"]
+    def __init__(self, known: Lazy, folder: Path, out: Path, capsys: Any) -> None:
+        self.known, self.folder, self.out, self.capsys = known, folder, out, capsys
+        self.before, self.after = (moved(x, *SINGLE) for x in (known.initial, known.trained))
 
     def audit(self, name: str, *more: object, **files: object) -> str:
         initial, trained = (f"{self.folder / name}.{end}" for end in ENDS)
         named = {"initial": initial, "trained": trained, **files}
         weights = [word for key, file in named.items() if file for word in (f"--{key}", file)]
-        factory = f"{self.folder / 'nets.py'}:{name}"
-        words = ["audit", "--model", factory, *weights, *more, "--out", self.out, "--device", "cpu"]
+        words = [
+            "audit",
+            "--model",
+            f"{NETS}:{name}",
+            *weights,
+            *more,
+            "--out",
+            self.out,
+            "--device",
+            "cpu",
+        ]
         self.capsys.readouterr()
         main([str(word) for word in words])
         return self.capsys.readouterr().out
@@ -125,39 +88,37 @@ class Desk:
         return load_file(self.out / CANDIDATES)["samples"]
 
     def distance(self) -> float:
-        """From a true sample to the nearest candidate at most, over its norm."""
-        truth = data.read(self.folder / "truth.safetensors").inputs
-        return float(torch.cdist(truth, self.samples).amin(1).max()) / 4
+        return self.known.error(self.samples)
 
 
 @pytest.fixture
-def at(desk: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Desk:
-    return Desk(desk, tmp_path / "run", capsys)
+def at(known: Lazy, desk: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Desk:
+    return Desk(known, desk, tmp_path / "run", capsys)
 
 
 def test_a_transformer_is_audited_as_it_is(at: Desk) -> None:
-    said = at.audit("Classifier", "--input-shape", "5,4", *SHORT)
+    said = at.audit("transformer", "--input-shape", "4,8", *SHORT)
     assert "LayerNorm" in said and "Attention" in said and "Dropout" in said
     result = at.result
     assert result["prepared"]["derivative_error"] < 1e-6
     assert ["Dropout" in warning for warning in result["prepared"]["warnings"]] == [True]
     assert (result["parameters"], result["point"], result["rank"]) == ("last", "midpoint", None)
-    assert result["problem"]["width"] == 16 and result["problem"]["outputs"] == 3
+    assert result["problem"]["width"] == 8 and result["problem"]["outputs"] == 3
     assert any("norm √d" in phrase for phrase in result["threat_model"]["assumes"])
-    assert at.samples.shape == (3, 20) and 0 < result["residual"] < 1
+    assert at.samples.shape == (3, 32) and 0 < result["residual"] < 1
     assert (at.out / "report.html").exists()
     at.out = at.out.with_name("block")
     block = ("--parameters", "encoder.layers.1.*,head.*", "--point", "initial")
-    at.audit("Classifier", "--input-shape", "5,4", *SHORT, *block)
+    at.audit("transformer", "--input-shape", "4,8", *SHORT, *block)
     assert (at.result["parameters"], at.result["point"]) == (block[1], "initial")
     assert at.result["problem"]["outputs"] == 1
 
 
 def test_a_convolutional_network_is_audited_with_a_warning(at: Desk, tmp_path: Path) -> None:
     card = tmp_path / "card.yaml"
-    card.write_text("shape: [1, 8, 8]\nrange: [0, 1]\nmean: 0.5\nstd: 0.5\nclasses: 4\n")
-    said = at.audit("cnn", "--card", card, *SHORT)
-    assert "in-place" in said and "warning: BatchNorm in 1 uses" in said
+    card.write_text("shape: [1, 8, 8]\nrange: [0, 1]\nmean: 0.5\nstd: 0.5\nclasses: 3\n")
+    said = at.audit("convolutional", "--card", card, *SHORT)
+    assert "in-place" in said and "warning: BatchNorm in 1, 6 uses" in said
     assert at.result["problem"]["domain"] == "box [-1, 1]"
     assert at.samples.abs().max() <= 1 + 1e-6
     assert at.result["display"] == {"shift": 0.5, "scale": 0.5}
@@ -166,7 +127,7 @@ def test_a_convolutional_network_is_audited_with_a_warning(at: Desk, tmp_path: P
 
 
 def test_a_dense_network_gives_its_samples_back(at: Desk) -> None:
-    at.audit("mlp", *MLP)
+    at.audit("wide", *MLP)
     assert at.distance() < 1e-2
     score = ["score", str(at.out), "--truth", str(at.folder / "truth.safetensors")]
     main(score)
@@ -180,24 +141,45 @@ def test_a_dense_network_gives_its_samples_back(at: Desk) -> None:
     assert "--truth" in at.capsys.readouterr().err
 
 
+UNLOCKS = (
+    "4.weight unlocks exhume and iurada2025 / 4.weight and 1.weight unlock tansley2026 / "
+    "midpoint / zero-head / --premise margin / --premise decay"
+)
+
+
 @pytest.mark.parametrize(
-    ("name", "more", "words"),
+    ("name", "more", "kept", "words"),
     [
-        ("mlp", [], "shape of one input / card"),
-        ("mlp", ["--input-shape", 15], "15 / mend the shape"),
-        ("mlp", ["--input-shape", 16, "--classes", 10], "10 classes / 1 outputs"),
-        ("mlp", ["--input-shape", 16, "--arguments", '{"depth": 2}'], "depth / takes"),
-        ("mlp", ["--input-shape", 16, "--parameters", "heads.*"], "heads.* / 4.weight"),
-        ("resnet", ["--input-shape", 16], "no 'resnet' / Classifier"),
-        ("cnn", ["--input-shape", "1,8,8", *TANSLEY], "dense first layer / 'exhume'"),
+        ("wide", [], "all", "shape of one input / card"),
+        ("wide", ["--input-shape", 15], "all", "15 / mend the shape"),
+        ("wide", ["--input-shape", 16, "--classes", 10], "all", "10 classes / 1 outputs"),
+        ("wide", ["--input-shape", 16, "--arguments", '{"depth": 2}'], "all", "depth / takes"),
+        ("wide", ["--input-shape", 16, "--parameters", "heads.*"], "all", "heads.* / 4.weight"),
+        (
+            "convolutional",
+            ["--input-shape", "1,8,8", *TANSLEY],
+            "all",
+            "dense first layer / 'exhume'",
+        ),
+        ("resnet", ["--input-shape", 16], "4.weight", "no 'resnet' / Written"),
+        ("wide", MLP, None, UNLOCKS),
+        ("wide", [*MLP, "--point", "midpoint"], "4.weight", "1.weight / 'midpoint'"),
+        ("wide", [*MLP, "--parameters", "first"], "4.weight", "1.weight / 'first'"),
+        ("wide", [*MLP, *TANSLEY, "--rank", 3], "4.weight", "first layer"),
+        ("wide", MLP, "1.weight", "4.weight / unlock"),
     ],
     ids=str,
 )
-def test_what_cannot_be_audited_is_said(
-    name: str, more: list[object], words: str, at: Desk
+def test_what_cannot_be_audited_and_what_initial_weights_would_unlock_is_said(
+    name: str, more: list[object], kept: str | None, words: str, at: Desk
 ) -> None:
-    files = dict.fromkeys(("initial", "trained"), at.folder / "mlp.trained.pt")
-    said = at.refused(name, *more, **(files if name == "resnet" else {}))
+    some = at.out.with_name("some.safetensors")
+    files: dict[str, object] = {} if kept == "all" else {"initial": kept and some}
+    if kept in at.before:
+        save_file({kept: at.before[kept]}, some)
+    if name == "resnet":
+        files["trained"] = at.folder / "wide.trained.pt"
+    said = at.refused(name, *more, **files)
     assert all(word in said for word in words.split(" / "))
 
 
@@ -208,10 +190,10 @@ def test_half_precision_is_enough_where_much_changed_and_refused_where_little(
     files = {"initial": tmp_path / "before.safetensors", "trained": tmp_path / "after.pt"}
     save_file(before, files["initial"])
     torch.save({name: (1 + 2**-7) * w for name, w in before.items()}, files["trained"])
-    said = at.refused("mlp", *MLP, **files)
+    said = at.refused("wide", *MLP, **files)
     assert "bfloat16" in said and "more digits" in said
     torch.save(after, files["trained"])
-    assert "stored in bfloat16" in at.audit("mlp", *MLP, **files)
+    assert "stored in bfloat16" in at.audit("wide", *MLP, **files)
     assert at.distance() < 0.1
 
 
@@ -220,56 +202,29 @@ def test_the_head_alone_will_do_and_the_first_layer_opens_the_subspace(
 ) -> None:
     some = tmp_path / "some.safetensors"
     save_file({"module.4.weight": at.before["4.weight"]}, some)
-    said = at.audit("mlp", *MLP, initial=some)
+    said = at.audit("wide", *MLP, initial=some)
     assert "warning: Initial weights of" in said and "1.weight" in said
     assert at.result["point"] == "final" and at.distance() < 0.05
     assert "some of the initial weights" in at.result["threat_model"]["knows"]
     save_file({name: at.before[name] for name in ("1.weight", "4.weight")}, some)
     at.out = tmp_path / "subspace"
-    at.audit("mlp", *MLP, *TANSLEY, initial=some)
+    at.audit("wide", *MLP, *TANSLEY, initial=some)
     assert at.result["rank"] == 3 and at.distance() < 0.05
 
 
-UNLOCKS = (
-    "4.weight unlocks exhume and iurada2025 / 4.weight and 1.weight unlock tansley2026 / "
-    "midpoint / zero-head / --premise margin / --premise decay"
-)
-
-
-@pytest.mark.parametrize(
-    ("kept", "more", "words"),
-    [
-        (None, [], UNLOCKS),
-        ("4.weight", ["--point", "midpoint"], "1.weight / 'midpoint'"),
-        ("4.weight", ["--parameters", "first"], "1.weight / 'first'"),
-        ("4.weight", [*TANSLEY, "--rank", 3], "first layer"),
-        ("1.weight", [], "4.weight / unlock"),
-    ],
-    ids=str,
-)
-def test_what_missing_initial_weights_would_unlock(
-    kept: str | None, more: list[object], words: str, at: Desk, tmp_path: Path
-) -> None:
-    some = tmp_path / "some.safetensors"
-    if kept is not None:
-        save_file({kept: at.before[kept]}, some)
-    said = at.refused("mlp", *MLP, *more, initial=some if kept else None)
-    assert all(word in said for word in words.split(" / "))
-
-
 def test_a_linear_probe_needs_no_initial_weights(at: Desk, tmp_path: Path) -> None:
-    known = data.read(at.folder / "truth.safetensors")
-    hidden = (known.inputs.float() @ at.after["1.weight"].T + at.after["1.bias"]).relu()
-    head = torch.linalg.lstsq(hidden, known.targets.float(), driver="gelsd").solution.T
+    x, y = at.known.truth.inputs.float(), at.known.truth.targets.float()
+    hidden = (x @ at.after["1.weight"].T + at.after["1.bias"]).relu()
+    head = torch.linalg.lstsq(hidden, y, driver="gelsd").solution.T
     probe = {**at.after, "4.weight": head.contiguous(), "4.bias": torch.zeros(1)}
     torch.save(probe, tmp_path / "probe.pt")
-    at.audit("mlp", *MLP, initial="zero-head", trained=tmp_path / "probe.pt")
+    at.audit("wide", *MLP, initial="zero-head", trained=tmp_path / "probe.pt")
     assert at.result["outcome"] == "converged" and at.distance() < 1e-3
     assert "the initial weights" not in at.result["threat_model"]["knows"]
     assert "zero" in at.result["threat_model"]["assumes"][0]
     assert "initial: zero-head" in (at.out / CONFIG).read_text()
     at.out = tmp_path / "refused"
-    said = at.refused("mlp", *MLP, "--parameters", "all", initial="zero-head")
+    said = at.refused("wide", *MLP, "--parameters", "all", initial="zero-head")
     assert "zero-head" in said and "leave out" in said
-    at.audit("mlp", *MLP, "--premise", "decay", *SHORT, initial=None)
+    at.audit("wide", *MLP, "--premise", "decay", *SHORT, initial=None)
     assert (at.result["premise"], at.result["parameters"]) == ("decay", "all")

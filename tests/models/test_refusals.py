@@ -134,7 +134,7 @@ REFUSED: list[tuple[Any, Shape, str]] = [
     (lambda: torch.jit.trace(mlp(), torch.zeros(1, 5)), (5,), "is TorchScript"),
     (changed(lambda m: setattr(m, "more", 2 * m[0].weight)), (5,), "cannot be copied (RuntimeE"),
     # how it is called
-    (mlp, (), "expected the positive sizes of one input"),
+    (mlp, (), "expected positive sizes"),
     (mlp, (2**28,), "too many entries; at most 134,217,728"),
     (lambda: TwoInputs(5, 3), (5,), "positional argument: 'mask'); mend the shape, or wrap it"),
     (mlp, (6,), "a batch of 8 with inputs of shape (6,) (RuntimeError: mat1 and mat2"),

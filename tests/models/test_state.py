@@ -28,10 +28,6 @@ def network(seed: int = 0) -> nn.Sequential:
     return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 2))
 
 
-def wrapped() -> nn.Module:
-    return nn.Sequential(OrderedDict(model=network()))
-
-
 STATE: dict[str, Tensor] = network().state_dict()
 INDEX = "model.safetensors.index.json"
 
@@ -78,13 +74,11 @@ def test_safetensors_and_folders_as_hugging_face_writes_them(tmp_path: Path) -> 
 class Hostile:
     """Makes a folder when it is unpickled, also with builtins only."""
 
-    def __init__(self, trace: Path, sneaky: bool) -> None:
-        self.trace, self.sneaky = str(trace), sneaky
+    def __init__(self, *call: Any) -> None:
+        self.call = call
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if self.sneaky:
-            return eval, (f"__import__('os').mkdir({self.trace!r})",)
-        return os.mkdir, (self.trace,)
+        return self.call[0], self.call[1:]
 
 
 @pytest.mark.parametrize("sneaky", [True, False])
@@ -94,21 +88,19 @@ def test_no_code_from_a_file_runs(
 ) -> None:
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", force)
     trace = tmp_path / "trace"
-    hostile = Hostile(trace, sneaky)
+    code = f"__import__('os').mkdir({str(trace)!r})"
+    hostile = Hostile(eval, code) if sneaky else Hostile(os.mkdir, str(trace))
     content = {"state_dict": STATE, "extra": hostile}
-    paths = [
-        written(tmp_path / "new.pt", content),
-        written(tmp_path / "old.pt", content, _use_new_zipfile_serialization=False),
-        *(tmp_path / name for name in ("bare2.bin", "bare4.bin")),
-    ]
-    paths[2].write_bytes(pickle.dumps(hostile, protocol=2))
-    paths[3].write_bytes(pickle.dumps(content, protocol=4))
-    for i, path in enumerate(paths):
+    bare, newer = tmp_path / "bare2.bin", tmp_path / "bare4.bin"
+    bare.write_bytes(pickle.dumps(hostile, protocol=2))
+    newer.write_bytes(pickle.dumps(content, protocol=4))
+    old = written(tmp_path / "old.pt", content, _use_new_zipfile_serialization=False)
+    for path in (written(tmp_path / "new.pt", content), old, bare, newer):
         with pytest.raises(InputError, match=r"torch\.save\(model\.state_dict\(\), …\)") as caught:
             read_state(path)
         assert str(path) in str(caught.value) and not trace.exists()
-        assert i == 3 or "holds more than tensors" in str(caught.value)
-    pickle.loads(paths[2].read_bytes())  # the file does what it should not, when it is let
+        assert path is newer or "holds more than tensors" in str(caught.value)
+    pickle.loads(bare.read_bytes())  # the file does what it should not, when it is let
     assert trace.exists()
 
 
@@ -171,16 +163,13 @@ def test_what_is_no_state_dict_is_refused(
         read_state(path)
 
 
-@pytest.mark.parametrize(
-    "content",
-    [b"", b"hello world\n" * 5, b"PK\x03\x04nothing", bytes(range(256)), b"\x80\x02}q\x00."],
-)
-def test_garbage_is_refused(tmp_path: Path, content: bytes) -> None:
-    for name in ("a.pt", "a.safetensors"):
-        (tmp_path / name).write_bytes(content)
-        with pytest.raises(InputError, match=name) as caught:
-            read_state(tmp_path / name)
-        assert "weights_only" not in str(caught.value)  # torch's advice would be to run it
+@pytest.mark.parametrize("name", ["a.pt", "a.safetensors"])
+@pytest.mark.parametrize("content", [b"", b"hello\n", b"PK\x03\x04no", bytes(9), b"\x80\x02}."])
+def test_garbage_is_refused(tmp_path: Path, content: bytes, name: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match=name) as caught:
+        read_state(tmp_path / name)
+    assert "weights_only" not in str(caught.value)  # torch's advice would be to run it
 
 
 @settings(max_examples=30, deadline=None)
@@ -198,10 +187,9 @@ def test_truncated_files_are_refused(
 @pytest.mark.parametrize(
     ("make", "prefix"),
     [
-        *((network, prefix) for prefix in ("", "module.", "_orig_mod.", "model.")),
-        *((network, p) for p in ("module._orig_mod.", "_orig_mod.module.", "model.module.")),
-        (wrapped, ""),  # a prefix that belongs to the model stays
-        (wrapped, "model."),
+        *((network, prefix) for prefix in ("", "module.", "model.", "_orig_mod.module.")),
+        (lambda: nn.Sequential(OrderedDict(model=network())), ""),  # the model's own prefix stays
+        (lambda: nn.Sequential(OrderedDict(model=network())), "model."),
     ],
 )
 def test_a_state_fits_its_model_with_and_without_what_wrappers_add(
@@ -241,24 +229,16 @@ CHANGED = {**STATE, "4.weight": torch.ones(7), "0.weight": torch.ones(5, 3)}
 del CHANGED["3.bias"]
 
 
-def spoiled(value: float) -> dict[str, Tensor]:
-    weight = STATE["0.weight"].clone()
-    weight[1, 2] = value
-    return {**STATE, "0.weight": weight}
-
-
 @pytest.mark.parametrize(
     ("state", "sentence"),
     [
-        (
-            CHANGED,
-            r"a.pt: the checkpoint is of another architecture than the factory's model; missing: "
-            r"3.bias \(2,\); unexpected: 4.weight \(7,\); of another shape: 0.weight, expected "
-            r"\(4, 3\), found \(5, 3\). Name the factory, and its arguments, of the model that was",
-        ),
+        (CHANGED, r"a.pt: is of another architecture than .* expected \(4, 3\), found \(5, 3\)"),
         ({f"module.{n}": x for n, x in CHANGED.items()}, r"missing: 3.bias \(2,\); unexpected: 4"),
         ({}, "and 5 more"),
-        *((spoiled(x), "'0.weight' holds NaN or infinite") for x in (np.nan, np.inf, -np.inf)),
+        *(
+            ({**STATE, "3.bias": torch.tensor([0, x])}, "'3.bias' holds NaN or infinite")
+            for x in (np.nan, np.inf, -np.inf)
+        ),
         ({**STATE, "0.weight": STATE["0.weight"].to(torch.int8)}, "'0.weight' is torch.int8"),
         ({**STATE, "1.num_batches_tracked": torch.tensor(1.5)}, "tracked' is torch.float32"),
     ],
@@ -274,7 +254,7 @@ def test_what_does_not_fit_is_refused(state: dict[str, Tensor], sentence: str) -
         (network(1).state_dict(), None),
         ({**STATE, "3.bias": STATE["3.bias"] + 1e-3}, None),
         ({n: x.double() * (1 + 1e-12) for n, x in STATE.items()}, None),
-        ({n: x.clone() for n, x in STATE.items()}, r"a.pt and b.pt: nothing was trained: the two"),
+        ({n: x.clone() for n, x in STATE.items()}, r"a.pt and b.pt: nothing was trained"),
         ({n: x for n, x in STATE.items() if n != "3.bias"}, r"'3.bias' is in a.pt only"),
         ({**STATE, "extra": torch.ones(1)}, r"'extra' is in b.pt only"),
         ({**STATE, "3.bias": torch.ones(3)}, r"'3.bias' has shape \(2,\) in the first and \(3,\)"),

@@ -12,11 +12,8 @@ from torch.nn.functional import softplus as torch_softplus
 from exhume.checks import number
 from exhume.errors import InputError
 
-LEAK = 0.02
-"""The published ReLU surrogate has this slope backward where the unit is off."""
-
-THRESHOLD = 40.0
-"""Beyond this softplus is taken for the identity: they differ by less than float64 can tell."""
+LEAK = 0.02  # the published ReLU surrogate has this slope backward where the unit is off
+THRESHOLD = 40.0  # beyond this softplus is the identity: float64 cannot tell them apart
 
 
 @dataclass(frozen=True)
@@ -92,31 +89,27 @@ def _gelu_slope(z: Tensor) -> Tensor:
     return below + z * (torch.exp(-0.5 * z * z) / math.sqrt(2 * math.pi))
 
 
-_NAMED = {
-    sigma.name: sigma
-    for sigma in (
-        Activation("relu", torch.relu, _step, True, "weak", piecewise_linear=True),
-        Activation(
-            "relu+tanh",
-            lambda z: torch.relu(z) + torch.tanh(z),
-            lambda z: _step(z) + _tanh_slope(z),
-        ),
-        Activation("tanh", torch.tanh, _tanh_slope, sign="lost"),
-        Activation("gelu", torch.nn.functional.gelu, _gelu_slope, sign="weak"),
-        Activation(
-            "erf", torch.erf, lambda z: 2 / math.sqrt(math.pi) * torch.exp(-z * z), sign="lost"
-        ),
-        replace(softplus(1.0), name="softplus"),
-    )
-}
+def _erf_slope(z: Tensor) -> Tensor:
+    return 2 / math.sqrt(math.pi) * torch.exp(-z * z)
+
+
+_KNOWN = (
+    Activation("relu", torch.relu, _step, True, "weak", piecewise_linear=True),
+    Activation("relu+tanh", lambda z: z.relu() + z.tanh(), lambda z: _step(z) + _tanh_slope(z)),
+    Activation("tanh", torch.tanh, _tanh_slope, sign="lost"),
+    Activation("gelu", torch.nn.functional.gelu, _gelu_slope, sign="weak"),
+    Activation("erf", torch.erf, _erf_slope, sign="lost"),
+    replace(softplus(1.0), name="softplus"),
+)
+_NAMED = {sigma.name: sigma for sigma in _KNOWN}
 
 
 def polynomial(*coefficients: float) -> Activation:
     """Return the polynomial σ(z) = c₀ + c₁z + c₂z² + … of given coefficients."""
     if len(coefficients) < 2 or not all(math.isfinite(c) for c in coefficients):
         raise InputError(
-            "a polynomial activation needs two or more finite coefficients, lowest degree "
-            f"first, got {list(coefficients)}; write for example polynomial:0,0,0,1 for a cube."
+            f"polynomial: expected two or more finite coefficients, got {list(coefficients)}; "
+            "write for example polynomial:0,0,0,1 for a cube."
         )
     derivative = tuple(k * c for k, c in enumerate(coefficients))[1:]
     even, odd, bent = any(coefficients[0::2]), any(coefficients[1::2]), any(coefficients[3::2])

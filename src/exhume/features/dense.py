@@ -19,8 +19,7 @@ from exhume.features.network import derivatives
 from exhume.features.passes import Factor, Layers, Pass, Split, layered, total
 from exhume.features.weights import blocks
 
-ROWS = 1024
-"""The Gram matrix is made from so many rows at a time, so that little else is in memory."""
+ROWS = 1024  # of the Gram matrix are made at a time, so that little else is in memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,9 +35,9 @@ class DenseGradients(ParameterGradients):
         """Return the layers."""
         chain = dense_chain(self.network)
         if chain is None:
+            kind = type(self.network.module).__name__
             raise InputError(
-                "DenseGradients: expected a Sequential of dense layers and known activations, got "
-                f"{type(self.network.module).__name__}; use ParameterGradients."
+                f"DenseGradients: no chain of dense layers ({kind}); use ParameterGradients."
             )
         return chain
 
@@ -92,8 +91,9 @@ class DenseLinearization:
                 delta = self._by_node([here.deltas[k].transpose(0, 1) for here in self.passes])
                 for part in parts:
                     right = delta[part.start :]
-                    block = delta[part].flatten(0, 1) @ right.flatten(0, 1).T
-                    block = block.view(-1, c, len(right), c)
+                    block = (delta[part].flatten(0, 1) @ right.flatten(0, 1).T).view(
+                        -1, c, len(right), c
+                    )
                     gram[part, :, part.start :] += block * outer[part, None, part.start :, None]
         result = gram.view(nodes * c, nodes * c)
         for part in parts:  # only the upper triangle was made
@@ -106,13 +106,11 @@ class DenseLinearization:
         weight, bias = self.features.places[layer]
         if weight is None and bias is None:
             return None
-        nodes = len(self.candidates) * len(self.passes)
-        one = float(bias is not None)
+        nodes, one = len(self.candidates) * len(self.passes), float(bias is not None)
         ones = torch.full((nodes, nodes), one, dtype=torch.float64, device=self.candidates.device)
         if weight is None:
             return ones
-        inputs = [self._lifted(layer, here.inputs[layer].double()) for here in self.passes]
-        h = self._by_node(inputs)
+        h = self._by_node([self._lifted(layer, x.inputs[layer].double()) for x in self.passes])
         return ones.addmm_(h, h.T)
 
     def _by_node(self, points: list[Tensor]) -> Tensor:
@@ -216,17 +214,15 @@ class DenseLinearization:
         """Gradients summed over candidates and points, (p, m)."""
         columns = len(by_point[0][-1][0].left)
         result = self.candidates.new_empty(columns, self.features.width)
-        basis = self.features.basis
         for k, factors in enumerate(_by_layer(by_point)):
             weight, bias = self.features.places[k]
+            basis = None if k else self.features.basis
             if weight is not None:
                 left = torch.cat([factor.left for factor in factors], 1)
                 right = torch.cat([factor.right for factor in factors])
                 for rows, out in zip(left, result[:, weight], strict=True):
-                    if k == 0 and basis is not None:
-                        torch.mm(rows.T @ right, basis.T, out=out.view(rows.shape[1], -1))
-                    else:
-                        torch.mm(rows.T, right, out=out.view(rows.shape[1], -1))
+                    pair = (rows.T, right) if basis is None else (rows.T @ right, basis.T)
+                    torch.mm(*pair, out=out.view(rows.shape[1], -1))
             if bias is not None:
                 sums = total(*(factor.left.sum(1) for factor in factors if factor.one))
                 result[:, bias] = 0 if sums is None else sums

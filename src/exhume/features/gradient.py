@@ -133,11 +133,8 @@ class GradientLinearization(ModuleLinearization):
         n = len(self.candidates)
 
         def one(x: Tensor, weight: Tensor, z: Tensor) -> Tensor:
-            moved = torch.zeros_like(x[:0].sum())
-            for k in range(len(self.split)):
-                function = self._mixed(k, weight[k][None])
-                moved = moved + along(function, x[None], z[None])
-            return moved
+            functions = [self._mixed(k, weight[k][None]) for k in range(len(self.split))]
+            return torch.stack([along(f, x[None], z[None]) for f in functions]).sum(0)
 
         def derivative(m: int, x: Tensor, z: Tensor, part: slice) -> Tensor:
             candidate = torch.arange(part.start, part.stop, device=x.device) % n

@@ -31,12 +31,9 @@ def known_activation(module: nn.Module) -> Activation | None:
     """Return the activation that a layer computes, if it is one of ours."""
     if isinstance(module, Elementwise):
         return module.activation
-    if isinstance(module, nn.GELU) and module.approximate == "none":
-        return activation("gelu")
-    if isinstance(module, nn.Softplus) and module.beta == 1:
-        return activation("softplus")
-    names = {nn.ReLU: "relu", nn.Tanh: "tanh"}
-    return activation(names[type(module)]) if type(module) in names else None
+    names = {nn.ReLU: "relu", nn.Tanh: "tanh", nn.GELU: "gelu", nn.Softplus: "softplus"}
+    plain = getattr(module, "approximate", "none") == "none" and getattr(module, "beta", 1) == 1
+    return activation(names[type(module)]) if plain and type(module) in names else None
 
 
 def with_activation(module: nn.Module, surrogate: Activation) -> nn.Module | None:

@@ -12,6 +12,7 @@ from typing import Self
 import torch
 from torch import Tensor
 from torch.func import jvp, vjp
+from torch.nn.modules.module import register_module_forward_hook
 
 from exhume.features import NO_NORM, NO_SIGN, Features
 from exhume.features.activations import Activation
@@ -19,21 +20,11 @@ from exhume.features.layers import with_activation
 from exhume.features.network import Network, Weights, derivatives, moved
 from exhume.features.weights import blocks, free_memory
 
-AXES = 32
-"""In so few dimensions the curvature is exact, because every axis is a probe."""
-
-PROBES = 8
-"""In more dimensions so many random probes do: damping needs no more than the size of it."""
-
-SHARE = 0.1
-"""One chunk of candidates may take this share of the free memory for its activations, which leaves
-room for derivatives of several orders."""
-
-BATCH = 2**24
-"""The rows of all candidates along a batch of probes hold at most so many numbers (64 MiB)."""
-
-BLOCK = 65536
-"""Sums over p in float64 convert so many columns at a time, to keep the copy small."""
+AXES = 32  # in so few dimensions the curvature is exact, because every axis is a probe
+PROBES = 8  # in more, so many random ones do: damping needs no more than the size of it
+SHARE = 0.1  # of the free memory for a chunk's activations; derivatives of several orders need more
+BATCH = 2**24  # the most numbers in the rows of all candidates along a batch of probes (64 MiB)
+BLOCK = 65536  # columns that sums over p in float64 convert at a time, to keep the copy small
 
 Function = Callable[[Tensor], Tensor]
 
@@ -97,10 +88,8 @@ class ModuleFeatures(Features):
 
     def predict(self, candidates: Tensor, factor: float = 1.0) -> Tensor:
         """Return f(x; factor · θ), (n, c), at the last point θ; buffers are no part of θ."""
-        parameters = {name for name, _ in self.network.module.named_parameters()}
-        weights = self.points[-1]
-        if factor != 1:
-            weights = {n: factor * w if n in parameters else w for n, w in weights.items()}
+        own = {name for name, _ in self.network.module.named_parameters()}
+        weights = {n: factor * w if n in own else w for n, w in self.points[-1].items()}
         with torch.no_grad(), derivatives(rounded=False):
             return self.network(weights, candidates.to(self.device, self.dtype))
 
@@ -140,13 +129,8 @@ class ModuleFeatures(Features):
             if isinstance(output, Tensor):
                 total += output.numel() * output.element_size()
 
-        handles = [m.register_forward_hook(count) for m in self.network.module.modules()]
-        try:
-            with torch.no_grad(), derivatives(rounded=True):
-                self.network(self.points[0], torch.zeros(1, self.dim).to(self._like))
-        finally:
-            for handle in handles:
-                handle.remove()
+        with torch.no_grad(), derivatives(rounded=True), register_module_forward_hook(count):
+            self.network(self.points[0], torch.zeros(1, self.dim).to(self._like))
         return max(total, 1)
 
 
@@ -236,9 +220,7 @@ class LastLayerLinearization(ModuleLinearization):
 
     def _pieces(self) -> Iterator[tuple[slice, int, Function]]:
         """The map x ↦ φ(x) for each chunk of candidates and each point."""
-        for part in self.chunks:
-            for k, function in enumerate(self.functions):
-                yield part, k, function
+        return ((part, k, f) for part in self.chunks for k, f in enumerate(self.functions))
 
     def push(self, direction: Tensor, coefficients: Tensor) -> Tensor:
         """Return Σ_i ∂φ(x_i)[D_i] A_iᵀ, (h, m), one forward derivative a point."""
@@ -301,8 +283,7 @@ def probes(candidates: Tensor) -> Tensor:
         return torch.eye(dim).to(candidates)
     generator = torch.Generator().manual_seed(0)
     signs = torch.randint(0, 2, (PROBES, dim), generator=generator).to(candidates) * 2 - 1
-    scaled: Tensor = signs / dim**0.5
-    return scaled
+    return signs.div(dim**0.5)
 
 
 def forward_derivative(function: Function, inputs: Tensor, direction: Tensor) -> Tensor:

@@ -1,16 +1,15 @@
 """A module as a pure function of its weights and of flat inputs, exact when differentiated twice.
 
-Torch's fused LayerNorm has wrong second derivatives, without a warning, and its fused attention has
-none.
+Torch's fused LayerNorm has wrong second derivatives, its fused attention has none.
 """
 
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import torch
@@ -18,13 +17,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, jvp
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 
 from exhume.device import tensor_cores
 from exhume.errors import InputError
 
-Weights = Mapping[str, Tensor]
-"""Parameters and buffers by name, as in a state dict."""
+Weights = Mapping[str, Tensor]  # parameters and buffers by name, as in a state dict
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,15 +49,9 @@ class Network:
     def hidden(self, weights: Weights, inputs: Tensor) -> Tensor:
         """Return what the head is given, (n, d) → (n, h)."""
         seen: list[Tensor] = []
-
-        def keep(module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
-            seen.append(arguments[0])
-
-        handle = self.module.get_submodule(self.head).register_forward_pre_hook(keep)
-        try:
+        head = self.module.get_submodule(self.head)
+        with head.register_forward_pre_hook(lambda module, arguments: seen.append(arguments[0])):
             self._run(weights, inputs)
-        finally:
-            handle.remove()
         return seen[-1].reshape(len(inputs), -1)
 
     def _run(self, weights: Weights, inputs: Tensor) -> Tensor:
@@ -74,29 +67,27 @@ class Network:
         """Return the name of the head's weight (c, h)."""
         return f"{self.head}.weight".lstrip(".")
 
+    @property
+    def head_bias(self) -> str:
+        """Return the name of the head's bias (c,), whether it has one or not."""
+        return f"{self.head}.bias".lstrip(".")
+
     def first_dense(self, weights: Weights) -> str | None:
         """Return the name of the first weight (h, d), if dense, used once, and given the input."""
         like = next(w for w in weights.values() if w.is_floating_point())
         weights = moved(weights, like.device, like.dtype)
         generator = torch.Generator().manual_seed(0)
         inputs = torch.randn(2, math.prod(self.shape), generator=generator).to(like)
+        names = {part: name for name, part in self.module.named_modules()}
         seen: list[tuple[str, bool]] = []  # layers with weights, and whether they saw the input
 
-        def note(name: str, module: nn.Module, arguments: tuple[Any, ...]) -> None:
-            x = arguments[0] if arguments and isinstance(module, nn.Linear) else None
-            seen.append((name, isinstance(x, Tensor) and torch.equal(x, inputs)))
+        def note(part: nn.Module, arguments: tuple[Any, ...]) -> None:
+            x = arguments[0] if arguments and isinstance(part, nn.Linear) else None
+            if next(part.parameters(recurse=False), None) is not None:
+                seen.append((names[part], isinstance(x, Tensor) and torch.equal(x, inputs)))
 
-        handles = [
-            module.register_forward_pre_hook(partial(note, name))
-            for name, module in self.module.named_modules()
-            if next(module.parameters(recurse=False), None) is not None
-        ]
-        try:
-            with torch.no_grad():
-                self(weights, inputs)
-        finally:
-            for handle in handles:
-                handle.remove()
+        with torch.no_grad(), register_module_forward_pre_hook(note):
+            self(weights, inputs)
         if not seen or not seen[0][1] or [name for name, _ in seen].count(seen[0][0]) > 1:
             return None
         return f"{seen[0][0]}.weight".lstrip(".")
@@ -124,10 +115,8 @@ def named_block(trainable: tuple[str, ...], pattern: str) -> tuple[str, ...]:
     lost = [word for word in words if not any(fnmatchcase(name, word) for name in trainable)]
     if lost or not words:
         what = f"{lost[0]!r} names none of the model's: " if lost else "expected some of "
-        raise InputError(
-            f"parameters: {what}{', '.join(trainable)}. Write all, first, last, or names and "
-            "patterns with commas between them."
-        )
+        advice = "Write all, first, last, or names and patterns with commas between them."
+        raise InputError(f"parameters: {what}{', '.join(trainable)}. {advice}")
     return tuple(name for name in trainable if any(fnmatchcase(name, word) for word in words))
 
 
@@ -146,12 +135,10 @@ def moved(weights: Weights, device: torch.device, dtype: torch.dtype) -> dict[st
     }
 
 
-@contextmanager
-def derivatives(rounded: bool) -> Iterator[None]:
+def derivatives(rounded: bool) -> AbstractContextManager[None]:
     """Take derivatives with TF32 on a GPU where they may be rounded, else without."""
     load_forward_mode()
-    with tensor_cores(rounded):
-        yield
+    return tensor_cores(rounded)
 
 
 @contextmanager

@@ -12,11 +12,8 @@ from exhume.features import NO_NORM, NO_SIGN, WEAK_SIGN, Features
 from exhume.features.activations import Activation
 from exhume.features.weights import Stored, Weights, blocks, free_memory, materialise
 
-BLOCK_BYTES = {"cpu": 2**28, "cuda": 2**33}
-"""One block of V has at most so many bytes: a few of them must fit beside everything else."""
-
-KEPT_BYTES = 2**30
-"""Where V itself is not in memory, features of the candidates are kept up to this size."""
+BLOCK_BYTES = {"cpu": 2**28, "cuda": 2**33}  # the most of a block of V: a few must fit in memory
+KEPT_BYTES = 2**30  # features of candidates are kept up to this size, where V is not in memory
 
 
 @dataclass(frozen=True)
@@ -100,8 +97,7 @@ class RandomFeatures(Features):
     def restrict(self, basis: Tensor) -> Self:
         """Return the features z ↦ φ(Uz) of coordinates in the span of U (d, r): VU for V."""
         u = basis.to(self.device, self.dtype)
-        parts = [self.weights.rows(part.start, part.stop) @ u for part in self.slices()]
-        reduced = torch.cat(parts)
+        reduced = torch.cat([self.weights.rows(x.start, x.stop) @ u for x in self.slices()])
         spread = float(reduced.double().square().mean().sqrt())
         return replace(self, weights=Stored(reduced), spread=spread)
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Self
+from typing import Protocol, Self
 
 import numpy as np
 import torch
@@ -15,26 +15,23 @@ from exhume.checks import whole_number
 from exhume.errors import InputError
 
 CPU = torch.device("cpu")
-TILE = 256
-"""So many rows of V share one stream of random numbers; another value would change every V."""
+TILE = 256  # rows of V that share one stream of random numbers; another would change every V
 
 
-class Weights:
+class Weights(Protocol):
     """Weights are a matrix V (p, d) that is read in blocks of rows."""
 
     device: torch.device  # where blocks are handed out
     dtype: torch.dtype  # in which precision
     half: Tensor | None = None  # a copy in float16 for products on a GPU
-    in_memory = False  # whether reading rows costs nothing
+    in_memory: bool = False  # whether reading rows costs nothing
 
     @property
     def shape(self) -> tuple[int, int]:
         """Return (p, d)."""
-        raise NotImplementedError
 
     def rows(self, start: int, stop: int) -> Tensor:
         """Return V[start:stop], (stop − start, d)."""
-        raise NotImplementedError
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Self:
         """Return the same numbers, handed out elsewhere, without the copy in float16."""
@@ -122,10 +119,8 @@ class Mapped(Weights):
         """Look at the header now, so that a bad file is named before any work starts."""
         array = self._array()
         if array.ndim != 2 or array.dtype not in (np.float32, np.float64, np.float16):
-            raise InputError(
-                f"{self.path}: expected a matrix (p, d) of floats, found {array.dtype} of shape "
-                f"{array.shape}."
-            )
+            found = f"{array.dtype} of shape {array.shape}"
+            raise InputError(f"{self.path}: expected a matrix (p, d) of floats, found {found}.")
 
     def _array(self) -> np.ndarray:
         try:
@@ -133,10 +128,8 @@ class Mapped(Weights):
             if not isinstance(array, np.ndarray):
                 raise ValueError("it holds several arrays")
         except (OSError, ValueError, EOFError) as error:
-            raise InputError(
-                f"{self.path}: cannot be read as a .npy file ({error}); write it with "
-                "numpy.save(path, V), V of shape (p, d)."
-            ) from error
+            advice = "write it with numpy.save(path, V), V of shape (p, d)"
+            raise InputError(f"{self.path}: cannot be read as .npy ({error}); {advice}.") from error
         return array
 
     @property

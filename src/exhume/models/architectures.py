@@ -17,12 +17,8 @@ from exhume.errors import InputError
 from exhume.features.layers import Elementwise
 
 DEEPEST = 1000  # blocks: a card may not ask for more than can be built at once
-
-LARGE, BLOCK = 100_000_000, 1 << 24
-"""Tensors of more than LARGE entries are drawn in blocks of float32; a seed depends on both."""
-
-POSITIONS = 0.02
-"""The standard deviation of a transformer's positions at the start, as vision transformers use."""
+LARGE, BLOCK = 100_000_000, 1 << 24  # larger tensors are drawn in blocks; a seed depends on both
+POSITIONS = 0.02  # standard deviation of positions at the start, as vision transformers use
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -146,8 +142,8 @@ def resnet(
     rows, columns = height + 3 - size[0], breadth + 3 - size[1]
     if min(size) < 1 or min(rows, columns) < 1:
         raise InputError(
-            f"kernel: {size[0]}×{size[1]} does not fit on images of {height}×{breadth} with a "
-            f"border of 1; choose one between 1 and {min(height, breadth) + 2}."
+            f"kernel: {size[0]}×{size[1]} does not fit on images of {height}×{breadth}; choose one "
+            f"between 1 and {min(height, breadth) + 2}."
         )
     width = whole_number("width", width)
     return nn.Sequential(
@@ -176,10 +172,7 @@ def vit(
     for word, value in (("patch", patch), ("dim", dim), ("heads", heads)):
         whole_number(word, value)
     if height % patch or breadth % patch:
-        raise InputError(
-            f"patch: patches of {patch}×{patch} do not tile images of {height}×{breadth}; choose "
-            f"a side that divides {math.gcd(height, breadth)}."
-        )
+        raise InputError(f"patch: expected a side that tiles {height}×{breadth}, got {patch}.")
     if dim % heads:
         raise InputError(f"heads: {dim} numbers cannot be split evenly among {heads} heads.")
     return nn.Sequential(
@@ -210,18 +203,15 @@ def _image(shape: object) -> tuple[tuple[int, int, int], list[nn.Module]]:
     sizes = _sizes("shape", shape)
     if len(sizes) not in (2, 3):
         raise InputError(
-            f"shape: this network takes images, (H, W) or (C, H, W), got {list(sizes)}; choose "
-            "two_layer or mlp for other samples."
+            f"shape: expected an image, (H, W) or (C, H, W), got {list(sizes)}; for other samples "
+            "choose two_layer or mlp."
         )
-    if len(sizes) == 2:
-        return (1, sizes[0], sizes[1]), [nn.Unflatten(1, (1, sizes[0]))]
-    return (sizes[0], sizes[1], sizes[2]), []
+    channels, height, breadth = (1, *sizes)[-3:]
+    return (channels, height, breadth), [] if len(sizes) == 3 else [nn.Unflatten(1, (1, height))]
 
 
-ARCHITECTURES: dict[str, Callable[..., nn.Module]] = {
-    make.__name__: make for make in (two_layer, mlp, resnet, vit)
-}
-"""Networks by the name that a card gives them."""
+MADE: tuple[Callable[..., nn.Module], ...] = (two_layer, mlp, resnet, vit)
+ARCHITECTURES = {make.__name__: make for make in MADE}  # by the name that a card gives them
 
 
 def build(name: str, arguments: Mapping[str, Any]) -> nn.Module:
@@ -278,7 +268,5 @@ def _distribution(module: nn.Module, path: str) -> tuple[float, float]:
     if isinstance(part, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
         fan_in = part.fan_in if isinstance(part, Stem) else part.weight[0].numel()
         return (0.0 if name == "bias" else 1 / math.sqrt(fan_in)), 0.0
-    raise InputError(
-        f"parameter {path!r} of a {type(part).__name__} has no known distribution at the start; "
-        "initialise the module yourself."
-    )
+    kind = type(part).__name__
+    raise InputError(f"parameter {path!r} of a {kind}: cannot be drawn; initialise it yourself.")

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 import yaml
@@ -26,26 +26,18 @@ ROOT = "sqrt_d"
 class DataCard:
     """What is known of the inputs, before any of them is.
 
-    Attributes:
-        shape: of one input, channels first where it has three sizes.
-        range: lowest and highest value of a pixel.
-        mean: subtracted from the pixels; a number, or one for each channel.
-        std: what is left is divided by it; a number above 0, or one for each channel.
-        norm: of an input, where all have the same: a number, or "sqrt_d".
-        classes: how many there are.
-
     Example:
         >>> card = DataCard((3, 4, 4), range=(0, 1), mean=0.5, std=0.25)
         >>> card.domain().name, card.knows
         ('box [-2, 2]', ('the range of the pixels (0 to 1)', 'shift and scale of the pixels'))
     """
 
-    shape: tuple[int, ...]
-    range: tuple[float, float] | None = None
-    mean: Levels = 0.0
-    std: Levels = 1.0
-    norm: float | str | None = None
-    classes: int | None = None
+    shape: tuple[int, ...]  # of one input, channels first where it has three sizes
+    range: tuple[float, float] | None = None  # lowest and highest value of a pixel
+    mean: Levels = 0.0  # subtracted from the pixels; a number, or one for each channel
+    std: Levels = 1.0  # what is left is divided by it; a number above 0, or one for each channel
+    norm: float | str | None = None  # of an input, where all have the same: a number, or "sqrt_d"
+    classes: int | None = None  # how many there are
 
     def __post_init__(self) -> None:
         """Refuse what cannot be, and keep lists as tuples."""
@@ -56,8 +48,7 @@ class DataCard:
                 object.__setattr__(self, word, value[0] if single else tuple(value))
         if not isinstance(self.shape, tuple) or not self.shape:
             raise InputError(
-                f"card: shape: expected the sizes of one input, such as [3, 32, 32], got "
-                f"{self.shape!r}."
+                f"card: shape: expected sizes such as [3, 32, 32], got {self.shape!r}."
             )
         for size in self.shape:
             whole_number("card: shape", size)
@@ -71,10 +62,7 @@ class DataCard:
                 number(f"card: {word}", level, above=above)
         if self.range is not None:
             if not isinstance(self.range, tuple) or len(self.range) != 2:
-                raise InputError(
-                    "card: range: expected the lowest and the highest value of a pixel, such as "
-                    f"[0, 1], got {self.range!r}."
-                )
+                raise InputError(f"card: range: expected [lowest, highest], got {self.range!r}.")
             number("card: range", self.range[1], above=number("card: range", self.range[0]))
         if isinstance(self.norm, str) and self.norm != ROOT:
             raise InputError(f"card: norm: expected a number or {ROOT}, got {self.norm!r}.")
@@ -84,16 +72,14 @@ class DataCard:
             whole_number("card: classes", self.classes)
 
     @classmethod
-    def of(
-        cls, entries: Any, source: str = "card", shape: tuple[int, ...] | None = None
-    ) -> "DataCard":
+    def of(cls, entries: Any, source: str = "card", shape: tuple[int, ...] | None = None) -> Self:
         """Return the card of a file's entries; the shape may be told apart from them."""
         known = [field.name for field in fields(cls)]
         if not isinstance(entries, Mapping):
             raise InputError(f"{source}: expected entries such as 'shape: [3, 32, 32]'.")
         if unknown := [str(key) for key in entries if key not in known]:
             raise InputError(
-                f"{source}: unknown entry {unknown[0]!r}; a data card may have {', '.join(known)}."
+                f"{source}: unknown entry {unknown[0]!r}; known are {', '.join(known)}."
             )
         given = {key: value for key, value in entries.items() if value is not None}
         if shape is not None:
@@ -105,10 +91,8 @@ class DataCard:
         except InputError as error:
             raise InputError(f"{source}: {str(error).removeprefix('card: ')}") from error
         if shape is not None and card.shape != shape:
-            raise InputError(
-                f"{source}: has shape {list(card.shape)}, but the input shape was given as "
-                f"{list(shape)}; leave one out."
-            )
+            differ = f"has shape {list(card.shape)}, but {list(shape)} was given"
+            raise InputError(f"{source}: {differ}; leave one out.")
         return card
 
     @property
@@ -143,9 +127,8 @@ class DataCard:
         farthest = torch.maximum(low.abs(), high.abs()).norm().item()
         if not nearest <= sphere.length(self.dim) <= farthest:
             raise InputError(
-                f"card: no input of norm {sphere.length(self.dim):g} has pixels in the range "
-                f"{list(self.range)}: their norms go from {nearest:g} to {farthest:g}. Leave out "
-                "the norm or the range, or mend mean and std."
+                f"card: no input of norm {sphere.length(self.dim):g} is in the range "
+                f"{list(self.range)}, where norms go from {nearest:g} to {farthest:g}; mend either."
             )
         return SphereInBox(sphere, box)
 

@@ -65,10 +65,8 @@ def _imported(where: str, is_file: bool) -> ModuleType:
     except (Exception, SystemExit) as error:
         lost = error.name if isinstance(error, ModuleNotFoundError) else None
         if not is_file and lost and f"{where}.".startswith(f"{lost}."):
-            raise InputError(
-                f"no module {lost!r}, neither installed nor in this folder; a file is named by its "
-                "path, such as ./model.py:factory."
-            ) from error
+            advice = "neither installed nor in this folder; name a file as ./model.py:factory"
+            raise InputError(f"no module {lost!r}, {advice}.") from error
         raise InputError(f"{where} cannot be imported; {quoted(error)}.") from error
 
 
@@ -91,12 +89,9 @@ def _made(factory: Any, arguments: dict[str, Any]) -> nn.Module:
         if arguments:
             raise InputError("is a model already, and takes no arguments.")
         return factory
-    callable_ = inspect.isfunction(factory) or inspect.isclass(factory)
-    if not callable_ and not hasattr(factory, "__wrapped__"):
-        raise InputError(
-            f"is a {type(factory).__name__}; expected a function or class that makes a "
-            "torch.nn.Module."
-        )
+    known = inspect.isfunction(factory) or inspect.isclass(factory)
+    if not known and not hasattr(factory, "__wrapped__"):
+        raise InputError(f"is a {type(factory).__name__}; expected a function or class.")
     signature = None
     with suppress(TypeError, ValueError):  # some built-in callables do not tell
         signature = inspect.signature(factory)
@@ -104,10 +99,8 @@ def _made(factory: Any, arguments: dict[str, Any]) -> nn.Module:
         if signature is not None:
             signature.bind(**arguments)
     except TypeError as error:
-        raise InputError(
-            f"{error}; it takes {signature}, and was given {', '.join(arguments) or 'nothing'}. "
-            "Pass its arguments by name, or name a factory that needs none."
-        ) from error
+        given = ", ".join(arguments) or "nothing"
+        raise InputError(f"{error}; it takes {signature}, and was given {given}.") from error
     try:
         model = factory(**arguments)
     except (Exception, SystemExit) as error:

@@ -5,6 +5,7 @@
 "first" (p, d), in the first, in a memory-mapped file, or as nothing but a seed in the card.
 """
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -24,15 +25,8 @@ from exhume.features.network import Network, known_network
 from exhume.features.random import RandomFeatures
 from exhume.features.weights import Mapped, Seeded, Stored, Weights, blocks
 from exhume.files import read_json, read_tensors, write_json, write_tensors
-from exhume.models import architectures
-from exhume.models.formulation import (
-    POINT,
-    Told,
-    check_whole,
-    network_problem,
-    premise_named,
-    weights_problem,
-)
+from exhume.models import architectures, formulation
+from exhume.models.formulation import POINT, Told, premise_named
 from exhume.models.state import StateDict, check_pair, fit_state, read_state
 
 CARD, TRAINED, INITIAL = "card.json", "trained.safetensors", "initial.safetensors"
@@ -51,8 +45,12 @@ def random_features_problem(
     display: Pixels | None = None,
 ) -> Problem:
     """Return the problem that a random-features model poses, V (p, d) and its last layer (p, m)."""
-    if not isinstance(weights, Seeded):
-        _check_first_layer(weights)
+    parts = () if isinstance(weights, Seeded) else blocks(weights.shape[0], 65536)
+    largest = [weights.rows(x.start, x.stop).float().abs().max().item() for x in parts]
+    if not all(map(math.isfinite, largest)):
+        raise InputError("first layer: holds NaN or infinite entries; the weights are damaged.")
+    if largest and max(largest) == 0:
+        raise InputError("first layer: is zero everywhere, so every input looks the same to it.")
     if weights.dtype not in (torch.float32, torch.float64):
         weights = weights.to(weights.device, torch.float32)
     return Problem(
@@ -63,18 +61,6 @@ def random_features_problem(
         display=display,
         resolution=0.1 * torch.finfo(last.dtype).eps ** 2 if last.is_floating_point() else 0.0,
     )
-
-
-def _check_first_layer(weights: Weights) -> None:
-    """Refuse a V that no features could come from."""
-    largest = 0.0
-    for part in blocks(weights.shape[0], 65536):
-        rows = weights.rows(part.start, part.stop).float()
-        if not rows.isfinite().all():
-            raise InputError("first layer: holds NaN or infinite entries; the weights are damaged.")
-        largest = max(largest, rows.abs().max().item())
-    if largest == 0:
-        raise InputError("first layer: is zero everywhere, so every input looks the same to it.")
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,9 +86,9 @@ class NetworkModel:
         """Return the problem of a block's change, or of all weights with the other premises."""
         told = Told(display=self.display, knows=(SHOWN,) if self.display else ())
         if premise is not Premise.CHANGE:
-            return weights_problem(self.network, self.trained, premise, told)
-        told = replace(told, knows=(NORM, *told.knows))
-        return network_problem(self.network, self.initial, self.trained, parameters, point, told)
+            return formulation.weights_problem(self.network, self.trained, premise, told)
+        told, weights = replace(told, knows=(NORM, *told.knows)), (self.initial, self.trained)
+        return formulation.network_problem(self.network, *weights, parameters, point, told)
 
 
 def write_network(folder: Path, model: NetworkModel, training: dict[str, Any]) -> None:
@@ -157,9 +143,7 @@ def _read_card(folder: Path) -> tuple[str, dict[str, Any]]:
     card = read_json(folder / CARD)
     kind = card.get("kind") if isinstance(card, dict) else None
     if kind not in ("network", "random_features"):
-        raise InputError(
-            f"{folder / CARD}: expected a card of kind 'random_features' or 'network'."
-        )
+        raise InputError(f"{folder / CARD}: expected the kind 'random_features' or 'network'.")
     return kind, card
 
 
@@ -213,18 +197,15 @@ def read_model(
     chosen = own if premise is None else premise_named(premise)
     if kind == "network":
         if chosen is not Premise.CHANGE:
-            check_whole(chosen, parameters, point)
+            formulation.check_whole(chosen, parameters, point)
         model = read_network(folder, chosen is Premise.CHANGE)
         return model.problem(parameters or "last", point or POINT, chosen)
     if parameters not in (None, "last") or point is not None:
-        raise InputError(
-            f"{folder}: is a random-features model, of which only the last layer was trained; "
-            "leave out the parameters and the point."
-        )
+        raise InputError(f"{folder}: is a random-features model; leave out parameters and point.")
     if chosen is not Premise.CHANGE:
         raise InputError(
-            f"premise {chosen.value}: is for networks trained as a whole, and {folder} is a "
-            "random-features model; leave it out."
+            f"premise {chosen.value}: is for networks trained as a whole, not for the random "
+            f"features of {folder}; leave it out."
         )
     return _read_random_features(folder, card)
 

@@ -24,22 +24,21 @@ from exhume.features.network import Network, Weights, midpoint, named_block
 from exhume.features.random import RandomFeatures
 from exhume.features.weights import Stored
 
+# Where features may be taken; `both` is initial and final, with coefficients of their own
 POINTS = {
     "initial": "the initial weights",
     "final": "the final weights",
     "midpoint": "the midpoint of training",
     "both": "the initial and the final weights",
 }
-"""Where features may be taken; `both` is initial and final, with coefficients of their own."""
-
-POINT = "midpoint"
-"""Where they are taken unless told otherwise: there the residual at the truth is mostly least."""
+POINT = "midpoint"  # unless told otherwise: there the residual at the truth is mostly least
 
 LAZY = (
     "features of the samples moved little in training (the lazy regime), and training followed "
     "the gradient of the loss"
 )
 
+# What is assumed where the weights themselves are the target
 ASSUMED = {
     Premise.MARGIN: (
         "training with a logistic or cross-entropy loss went on until the direction of the weights "
@@ -47,19 +46,11 @@ ASSUMED = {
     ),
     Premise.DECAY: "training with weight decay came to rest at a stationary point of its loss",
 }
-"""What is assumed where the weights themselves are the target."""
-
 BOUNDED = "inputs lie in [−1, 1]: neither their norm nor their range was told"
-"""What is assumed of the inputs then, if nothing is known of them."""
 
-DRIFT = 1e-2
-"""The most of the target that may be left at the truth for an attack to be worth its time."""
-
-INPUTS = 8
-"""Random inputs at which outputs are compared: one could be at a zero of the network."""
-
-HOMOGENEOUS = 1e-6
-"""The share of the outputs at 2θ that rounding may explain; float64 leaves far less."""
+DRIFT = 1e-2  # the most of the target left at the truth for an attack to be worth its time
+INPUTS = 8  # random ones at which outputs are compared: one could be at a zero of the network
+HOMOGENEOUS = 1e-6  # the share of outputs at 2θ that rounding may explain; float64 leaves far less
 
 
 @dataclass(frozen=True)
@@ -89,9 +80,8 @@ def network_problem(
     names, patterns). Inputs lie on the sphere of radius √d unless a domain is told.
     """
     one_of("point", point, POINTS)
-    target, coarsest = _change(network, initial, trained, parameters)
+    block, target, coarsest = _change(network, initial, trained, parameters)
     change = float(target.double().square().sum())
-    block = _trained_block(network, initial, trained, parameters)
     size = sum(float(trained[name].double().square().sum()) for name in block)
     knows = ("the initial weights", "the trained weights", "the architecture", *told.knows)
     return Problem(
@@ -114,10 +104,8 @@ def weights_problem(
 
     The premise is MARGIN or DECAY; inputs lie in the box [−1, 1] unless a domain is told.
     """
-    if premise is Premise.CHANGE:
-        raise InputError("premise change: needs the initial weights; see network_problem.")
     zero = {name: torch.zeros_like(w) for name, w in trained.items()}
-    target, coarsest = _change(network, zero, trained, "all")
+    _, target, coarsest = _change(network, zero, trained, "all")
     assumes = (ASSUMED[premise], *(() if told.domain else (BOUNDED,)))
     return Problem(
         target,
@@ -137,8 +125,8 @@ def needed(network: Network, trained: Weights, parameters: str, point: str) -> t
     """Return the names of the initial weights without which there is no such problem."""
     if point == "final":
         return _block(network, trained, parameters)
-    bias = network.head_weight.removesuffix("weight") + "bias"  # no part of what the head is given
-    return tuple(name for name in trained if not (parameters == "last" and name == bias))
+    unused = network.head_bias if parameters == "last" else None  # no part of the head's inputs
+    return tuple(name for name in trained if name != unused)
 
 
 def features_at(
@@ -169,20 +157,17 @@ def features_at(
 
 def _change(
     network: Network, initial: Weights, trained: Weights, parameters: str
-) -> tuple[Tensor, float]:
-    """Return ΔW_Lᵀ (h, c), or a block's change as one column, and its coarsest rounding error."""
+) -> tuple[tuple[str, ...], Tensor, float]:
+    """Return the block, ΔW_Lᵀ (h, c) or its change as one column, and its coarsest rounding."""
     block = _trained_block(network, initial, trained, parameters)
     if not block:
         names = ", ".join(_block(network, trained, parameters))
-        raise InputError(
-            f"parameters {parameters!r} ({names}) did not change in training, so they "
-            "hold no trace of any sample; choose others."
-        )
+        raise InputError(f"parameters {parameters!r} ({names}) did not change in training.")
     changes = [trained[name] - initial[name] for name in block]
     coarsest = max(torch.finfo(trained[name].dtype).eps for name in block)
     if parameters == "last":
-        return changes[0].T.contiguous(), coarsest
-    return torch.cat([change.flatten() for change in changes])[:, None], coarsest
+        return block, changes[0].T.contiguous(), coarsest
+    return block, torch.cat([change.flatten() for change in changes])[:, None], coarsest
 
 
 def _trained_block(
@@ -219,9 +204,8 @@ def check_whole(premise: Premise, parameters: str | None, point: str | None) -> 
     """Refuse a block or a point where all trained weights are the target."""
     if parameters not in (None, "all") or point not in (None, "final"):
         raise InputError(
-            f"premise {premise.value}: takes all trained weights, and features at them (parameters "
-            "all, point final); leave out the parameters and the point, or give the premise "
-            "change, which needs the initial weights."
+            f"premise {premise.value}: takes all trained weights, and features at them; leave out "
+            "the parameters and the point, or give the premise change."
         )
 
 
@@ -240,11 +224,6 @@ def degree(features: Features, inputs: Tensor) -> tuple[float, float]:
         return math.nan, 1.0
     factor = common / size
     return math.log2(factor), float((twice - factor * once).norm() / twice.norm())
-
-
-def beyond(layer: FirstLayer, samples: int) -> float:
-    """Return Σ_{i>n} s_i², of the singular values s of W₁: what n samples cannot leave."""
-    return float(layer.spectrum[0][samples:].square().sum())
 
 
 def doubts(problem: Problem, samples: int | None) -> tuple[str, ...]:
@@ -266,7 +245,8 @@ def doubts(problem: Problem, samples: int | None) -> tuple[str, ...]:
             )
     layer = None if problem.premise is Premise.CHANGE else problem.first_layer
     if layer is not None and samples is not None:
-        share = beyond(layer, samples) / float(problem.target.double().square().sum())
+        beyond = layer.spectrum[0][samples:].square().sum()  # singular values of no sample's
+        share = float(beyond) / float(problem.target.double().square().sum())
         if share > DRIFT:
             found.append(
                 f"The weights contradict the premise {problem.premise.value}: the first layer "

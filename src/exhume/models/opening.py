@@ -11,21 +11,11 @@ from torch import Tensor, nn
 from exhume.equation.problem import Premise, Problem, ThreatModel
 from exhume.errors import InputError, listed
 from exhume.features.network import Network, Weights, moved
+from exhume.models import formulation
 from exhume.models.card import DataCard
 from exhume.models.factory import load_factory
 from exhume.models.folder import is_network, read_model, read_network
-from exhume.models.formulation import (
-    DRIFT,
-    LAZY,
-    POINT,
-    Told,
-    check_whole,
-    doubts,
-    needed,
-    network_problem,
-    premise_named,
-    weights_problem,
-)
+from exhume.models.formulation import DRIFT, LAZY, POINT, Told, needed, premise_named
 from exhume.models.prepare import Prepared, prepare
 from exhume.models.state import ZERO_HEAD, Saved, StateOrFile, check_pair
 
@@ -52,7 +42,7 @@ class Source:
         if self.model is None:
             raise InputError(
                 "the model of this run was a module in memory, and cannot be opened again; name a "
-                "factory and files of weights, or go on in Python with what exhume.audit returned."
+                "factory and files of weights."
             )
         if self.trained is not None or not isinstance(self.model, str):
             return None
@@ -64,10 +54,8 @@ class Source:
             )
         for word in ("initial", "arguments", "head", "card"):
             if getattr(self, word) is not None:
-                raise InputError(
-                    f"{word}: {folder} is a model folder, which has its own; leave it out, or name "
-                    "a factory with --model and its weights with --trained."
-                )
+                own = f"{folder} is a model folder, which has its own"
+                raise InputError(f"{word}: {own}; leave it out, or name a factory and --trained.")
         return folder
 
     def module(self) -> nn.Module:
@@ -105,7 +93,7 @@ def open_model(
         parameters: see `network_problem`; the last layer if None.
         point: the midpoint if None, or final where initial weights are missing or features fixed.
         premise: what a model folder says, or change, if None.
-        samples: how many there are, if that is known; it shows whether a premise can hold.
+        samples: how many there are, if known, to show whether a premise can hold.
         check: compare derivatives with finite differences; an audit that is over did.
     """
     folder = source.folder()
@@ -116,7 +104,9 @@ def open_model(
         opened = Opened(problem, parameters or "last", (point or POINT) if problem.drift else None)
         if problem.premise is not Premise.CHANGE:
             opened = Opened(problem, "all", "final")
-    return replace(opened, warnings=(*opened.warnings, *doubts(opened.problem, samples)))
+    return replace(
+        opened, warnings=(*opened.warnings, *formulation.doubts(opened.problem, samples))
+    )
 
 
 def open_network(source: Source) -> tuple[Network, str | None] | None:
@@ -149,9 +139,7 @@ def _prepared(source: Source, check: bool) -> tuple[Prepared, Saved, DataCard]:
     prepared = prepare(source.module(), card.shape, source.head, check)
     outputs = prepared.network.outputs
     if card.classes not in (None, outputs) and (card.classes, outputs) != (2, 1):
-        raise InputError(
-            f"card: says {card.classes} classes, but the model has {outputs} outputs; mend either."
-        )
+        raise InputError(f"card: says {card.classes} classes, but the model has {outputs} outputs.")
     return prepared, trained.fitted(prepared.network.module), card
 
 
@@ -159,12 +147,10 @@ def _open_weights(
     source: Source, parameters: str | None, point: str | None, premise: Premise, check: bool
 ) -> Opened:
     if premise is not Premise.CHANGE:
-        check_whole(premise, parameters, point)
+        formulation.check_whole(premise, parameters, point)
         if source.zero_head:
-            raise InputError(
-                f"{ZERO_HEAD}: says that only the last layer was trained, but the premise "
-                f"{premise.value} that all of them were; leave one out."
-            )
+            said = "says that only the last layer was trained, the premise that all were"
+            raise InputError(f"{ZERO_HEAD}: {said}; leave one out.")
     prepared, after, card = _prepared(source, check)
     network = prepared.network
     if premise is Premise.CHANGE:
@@ -174,7 +160,8 @@ def _open_weights(
         parameters, point = "all", "final"
         domain = None if card.range is None and card.norm is None else card.domain()
         told = Told(domain, card.display, card.knows)
-        problem = weights_problem(network, _together(after)[0], premise, told)
+        (weights,) = _together(after)
+        problem = formulation.weights_problem(network, weights, premise, told)
         problem, warnings = _rounded(problem, after)
         if source.initial is not None:
             warnings.append(
@@ -194,7 +181,7 @@ def _change(
     frozen = not missing and all(
         torch.equal(w.double(), after.tensors[name].double())
         for name, w in before.tensors.items()
-        if name not in _of_head(network)
+        if name not in (network.head_weight, network.head_bias)
     )
     lacking = [n for n in needed(network, after.tensors, block, POINT) if n in missing]
     point = point or ("final" if lacking or frozen else POINT)
@@ -207,9 +194,9 @@ def _change(
             f"{before.source}: lacks {listed(absent)}, which parameters {block!r} at the "
             f"point {point!r} need. {_unlocks(network, after.tensors)}"
         )
-    initial, trained = _together(before, after)
     told = Told(card.domain(), card.display)
-    problem = network_problem(network, initial, trained, block, point, told)
+    first, last = _together(before, after)
+    problem = formulation.network_problem(network, first, last, block, point, told)
     known = ["some of the initial weights" if missing else "the initial weights"]
     assumed = "training followed the gradient of the loss in the last layer" if frozen else LAZY
     if source.zero_head:
@@ -225,11 +212,6 @@ def _change(
             "weights, from which they may have moved."
         )
     return problem, point, warnings
-
-
-def _of_head(network: Network) -> tuple[str, str]:
-    """Return the names of the weight and the bias of the last layer."""
-    return network.head_weight, network.head_weight.removesuffix("weight") + "bias"
 
 
 def _together(*saved: Saved) -> list[dict[str, Tensor]]:
@@ -248,9 +230,8 @@ def _rounded(problem: Problem, *saved: Saved) -> tuple[Problem, list[str]]:
     kind = str(stored).removeprefix("torch.")
     if problem.resolution > DRIFT:
         raise InputError(
-            f"weights: are stored in {kind}, and rounding to that is about "
-            f"{problem.resolution:.1e} of what training changed, squared, where {DRIFT:g} is the "
-            "most an attack can do with; save them with more digits, or choose other parameters."
+            f"weights: are stored in {kind}, whose rounding is about {problem.resolution:.1e} of "
+            f"what training changed, squared, above {DRIFT:g}; save them with more digits."
         )
     if torch.finfo(stored).bits >= 32:
         return problem, []
@@ -269,15 +250,16 @@ def _before(source: Source, network: Network, after: Saved) -> Saved:
             f"from what training changed. {_unlocks(network, after.tensors)}"
         )
     if source.zero_head:
-        head = {n: torch.zeros_like(w) for n, w in after.tensors.items() if n in _of_head(network)}
+        own = after.tensors.keys() & {network.head_weight, network.head_bias}
+        head = {name: torch.zeros_like(after.tensors[name]) for name in own}
         return replace(after, tensors=after.tensors | head, source=ZERO_HEAD)
     before = Saved.read(initial, "initial weights").fitted(network.module, partial=True)
     if isinstance(initial, Mapping) and isinstance(trained, Mapping):
         places = {name: w.data_ptr() for name, w in trained.items()}
         if all(places.get(name) == w.data_ptr() for name, w in initial.items()):
             raise InputError(
-                "initial weights: are in the same memory as the trained ones, so that training "
-                "overwrote them; keep copy.deepcopy(model.state_dict()) before training."
+                "initial weights: are in the same memory as the trained ones, which overwrote "
+                "them; keep copy.deepcopy(model.state_dict()) before training."
             )
     there = {name: after.tensors[name] for name in before.tensors}
     check_pair(before.tensors, there, before.source, after.source)
@@ -291,9 +273,8 @@ def _unlocks(network: Network, trained: Weights) -> str:
     return (
         f"The initial {head} unlocks exhume and iurada2025 on the last layer, with features at the "
         f"trained weights (point final).{both} All initial weights unlock the points initial, "
-        "midpoint and both, and other blocks of parameters. If the last layer began at zero and "
-        f"nothing else was trained, give {ZERO_HEAD} in their place. Two premises need no initial "
-        "weights: --premise margin, if the network is homogeneous in its weights and was trained "
-        "to the margin with a logistic or cross-entropy loss, and --premise decay, if it came to "
+        f"midpoint and both, and other blocks. If the last layer began at zero and alone was "
+        f"trained, give {ZERO_HEAD}. No initial weights are needed with --premise margin, if the "
+        "network is homogeneous and was trained to the margin, and --premise decay, if it came to "
         "rest under weight decay."
     )

@@ -24,14 +24,8 @@ from exhume.errors import InputError, listed, quoted
 from exhume.features.network import Network, exact_operations
 from exhume.models import self_check
 
-LARGEST = 2**27
-"""The most entries of one input: a batch of eight in float64 then takes 8 GiB."""
-
-HOOKS = (
-    *("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"),
-    *("_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs"),
-    "_forward_hooks_always_called",
-)
+LARGEST = 2**27  # the most entries of one input: a batch of eight in float64 then takes 8 GiB
+HOOKS = tuple(name for name in vars(nn.Module()) if name.startswith(("_forward", "_backward")))
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,13 +48,9 @@ def prepare(
     derivatives with finite differences, in float64.
     """
     if not shape or not all(isinstance(size, int) and size > 0 for size in shape):
-        raise InputError(
-            f"shape: expected the positive sizes of one input, such as (3, 32, 32), got {shape}."
-        )
+        raise InputError(f"shape: expected positive sizes such as (3, 32, 32), got {shape}.")
     if math.prod(shape) > LARGEST:
-        raise InputError(
-            f"shape: one input of {shape} has too many entries; at most {LARGEST:,} can be found."
-        )
+        raise InputError(f"shape: {shape} has too many entries; at most {LARGEST:,} can be found.")
     model, changes = _unwrapped(model)
     _refuse(model)
     devices = {p.device for p in model.parameters() if p.is_cuda}
@@ -85,9 +75,8 @@ def prepare(
 
 
 COMPUTED = (
-    "is parametrized, such as by weight_norm, spectral_norm or pruning: its weight is computed "
-    "from other parameters, and gradients would be taken in those. Make the weight a parameter of "
-    "its own with torch.nn.utils."
+    "has a weight that is computed from other parameters, in which gradients would be taken; make "
+    "it a parameter of its own with torch.nn.utils."
 )
 
 Table = tuple[tuple[Callable[[nn.Module], bool], str], ...]
@@ -101,40 +90,34 @@ def _of(kind: type) -> Callable[[nn.Module], bool]:
     return lambda part: isinstance(part, kind)
 
 
+def _damaged(parameter: nn.Parameter) -> bool:
+    return parameter.is_floating_point() and not parameter.isfinite().all()
+
+
 REFUSED_PARAMETERS: tuple[tuple[Callable[[nn.Parameter], bool], str], ...] = (
-    (
-        is_lazy,
-        "is not initialised yet (a lazy module); run the model once, or load its weights, first.",
-    ),
+    (is_lazy, "is not initialised yet (a lazy module); run the model once first."),
     (lambda p: p.is_meta, "is on the meta device; load the weights first."),
-    (
-        lambda p: p.is_floating_point() and not p.isfinite().all(),
-        "holds NaN or infinite entries; load weights that are not damaged.",
-    ),
+    (_damaged, "holds NaN or infinite entries; load weights that are not damaged."),
 )
 
+# What no part of a model may be, and how the sentence goes on after its name and type
 REFUSED_PARTS: Table = (
-    (
-        _of(torch.jit.ScriptModule),
-        "is TorchScript, which torch.func cannot differentiate; hand in the Python module.",
-    ),
+    (_of(torch.jit.ScriptModule), "is TorchScript; hand in the Python module."),
     (is_parametrized, COMPUTED + "parametrize.remove_parametrizations."),
     (_hooked(WeightNorm), COMPUTED + "remove_weight_norm."),
     (_hooked(SpectralNorm), COMPUTED + "remove_spectral_norm."),
     (_hooked(BasePruningMethod), COMPUTED + "prune.remove."),
     (
         lambda part: isinstance(part, _BatchNorm) and part.running_mean is None,
-        "has no running statistics, so that an output depends on the other inputs of its batch; "
-        "train with track_running_stats=True, or with nn.GroupNorm.",
+        "has no running statistics, so that inputs of a batch mix; train with nn.GroupNorm.",
     ),
     (
         lambda part: isinstance(part, _InstanceNorm) and part.running_mean is None,
-        "has no running statistics, and torch's derivatives of per-sample gradients through it are "
-        "wrong; replace it by nn.GroupNorm({0.num_features}, {0.num_features}, eps={0.eps}, "
+        "has no running statistics, and torch's derivatives of gradients through it are wrong; "
+        "replace it by nn.GroupNorm({0.num_features}, {0.num_features}, eps={0.eps}, "
         "affine={0.affine}), which computes the same and loads the same weights.",
     ),
 )
-"""What no part of a model may be, and how the sentence goes on after its name and type."""
 
 
 def _refuse(model: nn.Module) -> None:
@@ -149,10 +132,7 @@ def _refuse(model: nn.Module) -> None:
             if unusable(parameter):
                 raise InputError(f"model: {name} {sentence}")
     if not any(isinstance(part, nn.Linear) for part in model.modules()):
-        raise InputError(
-            "model: has no nn.Linear; write its last layer as one (a 1×1 convolution of pooled "
-            "features is one)."
-        )
+        raise InputError("model: has no nn.Linear; write its last layer as one.")
 
 
 def _inner(module: nn.Module) -> nn.Module | None:
@@ -164,9 +144,7 @@ def _inner(module: nn.Module) -> nn.Module | None:
 
 def _unwrapped(model: nn.Module) -> tuple[nn.Module, list[str]]:
     if not isinstance(model, nn.Module):
-        raise InputError(
-            f"model: expected a torch.nn.Module, got {type(model).__name__}; build it first."
-        )
+        raise InputError(f"model: expected a torch.nn.Module, got {type(model).__name__}.")
     changes = []
     while (inner := _inner(model)) is not None:
         prefix = next(name for name, child in model.named_children() if child is inner)
@@ -222,6 +200,7 @@ def _in_place(part: nn.Module) -> bool:
     return getattr(part, "inplace", False) is True
 
 
+# What is mended in the copy, or when it runs, and what the user is told of it
 CHANGES: Table = (
     (
         _of(nn.LayerNorm),
@@ -244,8 +223,8 @@ CHANGES: Table = (
         "Dropped the hooks of {} from the copy: they are not part of what is differentiated.",
     ),
 )
-"""What is mended in the copy, or when it runs, and what the user is told of it."""
 
+# What weakens the attack's premise, and what the user is told of it
 WARNINGS: Table = (
     (
         _of(_BatchNorm),
@@ -264,7 +243,6 @@ WARNINGS: Table = (
         "the attack are only approximately those of the training.",
     ),
 )
-"""What weakens the attack's premise, and what the user is told of it."""
 
 
 def _sentences(module: nn.Module, table: Table) -> list[str]:

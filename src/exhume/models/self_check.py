@@ -12,28 +12,19 @@ from torch.nn.modules.module import register_module_forward_hook
 from exhume.errors import InputError, listed, quoted
 from exhume.features.network import Network
 
-ROWS = 8
-"""Random inputs on which a model is tried: enough that no other size is likely to be 8 as well."""
+ROWS = 8  # random inputs on which a model is tried: no other size is likely to be 8 as well
+STEPS = (1e-5, 1e-6, 1e-7, 1e-8)  # of differences: a kink can spoil one, a wrong derivative all
+TOLERANCE = 1e-4  # relative error to be refused: wrong derivatives are off by more than 1e-3
+ROUNDING = 1e-10  # derivatives below ROUNDING/h of the values count as that large: h rounds those
+LARGE = 50_000_000  # the most parameters whose derivatives are checked: more would take minutes
 
-STEPS = (1e-5, 1e-6, 1e-7, 1e-8)
-"""Half-widths of finite differences: a kink can spoil one try, a wrong derivative spoils all."""
-
-TOLERANCE = 1e-4
-"""Relative error at which a model is refused: wrong derivatives are off by more than 1e-3."""
-
-ROUNDING = 1e-10
-"""Derivatives below ROUNDING/h of the values count as that large: differences are rounded there."""
-
-LARGE = 50_000_000
-"""The most parameters whose derivatives are checked: more would take minutes."""
-
+# What models that return probabilities end in
 LINKS: dict[str, Callable[[Tensor], Tensor]] = {
     "softmax": lambda z: z.softmax(-1),
     "log_softmax": lambda z: z.log_softmax(-1),
     "sigmoid": torch.sigmoid,
     "logsigmoid": F.logsigmoid,
 }
-"""What models that return probabilities end in."""
 
 Call = tuple[str, tuple[int, ...], Tensor]  # a linear layer's name, its input's shape, its output
 Random = Callable[..., Tensor]
@@ -63,9 +54,8 @@ def outputs_of(module: nn.Module, x: Tensor) -> Tensor:
         raise InputError(f"model: {_why_forward_fails(module, x, error)}") from error
     n = len(x)
     if not isinstance(outputs, Tensor):
-        raise InputError(
-            f"model: returns a {type(outputs).__name__} and not a tensor; return the logits alone."
-        )
+        kind = type(outputs).__name__
+        raise InputError(f"model: returns a {kind} and not a tensor; return the logits alone.")
     given = tuple(outputs.shape)
     squeezed = n == 1 and given == ()
     if not squeezed and (outputs.ndim not in (1, 2) or given[0] != n or outputs.numel() == 0):
@@ -74,10 +64,7 @@ def outputs_of(module: nn.Module, x: Tensor) -> Tensor:
             f"shape {given}; expected one row for each input, ({n}, c) or ({n},)."
         )
     if not outputs.isfinite().all():
-        raise InputError(
-            "model: outputs of random inputs of norm √d hold NaN or infinite entries; look for an "
-            "overflow or a division by zero in forward."
-        )
+        raise InputError("model: outputs of random inputs of norm √d hold NaN or infinite entries.")
     return outputs.clone()
 
 
@@ -94,10 +81,8 @@ def _why_forward_fails(module: nn.Module, x: Tensor, error: Exception) -> str:
     if x.dtype == torch.float64:
         module.float()
         if runs(x.float()):
-            return (
-                f"runs in float32 but not in float64 ({quoted(error)}), in which it is checked; "
-                "make fixed tensors buffers, and let forward follow its input's dtype."
-            )
+            advice = "make fixed tensors buffers, and let forward follow its input's dtype"
+            return f"runs in float32 but not in float64 ({quoted(error)}); {advice}."
     return (
         f"forward fails for a batch of {len(x)} with inputs of shape {tuple(x.shape[1:])} "
         f"({quoted(error)}); mend the shape, or wrap it in a module whose forward takes that alone."
@@ -111,14 +96,10 @@ def check_forward(
     given = x.clone()
     again = module(given)
     if not torch.equal(given, x):
-        raise InputError(
-            "model: forward overwrites its input; write x = x - mean and not x -= mean."
-        )
+        raise InputError("model: forward overwrites its input; write x = x - mean, not x -= mean.")
     if distance(again, after) > tolerance:
-        raise InputError(
-            "model: two calls with the same inputs differ; make forward deterministic in eval mode "
-            "(F.dropout has training=self.training)."
-        )
+        advice = "make forward deterministic in eval mode (F.dropout has training=self.training)"
+        raise InputError(f"model: two calls with the same inputs differ; {advice}.")
     for i in range(2):
         alone = outputs_of(module, x[i : i + 1])
         if distance(alone.reshape(-1), after[i].reshape(-1), after) > tolerance:
@@ -216,10 +197,8 @@ def _errors(by_loop: Pairs, by_func: Pairs, x: Tensor, direction: Tensor, step: 
         ) from error
     rows, activations = ((a - b) / (2 * step) for a, b in zip(ahead, behind, strict=True))
     if not pushed[1].any() and not activations.any():
-        raise InputError(
-            "model: the activations before its head do not change with random inputs of norm √d: "
-            "its units are all dead, or forward rounds its input."
-        )
+        why = "its units are all dead, or forward rounds its input"
+        raise InputError(f"model: activations do not change with random inputs of norm √d: {why}.")
     forward = sum(part.square().sum() for part in pushed)  # ‖J·D‖² = ⟨D, JᵀJ·D⟩ of one Jacobian
     off = (((pulled * direction).sum() - forward).abs() / forward).item()
     if off > TOLERANCE:
@@ -259,33 +238,26 @@ def find_head(module: nn.Module, x: Tensor, size: int, head: str | None) -> str:
         known = listed(linear.values(), 20)
         raise InputError(f"head: {head!r} is no linear layer; the linear layers are {known}.")
     if head is not None and head not in called:
-        raise InputError(
-            f"head: forward does not call {head}; name one that it calls: {listed(called)}."
-        )
+        named = listed(called)
+        raise InputError(f"head: forward does not call {head}; name one that it calls: {named}.")
     if not calls:
-        raise InputError(
-            f"head: forward calls none of the linear layers ({listed(linear.values())}); call the "
-            "last one as a module and return its output."
-        )
+        known = listed(linear.values())
+        raise InputError(f"head: forward calls none of the linear layers ({known}) as a module.")
     if head is None:
         head = _last(calls, outputs)
     for inputs in (x, x[:1]):
         again, _ = _calls(module, linear, inputs, 0)
         shapes = [shape for name, shape, _ in again if name == head]
         if len(shapes) > 1:
-            raise InputError(
-                f"head: {head} runs {len(shapes)} times in one forward; the last layer must be one "
-                "of its own."
-            )
+            often = f"runs {len(shapes)} times in one forward"
+            raise InputError(f"head: {head} {often}; the last layer must be one of its own.")
         _refuse_tokens(head, shapes[0], len(inputs))
     prefix = f"{head}." if head else ""
     own = {id(p): prefix + name for name, p in module.get_submodule(head).named_parameters()}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         if (of_head := own.get(id(parameter), name)) != name:
-            raise InputError(
-                f"head: the {of_head.removeprefix(prefix)} of {head} is shared with {name}; the "
-                "last layer must have weights of its own."
-            )
+            shared = f"the {of_head.removeprefix(prefix)} of {head} is shared with {name}"
+            raise InputError(f"head: {shared}; the last layer must have weights of its own.")
     return head
 
 
@@ -314,16 +286,12 @@ def _last(calls: list[Call], outputs: Tensor) -> str:
     for name, found in whole:
         for link, function in LINKS.items():
             if distance(function(found), outputs) < 1e-5:
-                raise InputError(
-                    f"model: ends in {link}; return the logits, the output of {name}, or name the "
-                    f"layer with head={name!r}."
-                )
+                either = f"the output of {name}, or name the layer with head={name!r}"
+                raise InputError(f"model: ends in {link}; return the logits, {either}.")
     name, shape, _ = calls[-1]
     _refuse_tokens(name, shape, len(outputs))
-    raise InputError(
-        f"model: something follows {name}, its last linear layer; return the output of that "
-        f"layer, or name one with head={name!r}."
-    )
+    either = f"return the output of that layer, or name one with head={name!r}"
+    raise InputError(f"model: something follows {name}, its last linear layer; {either}.")
 
 
 def _refuse_tokens(head: str, shape: tuple[int, ...], n: int) -> None:

@@ -15,23 +15,17 @@ from torch import Tensor, nn
 from exhume.errors import InputError, listed
 from exhume.files import read_json, read_tensors
 
-StateDict = dict[str, Tensor]
-"""Parameters and buffers by name, as `module.state_dict()` gives them."""
+StateDict = dict[str, Tensor]  # parameters and buffers by name, as of `module.state_dict()`
+StateOrFile = Mapping[str, Tensor] | Path | str  # a state dict, or the file that holds one
 
-StateOrFile = Mapping[str, Tensor] | Path | str
-"""A state dict, or the file that holds one."""
-
+# In the place of initial weights: the last layer began at zero, and nothing else was trained
 ZERO_HEAD = "zero-head"
-"""In the place of initial weights: the last layer began at zero, and nothing else was trained."""
-
 SAFE, PICKLED = ".safetensors", (".pt", ".pth", ".bin", ".ckpt")
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 WRAPPERS = ("state_dict", "model_state_dict", "model")
 PREFIXES, COMPILED = ("module.", "model."), "_orig_mod."  # DataParallel, Lightning; torch.compile
 COUNTER = "num_batches_tracked"
-INSTEAD = (
-    "save the state dict alone, with torch.save(model.state_dict(), …) or as a safetensors file"
-)
+INSTEAD = "save the state dict alone: torch.save(model.state_dict(), …), or a safetensors file"
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,9 +44,9 @@ class Saved:
         elif isinstance(state, Mapping) and all(isinstance(x, Tensor) for x in state.values()):
             source, tensors = word, {name: tensor.cpu() for name, tensor in state.items()}
         else:
+            kind = type(state).__name__
             raise InputError(
-                f"{word}: expected a state dict, as model.state_dict() gives it, or the path of a "
-                f"file with one, got a {type(state).__name__}."
+                f"{word}: expected a state dict or the path of its file, got a {kind}."
             )
         dtypes = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
         return cls(tensors, frozenset(dtypes), source)
@@ -99,9 +93,7 @@ def _read_folder(folder: Path) -> StateDict:
         return read_tensors(folder / WHOLE)
     index = folder / INDEX
     if not index.is_file():
-        raise InputError(
-            f"{folder}: holds neither {WHOLE} nor {INDEX}; name the checkpoint's file itself."
-        )
+        raise InputError(f"{folder}: holds neither {WHOLE} nor {INDEX}; name the file itself.")
     content = read_json(index)
     shards = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(shards, dict) or not all(isinstance(x, str) for x in shards.values()):
@@ -157,14 +149,12 @@ def _unwrapped(content: Any, path: Path) -> StateDict:
         inner = [content.get(key) for key in WRAPPERS] if isinstance(content, Mapping) else []
         content = next((part for part in inner if isinstance(part, Mapping)), content)
     if not isinstance(content, Mapping):
-        raise InputError(
-            f"{path}: holds a {type(content).__name__}, expected a dict of tensors; {INSTEAD}."
-        )
+        kind = type(content).__name__
+        raise InputError(f"{path}: holds a {kind}, expected a dict of tensors; {INSTEAD}.")
     for name, value in content.items():
         if not isinstance(name, str) or not isinstance(value, Tensor):
-            raise InputError(
-                f"{path}: entry {name!r} is a {type(value).__name__}, expected a tensor; {INSTEAD}."
-            )
+            kind = type(value).__name__
+            raise InputError(f"{path}: entry {name!r} is a {kind}, expected a tensor; {INSTEAD}.")
     return dict(content)
 
 
@@ -197,8 +187,8 @@ def fit_state(
         }
         found = "; ".join(f"{kind}: {listed(items, 3)}" for kind, items in faults.items() if items)
         raise InputError(
-            f"{source}: the checkpoint is of another architecture than the factory's model; "
-            f"{found}. Name the factory, and its arguments, of the model that was trained."
+            f"{source}: is of another architecture than the factory's model; {found}. Name the "
+            "factory, and its arguments, of the model that was trained."
         )
     return {
         name: _usable(given.get(name, x).detach(), x, name, source)
@@ -232,9 +222,8 @@ def _usable(tensor: Tensor, own: Tensor, name: str, source: str) -> Tensor:
     """Return a tensor of the module's kind, in float32 or float64 if it is of floats."""
     floats = tensor.is_floating_point()
     if floats != own.is_floating_point() or tensor.is_complex() != own.is_complex():
-        raise InputError(
-            f"{source}: tensor {name!r} is {tensor.dtype}, but the factory's model has {own.dtype}."
-        )
+        kinds = f"{tensor.dtype}, but the factory's model has {own.dtype}"
+        raise InputError(f"{source}: tensor {name!r} is {kinds}.")
     if floats and tensor.dtype != torch.float64:
         tensor = tensor.float()
     if not tensor.isfinite().all():
@@ -248,15 +237,12 @@ def check_pair(
     initial: Mapping[str, Tensor], trained: Mapping[str, Tensor], before: str, after: str
 ) -> None:
     """Refuse weights before and after training that cannot be of one model, or are the same."""
-    different = None
     if only := [name for name in (*initial, *trained) if (name in initial) != (name in trained)]:
-        different = f"tensor {only[0]!r} is in {before if only[0] in initial else after} only"
-    elif other := [name for name, w in initial.items() if w.shape != trained[name].shape]:
+        where = before if only[0] in initial else after
+        raise InputError(f"{before} and {after}: tensor {only[0]!r} is in {where} only.")
+    if other := [name for name, w in initial.items() if w.shape != trained[name].shape]:
         first, second = (tuple(state[other[0]].shape) for state in (initial, trained))
-        different = f"tensor {other[0]!r} has shape {first} in the first and {second} in the second"
-    if different is not None:
-        raise InputError(f"{before} and {after}: are not of one model; {different}.")
+        shapes = f"has shape {first} in the first and {second} in the second"
+        raise InputError(f"{before} and {after}: tensor {other[0]!r} {shapes}.")
     if all(bool((w == trained[name]).all()) for name, w in initial.items()):
-        raise InputError(
-            f"{before} and {after}: nothing was trained: the two files hold the same weights."
-        )
+        raise InputError(f"{before} and {after}: nothing was trained: they hold the same weights.")
