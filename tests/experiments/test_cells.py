@@ -143,9 +143,6 @@ def test_the_width_comes_nearest_to_the_ratio(
     assert all(off <= abs(step * other - wanted) for other in (width + 1, max(1, width - 1)))
 
 
-FIT = LabelFit(dim=3, width=3)
-
-
 @pytest.mark.parametrize(
     ("cell", "changes", "words"),
     [
@@ -177,7 +174,6 @@ FIT = LabelFit(dim=3, width=3)
         (SMALL, {"dim": 10**8, "samples": 2}, "dim · samples: expected at most 100,000,000"),
         (SMALL, {"dim": 10**5, "rank": 10**5}, "dim · rank"),
         (SMALL, {"dim": 10**5, "samples": 999, "ratio": 2.0}, "ratio · dim · samples"),
-        (FIT, {"width": 0}, "width: .* at least 1"),
     ],
     ids=str,
 )

@@ -13,11 +13,8 @@ from exhume.errors import InputError
 if TYPE_CHECKING:
     from exhume.experiments.law import Law
 
-STEPS = 12
-"""How many ratios a:b stands for: enough to see where a curve rises."""
-
-FILES = ("law.png", "law.svg", "law.html", "table.csv", "cells", "sweep.json")
-"""What a folder of a sweep of the law holds."""
+STEPS = 12  # how many ratios a:b stands for: enough to see where a curve rises
+FILES = ("law.png", "law.svg", "law.html", "table.csv", "cells", "sweep.json")  # of a sweep
 
 
 def law(
@@ -96,11 +93,9 @@ def law(
         console.print(curve.sentence, markup=False)
     console.print(table)
     if summary.failed:
-        console.print(
-            f"{len(summary.failed)} of {len(cells)} cells failed, the first one with "
-            f"{summary.failed[0].error}; run the same command with --retry to try again",
-            markup=False,
-        )
+        failed = f"{len(summary.failed)} of {len(cells)} cells failed, the first one with"
+        again = "run the same command with --retry to try again"
+        console.print(f"{failed} {summary.failed[0].error}; {again}", markup=False)
     console.print(f"page: {out / 'law.html'}", markup=False)
 
 
@@ -135,21 +130,21 @@ def spaced(option: str, text: str) -> tuple[float, ...]:
     """
     from exhume.sweep import MOST
 
-    wanted = InputError(
-        f"{option}: expected numbers above 0 such as 0.2:10, 0.2:10:20 or 0.5,1,2, in a range the "
-        f"first below the second and 2 or more of them, got {text!r}."
-    )
-    low, high, many = f"{text}:{STEPS}".split(":")[:3] if 0 < text.count(":") < 3 else ("", "", "0")
+    spread = 0 < text.count(":") < 3
+    parts = f"{text}:{STEPS}".split(":")[:3] if spread else [*text.split(","), "2"]
     try:
-        numbers, count = [float(x) for x in ([low, high] if low else text.split(","))], int(many)
+        numbers, count = [float(x) for x in parts[:-1]], int(parts[-1])
+        if not all(0 < x < math.inf for x in numbers) or count < 2:
+            raise ValueError
+        if spread and numbers[0] >= numbers[1]:
+            raise ValueError
     except ValueError:
-        raise wanted from None
-    if not all(0 < x < math.inf for x in numbers):
-        raise wanted
-    if not low:
+        raise InputError(
+            f"{option}: expected numbers above 0 such as 0.2:10, 0.2:10:20 or 0.5,1,2, in a range "
+            f"the first below the second and 2 or more of them, got {text!r}."
+        ) from None
+    if not spread:
         return tuple(sorted(numbers))
-    if not (numbers[0] < numbers[1] and count >= 2):
-        raise wanted
     if count > MOST:
         raise InputError(f"{option}: {count:,} of them are more than the {MOST:,} of a sweep.")
     step = math.log(numbers[1] / numbers[0]) / (count - 1)
@@ -157,18 +152,11 @@ def spaced(option: str, text: str) -> tuple[float, ...]:
 
 
 def whole_numbers(option: str, text: str) -> tuple[int, ...]:
-    """Read whole numbers with commas.
-
-    Example:
-        >>> whole_numbers("samples", "6, 12")
-        (6, 12)
-    """
+    """Read whole numbers with commas."""
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise InputError(
-            f"{option}: expected whole numbers with commas between them, got {text!r}."
-        ) from None
+        raise InputError(f"{option}: expected whole numbers with commas, got {text!r}.") from None
 
 
 def words(option: str, text: str) -> tuple[str, ...]:
@@ -180,7 +168,7 @@ def words(option: str, text: str) -> tuple[str, ...]:
     """
     found = tuple(part.strip() for part in re.split(r",(?=\s*(?:[a-z]|,|$))", text))
     if not all(found):
-        raise InputError(f"{option}: expected words with commas between them, got {text!r}.")
+        raise InputError(f"{option}: expected words with commas, got {text!r}.")
     return found
 
 
@@ -194,10 +182,7 @@ def check_folder(out: Path) -> None:
     names = (path.name for path in out.iterdir())
     other = sorted(name for name in names if name not in FILES and not name.startswith(left))
     if other:
-        raise InputError(
-            f"{out}: holds something else ({other[0]}); choose another --out, or the folder of an "
-            "earlier exhume law to go on with it."
-        )
+        raise InputError(f"{out}: holds something else ({other[0]}); choose another --out.")
 
 
 def _command(given: dict[str, Any]) -> str:

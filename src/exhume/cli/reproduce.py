@@ -12,8 +12,7 @@ if TYPE_CHECKING:
 
     from exhume.experiments.claims.claim import Claim
 
-EVERY = "all"
-"""The name that stands for all experiments."""
+EVERY = "all"  # the name that stands for all experiments
 
 
 def reproduce(
@@ -82,14 +81,12 @@ def _named(name: str | None, scale: str, claims: "Mapping[str, Claim]") -> "tupl
     """The claims that a name stands for."""
     if name is None:
         raise InputError("name: say which experiment, or all; exhume reproduce --list shows them.")
-    if name == EVERY:
-        if scale != "small":
-            raise InputError("all: is for --scale small; run full experiments one by one.")
-        return tuple(claims.values())
-    if name not in claims:
+    if name == EVERY and scale != "small":
+        raise InputError("all: is for --scale small; run full experiments one by one.")
+    if name not in (*claims, EVERY):
         known = ", ".join(claims)
         raise InputError(f"unknown experiment {name!r}; there are {known}, and {EVERY}.")
-    return (claims[name],)
+    return tuple(claims.values()) if name == EVERY else (claims[name],)
 
 
 def _table(claims: "Mapping[str, Claim]") -> "Table":

@@ -10,8 +10,7 @@ from exhume.experiments.claims.claim import FAILED, Claim
 from exhume.experiments.table import NEAR, percent
 from exhume.files import finite, read_json
 
-LARGEST = 200_000
-"""Bytes of a figure in the docs at most: a repository keeps every version of it."""
+LARGEST = 200_000  # bytes of a figure in the docs: a repository keeps every version of it
 
 HEAD = f"""# Reproduction
 
@@ -41,9 +40,7 @@ def publish(out: Path, docs: Path, claims: Mapping[str, Claim]) -> list[tuple[st
         and file.parent.name == f"{result['name']}-{result['scale']}"
     }
     if not found and not stored(docs):
-        raise InputError(
-            f"{out}: no results in this folder; exhume reproduce NAME --out {out} makes one."
-        )
+        raise InputError(f"{out}: no results in this folder; exhume reproduce makes them.")
     target = docs / "reproduction"
     try:
         target.mkdir(parents=True, exist_ok=True)
@@ -51,15 +48,13 @@ def publish(out: Path, docs: Path, claims: Mapping[str, Claim]) -> list[tuple[st
         raise InputError(f"{docs}: expected a folder, for the docs ({error}).") from error
     copied: list[tuple[str, str | None]] = []
     for file, result in found.items():
-        name = file.parent.name
-        why = None
-        if result["drawn"]:
-            drawn = file.with_name("figure.svg").read_bytes()
-            if len(drawn) > LARGEST:
-                why = f"{len(drawn):,} bytes, more than {LARGEST:,}"
-                result["drawn"] = False
-            else:
-                (target / f"{name}.svg").write_bytes(drawn)
+        name, why = file.parent.name, None
+        drawn = file.with_name("figure.svg").read_bytes() if result["drawn"] else b""
+        if len(drawn) > LARGEST:
+            why = f"{len(drawn):,} bytes, more than {LARGEST:,}"
+            result["drawn"] = False
+        elif drawn:
+            (target / f"{name}.svg").write_bytes(drawn)
         text = json.dumps(finite(result), indent=2, ensure_ascii=False)
         (target / f"{name}.json").write_text(text + "\n", encoding="utf-8")
         copied.append((name, why))
@@ -97,19 +92,15 @@ def document(results: Sequence[Mapping[str, Any]], order: Sequence[str]) -> str:
 
 def _section(result: Mapping[str, Any]) -> str:
     """One scale of one claim."""
-    name = f"{result['name']}-{result['scale']}"
-    lines = ["", f"    {result['command']}", ""]
-    lines.append(f"**{result['verdict'].capitalize()}** ({result['scale']}): {result['figure']}.")
-    if result["note"]:
-        lines.append(result["note"])
+    name, scale, seconds = result["name"], result["scale"], result["seconds"]
+    note = f"{result['note']}\n" if result["note"] else ""
     failed = f", {result['failed']} of which failed" if result["failed"] else ""
-    seconds = result["seconds"]
     time = f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.3g} min"
-    lines += [
-        "",
-        f"{result['hardware']}; torch {result['torch']}; exhume {result['exhume']}; "
-        f"{result['date']}; {result['cells']} cells{failed}, {time} in all.",
-    ]
-    if result["drawn"]:
-        lines += ["", f"![{result['name']}, {result['scale']}](reproduction/{name}.svg)"]
-    return "\n".join(lines)
+    drawn = f"\n\n![{name}, {scale}](reproduction/{name}-{scale}.svg)" if result["drawn"] else ""
+    return f"""
+    {result["command"]}
+
+**{result["verdict"].capitalize()}** ({scale}): {result["figure"]}.
+{note}
+{result["hardware"]}; torch {result["torch"]}; exhume {result["exhume"]}; {result["date"]}; \
+{result["cells"]} cells{failed}, {time} in all.{drawn}"""

@@ -21,36 +21,26 @@ from exhume.sweep import MOST, Grid, Record
 from exhume.theory import counting
 from exhume.wording import number
 
-FITTED = 1e-6
-"""Relative error under which labels count as fitted; it falls from 1e-2 to rounding at p = n."""
-
-FITTED_MODEL = ("random_features", "squared")
-"""The model whose labels are fitted: the loss is the one that counting is about."""
-
+FITTED = 1e-6  # relative error of fitted labels; at p = n it falls from 1e-2 to rounding
+FITTED_MODEL = (
+    "random_features",
+    "squared",
+)  # whose labels are fitted: counting is about that loss
 OURS, MOMENTUM = "exhume", "iurada2025"
+PAIRS = 8  # pictures that are kept at each ratio, of the first seed and the first method: one row
 
-PAIRS = 8
-"""Pictures that are kept at each ratio, of the first seed and the first method: one row."""
-
-AXES = (
-    "architectures", "activations", "losses", "dims", "samples", "ranks", "methods", "ratios",
-)  # fmt: skip
-"""What a sweep goes over, beside the seeds."""
+# What a sweep goes over, beside the seeds.
+AXES = ("architectures", "activations", "losses", "dims", "samples", "ranks", "methods", "ratios")
 
 WORDS = {
-    "relu": "ReLU",
-    "relu+tanh": "ReLU + tanh",
-    "random_features": "Random features",
-    "two_layer": "Two layers",
-    "resnet": "Residual network",
-    "vit": "Vision transformer",
-    "squared": "squared loss",
-    "logistic": "logistic loss",
-    "cross_entropy": "cross-entropy",
+    **{"relu": "ReLU", "relu+tanh": "ReLU + tanh"},
+    **{"random_features": "Random features", "two_layer": "Two layers"},
+    **{"resnet": "Residual network", "vit": "Vision transformer"},
+    **{"squared": "squared loss", "logistic": "logistic loss", "cross_entropy": "cross-entropy"},
 }
 
+# The columns of `LawCurve.row`.
 HEADINGS = ("model", "d", "n", "r", "what", "counted p", "measured p", "p / counted")
-"""The columns of `LawCurve.row`."""
 
 
 @dataclass(frozen=True)
@@ -91,10 +81,8 @@ class Law:
                 raise InputError(f"{field}: expected different values, got {values}.")
         count = self.seeds * math.prod(len(getattr(self, field)) for field in AXES)
         if count > MOST:
-            raise InputError(
-                f"this grid has {count:,} attacks; expected at most {MOST:,}: take fewer ratios or "
-                "seeds."
-            )
+            many = f"this grid has {count:,} attacks; expected at most {MOST:,}"
+            raise InputError(f"{many}: take fewer ratios or seeds.")
         attacks = self._attacks()
         for cell in attacks:
             cell.check()
@@ -107,17 +95,10 @@ class Law:
         return (cell.seed, cell.method) == (0, self.methods[0])
 
     def _grid(self, kind: type, **axes: Any) -> Grid:
-        common = {
-            "data": self.data,
-            "size": self.size,
-            "classes": self.classes,
-            "activation": self.activations,
-            "dim": self.dims,
-            "samples": self.samples,
-            "rank": self.ranks,
-            "seed": range(self.seeds),
-        }
-        return Grid(kind, common | axes)
+        images = {"data": self.data, "size": self.size, "classes": self.classes}
+        sizes = {"dim": self.dims, "samples": self.samples, "rank": self.ranks}
+        own = {"activation": self.activations, **sizes, "seed": range(self.seeds)}
+        return Grid(kind, {**images, **own, **axes})
 
     def _attacks(self) -> list[Attack]:
         """Attacks on victims at each ratio; the first seed and method keep pictures if any may."""
@@ -151,12 +132,7 @@ class Law:
 
 
 def widths(samples: int, largest: float) -> list[int]:
-    """Return widths from n/4 to the largest, close together where labels begin to fit.
-
-    Example:
-        >>> widths(12, 720)
-        [3, 5, 6, 8, 9, 11, 12, 15, 24, 132, 720]
-    """
+    """Return widths from n/4 to the largest, close together where labels begin to fit."""
     near = [samples * share / 8 for share in (2, 3, 4, 5, 6, 7, 8, 10, 16)]
     far = np.geomspace(2 * samples, max(largest, 2 * samples), 3).tolist()
     return sorted({max(1, math.ceil(width - 1e-9)) for width in near + far})
@@ -164,14 +140,11 @@ def widths(samples: int, largest: float) -> list[int]:
 
 @dataclass(frozen=True)
 class Place:
-    """A place is one width p over all seeds: medians of errors, means of the rest.
-
-    What was not measured is None, as where nothing was attacked.
-    """
+    """A place is one width p over all seeds: medians of errors, means of what was measured."""
 
     width: float
-    error: float | None  # of the reconstruction, or of the labels, between its quartiles
-    low: float | None = None
+    error: float | None  # of the reconstruction, or of the labels; None where nothing was attacked
+    low: float | None = None  # its quartiles
     high: float | None = None
     recovered: float | None = None
     exact: float | None = None
@@ -233,11 +206,11 @@ class LawCurve:
 
         A start at the smallest width tried, with one below that was not, is marked by ≤.
         """
-        least = "≤ " if self.start is not None and 1 < self.places[0].width == self.start else ""
-        share = None if self.start is None else self.start / self.counted
-        measured = "never" if self.start is None else f"{least}{self.start:,.0f}"
+        measured, ratio = "never", "–"
+        if self.start is not None:
+            least = "≤ " if 1 < self.places[0].width == self.start else ""
+            measured, ratio = f"{least}{self.start:,.0f}", least + number(self.start / self.counted)
         sizes = (number(size, "–") for size in (self.dim, self.samples, self.rank))
-        ratio = least + number(share) if share is not None else "–"
         return [self.model, *sizes, self.name, f"{self.counted:,}", measured, ratio]
 
     @property
@@ -266,35 +239,27 @@ def summarise(records: Iterable[Record]) -> Summary:
         cell, values = record.cell, record.values
         if values is None:
             failed.append(record)
-        elif isinstance(cell, LabelFit):
-            groups.setdefault(curve_of(record), {}).setdefault(cell.width, []).append(values)
-        elif isinstance(cell, Attack):
-            width = values["parameters"] / values["outputs"]
+        elif isinstance(cell, Attack | LabelFit):
+            fitted = isinstance(cell, LabelFit) and cell.width
+            width = fitted or values["parameters"] / values["outputs"]
             groups.setdefault(curve_of(record), {}).setdefault(width, []).append(values)
     curves = [
         replace(own, places=tuple(_place(p, group[p], own.method) for p in sorted(group)))
         for own, group in groups.items()
     ]
-    fits = tuple(curve for curve in curves if curve.method is None)
-    attacks = tuple(curve for curve in curves if curve.method is not None)
+    fits, attacks = (tuple(c for c in curves if (c.method is None) == fit) for fit in (True, False))
     return Summary(fits, attacks, tuple(failed))
 
 
 def curve_of(record: Record) -> LawCurve:
     """Return the curve that a finished cell belongs to, without its places."""
     cell, values = record.cell, record.values or {}
-    model = (cell.architecture, cell.loss) if isinstance(cell, Attack) else FITTED_MODEL
     assert isinstance(cell, Attack | LabelFit)
-    return LawCurve(
-        architecture=model[0],
-        activation=cell.activation,
-        loss=model[1],
-        dim=values["inputs"],
-        samples=cell.samples,
-        rank=cell.rank,
-        outputs=values["outputs"],
-        method=cell.method if isinstance(cell, Attack) else None,
-    )
+    (architecture, loss), method = FITTED_MODEL, None
+    if isinstance(cell, Attack):
+        architecture, loss, method = cell.architecture, cell.loss, cell.method
+    sizes = (values["inputs"], cell.samples, cell.rank, values["outputs"])
+    return LawCurve(architecture, cell.activation, loss, *sizes, method)
 
 
 def _place(width: float, rows: list[dict[str, Any]], method: str | None) -> Place:
@@ -308,14 +273,6 @@ def _place(width: float, rows: list[dict[str, Any]], method: str | None) -> Plac
 
     errors, labels = numbers("label_error" if method is None else "error"), numbers("label_error")
     low, median, high = np.quantile(errors, (0.25, 0.5, 0.75)).tolist() if errors else (None,) * 3
-    return Place(
-        width,
-        median,
-        low,
-        high,
-        recovered=mean("recovered") or 0.0,
-        exact=mean("exact") or 0.0,
-        label_error=float(np.median(labels)) if labels else None,
-        chance=mean("chance"),
-        seeds=len(rows),
-    )
+    label_error = float(np.median(labels)) if labels else None
+    shares = (mean("recovered") or 0.0, mean("exact") or 0.0)
+    return Place(width, median, low, high, *shares, label_error, mean("chance"), len(rows))

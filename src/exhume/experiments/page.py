@@ -20,8 +20,8 @@ from exhume.report.plots import inline
 from exhume.sweep import Cell, Record
 from exhume.wording import number, percent
 
+# The columns of the table of medians that follow the setting and the method.
 MEASURED = ("p", "error", "recovered", "exact", "seeds")
-"""The columns of the table of medians that follow the setting and the method."""
 
 
 def perform(
@@ -29,16 +29,14 @@ def perform(
 ) -> Summary:
     """Run the cells of a sweep with the options of `sweep.run`, and write table, figure and page.
 
-    Raises:
-        InputError: every cell failed.
+    An InputError is raised if every cell failed.
     """
 
     def draw(records: Sequence[Record]) -> Figure:
         summary = summarise(records)
         if not summary.attacks:
-            raise InputError(
-                f"all {len(cells)} cells failed, the first one with {summary.failed[0].error}"
-            )
+            first = summary.failed[0].error
+            raise InputError(f"all {len(cells)} cells failed, the first one with {first}")
         return phases.draw(summary)
 
     records, figure = measured(cells, folder, draw, "law", **options)
@@ -54,35 +52,32 @@ def render(
     """Return the page as text, with the command that made it, without pictures if redacted."""
     curves = (*summary.fits, *summary.attacks)
     medians = [
-        [*curve.row[:5], number(place.width), number(place.error, "–"), percent(place.recovered),
-         percent(place.exact), str(place.seeds)]
+        (*curve.row[:5], number(p.width), number(p.error, "–"), *map(percent, shares), str(p.seeds))
         for curve in summary.attacks
-        for place in curve.places
-    ]  # fmt: skip
+        for p in curve.places
+        for shares in [(p.recovered, p.exact)]
+    ]
     pictures = [
         (curve_of(record).model, getattr(record.cell, "ratio", None), record.values["picture"])
         for record in records
         if record.values and record.values.get("picture") and not redact
     ]
-    return (
-        environment()
-        .get_template("law.html.jinja")
-        .render(
-            data=", ".join(sorted({getattr(record.cell, "data", "") for record in records})),
-            tone="calm" if all(curve.start is None for curve in summary.attacks) else "exposed",
-            sentences=[curve.sentence for curve in curves],
-            failed=[record.error for record in summary.failed],
-            figure=inline(figure),
-            starts=[HEADINGS, *(curve.row for curve in curves)],
-            medians=[[*HEADINGS[:5], *MEASURED], *medians],
-            pictures=pictures,
-            redact=redact,
-            cells=len(records),
-            seconds=sum(record.seconds for record in records),
-            device=sweep.made(records, "hardware"),
-            version=exhume.__version__,
-            torch=torch.__version__,
-            written=datetime.now(UTC).isoformat(timespec="seconds"),
-            command=command,
-        )
+    template = environment().get_template("law.html.jinja")
+    return template.render(
+        data=", ".join(sorted({getattr(record.cell, "data", "") for record in records})),
+        tone="calm" if all(curve.start is None for curve in summary.attacks) else "exposed",
+        sentences=[curve.sentence for curve in curves],
+        failed=[record.error for record in summary.failed],
+        figure=inline(figure),
+        starts=[HEADINGS, *(curve.row for curve in curves)],
+        medians=[[*HEADINGS[:5], *MEASURED], *medians],
+        pictures=pictures,
+        redact=redact,
+        cells=len(records),
+        seconds=sum(record.seconds for record in records),
+        device=sweep.made(records, "hardware"),
+        version=exhume.__version__,
+        torch=torch.__version__,
+        written=datetime.now(UTC).isoformat(timespec="seconds"),
+        command=command,
     )

@@ -13,8 +13,7 @@ from exhume.report.plots import DASHES, HIGH, INK, LOW, MUTED, grid, shades, sty
 from exhume.sweep import Record
 from exhume.wording import power_of_ten
 
-SIZES = ("inputs", "outputs", "parameters", "actual_ratio")
-"""What places a cell in a phase diagram."""
+SIZES = ("inputs", "outputs", "parameters", "actual_ratio")  # what places a cell in the diagram
 
 
 @styled
@@ -48,11 +47,15 @@ def draw(summary: Summary) -> Figure:
         right.set_xlim(low, high)
         _threshold(right, 1.0, "as many equations as unknowns", "data determined")
         ticks(right, (1.0, 2.0, 5.0), "{:g}".format)
-        entries = [(size, colours[size], "-") for size in sizes] if len(sizes) > 1 else []
-        entries += [(name, MUTED if len(sizes) > 1 else colours[sizes[0]], look)
-                    for name, look in looks.items()]  # fmt: skip
+        several = len(sizes) > 1
+        entries = [(size, colours[size], "-") for size in sizes if several]
+        entries += [(n, MUTED if several else colours[sizes[0]], look) for n, look in looks.items()]
         entries.append(("label error" if fits else "training loss", INK, "-"))
-        _legend(right, entries)
+        handles = [
+            right.plot([], [], color=colour, linestyle=look, linewidth=2.0, label=words)[0]
+            for words, colour, look in entries
+        ]
+        right.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.02, 1), handlelength=1.9)
     return figure
 
 
@@ -62,9 +65,7 @@ def phases(records: Sequence[Record]) -> Figure | None:
     Label fitting is drawn for sizes that have an attack with an error to draw.
     """
     summary = summarise(
-        record
-        for record in records
-        if record.values is not None and all(record.values.get(w, 0) is not None for w in SIZES)
+        r for r in records if r.values and all(r.values.get(w, 0) is not None for w in SIZES)
     )
     attacks = [c for c in summary.attacks if any(place.error is not None for place in c.places)]
     sizes = {_size(curve) for curve in attacks}
@@ -100,13 +101,8 @@ def _errors(
     if levels:
         level = sum(levels) / len(levels)
         axes.axhline(level, color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)))
-        where: Any = {
-            "xytext": (4, 3),
-            "textcoords": "offset points",
-            "color": MUTED,
-            "fontsize": 9,
-        }
-        axes.annotate("random guess", (0, level), xycoords=("axes fraction", "data"), **where)
+        where: Any = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
+        axes.annotate("random guess", (0, level), (4, 3), color=MUTED, fontsize=9, **where)
     if alone:
         (left, right), first = axes.get_xlim(), attacks[0].samples
         second = max(curve.counted for curve in attacks)
@@ -134,21 +130,11 @@ def _threshold(axes: Axes, place: float, upper: str, lower: str) -> None:
     low, high = axes.get_xlim()
     if low <= place <= high:
         axes.axvline(place, color=MUTED, linewidth=1.0)
+        at: Any = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
         for words, by, colour in ((lower, 14, INK), (upper, 3, MUTED)):
-            axes.annotate(
-                words, (place, 1), xytext=(0, by), textcoords="offset points", color=colour,
-                xycoords=("data", "axes fraction"), ha="center", fontsize=9,
-            )  # fmt: skip
+            axes.annotate(words, (place, 1), (0, by), color=colour, ha="center", fontsize=9, **at)
 
 
 def _whole(value: float) -> str:
     """A whole number on an axis."""
     return f"{value:,.0f}" if value < 1e6 else power_of_ten(round(math.log10(value)))
-
-
-def _legend(axes: Axes, entries: Sequence[tuple[str, str, Any]]) -> None:
-    handles = [
-        axes.plot([], [], color=colour, linestyle=dashes, linewidth=2.0, label=words)[0]
-        for words, colour, dashes in entries
-    ]
-    axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.02, 1.0), handlelength=1.9)

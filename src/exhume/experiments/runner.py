@@ -18,11 +18,7 @@ Drawn = TypeVar("Drawn", bound=Figure | None)
 
 
 def measured(
-    cells: Sequence[Cell],
-    folder: Path,
-    draw: Callable[[Sequence[Record]], Drawn],
-    name: str,
-    **options: Any,
+    cells: Sequence[Cell], folder: Path, draw: Callable[[Any], Drawn], name: str, **options: Any
 ) -> tuple[list[Record], Drawn]:
     """Run the cells that are not in the folder yet, with the options of `exhume.sweep.run`.
 
@@ -55,10 +51,9 @@ def missing(claim: Claim, scale: Scale) -> str | None:
 
 
 def perform(claim: Claim, scale: Scale, folder: Path, **options: Any) -> dict[str, Any]:
-    """Put a claim to the test, with the options of `exhume.sweep.run`, and judge it.
+    """Judge a claim on its cells, run with the options of `exhume.sweep.run`.
 
-    Returns:
-        What result.json holds: the finding, with what it takes to find it again.
+    Returned is what result.json holds: the finding, with what it takes to find it again.
     """
 
     def draw(records: Sequence[Record]) -> Figure | None:

@@ -11,23 +11,15 @@ from typing import Any
 
 from exhume.sweep import Record
 
-Row = Mapping[str, Any]
-"""The fields of a cell and the values it returned."""
+Row = Mapping[str, Any]  # the fields of a cell and the values it returned
+Curve = dict[float, float]  # a mean over seeds, by what it was measured at, in rising order
 
-Curve = dict[float, float]
-"""A mean over seeds, by what it was measured at, in rising order."""
+HALF = 0.5  # mean share of the samples recovered from which recovery counts as started
+BELOW, ABOVE = 0.1, 0.9  # share recovered that counts as none, and as all, over several seeds
 
-HALF = 0.5
-"""Mean share of the samples recovered from which recovery counts as started."""
-
-BELOW, ABOVE = 0.1, 0.9
-"""Share of samples recovered that counts as none, and as all, over several seeds."""
-
+# Ratios of equations to unknowns that count as about one: counting puts the threshold at one, and a
+# search needs a little more than that.
 NEAR = (0.7, 3.0)
-"""Ratios of equations to unknowns that count as about one.
-
-Counting puts the threshold at one, and a search needs a little more than that.
-"""
 
 
 class Table(list[Row]):
@@ -61,13 +53,7 @@ class Table(list[Row]):
     def curve(
         self, value: str, by: str = "ratio", of: Callable[[list[float]], float] = statistics.fmean
     ) -> Curve:
-        """Return the mean (or another figure) of a value for each of another.
-
-        Example:
-            >>> table = Table([{"ratio": 2, "error": 0.5}, {"ratio": 1, "error": 1.0}])
-            >>> table.curve("error")
-            {1: 1.0, 2: 0.5}
-        """
+        """Return the mean (or another figure) of a value for each of another."""
         groups: dict[float, list[float]] = {}
         for row in self.whole(value, by):
             groups.setdefault(row[by], []).append(row[value])
@@ -100,12 +86,7 @@ def onset(curve: Curve) -> float | None:
 
 
 def fallen(curve: Curve, level: float) -> Curve:
-    """Return the share of a level by which a curve is below it; none where there is no level.
-
-    Example:
-        >>> fallen({1.0: 0.8, 2.0: 0.2}, 0.8)
-        {1.0: 0.0, 2.0: 0.75}
-    """
+    """Return the share of a level by which a curve is below it; none where there is no level."""
     return {x: 1 - y / level if level else 0.0 for x, y in curve.items()}
 
 
@@ -139,27 +120,21 @@ class Threshold:
         reached = self.start is not None
         return (reached, self.below <= BELOW, near(self.start), self.above >= ABOVE)
 
-    def sentence(self, unit: str = "dn") -> str:
+    @property
+    def sentence(self) -> str:
         """Say it in words.
 
         Example:
-            >>> Threshold(0.0, 1.5, 1.0).sentence()
+            >>> Threshold(0.0, 1.5, 1.0).sentence
             'none below 0.7 dn, half from 1.5 dn, 100 % at the top'
         """
         below = "none" if self.below == 0 else percent(self.below)
-        return (
-            f"{below} below {NEAR[0]:g} {unit}, half {place(self.start, f' {unit}', 'from ')}, "
-            f"{percent(self.above)} at the top"
-        )
+        half = place(self.start, " dn", "from ")
+        return f"{below} below {NEAR[0]:g} dn, half {half}, {percent(self.above)} at the top"
 
 
 def place(at: float | None, unit: str = "", word: str = "") -> str:
-    """Say where a curve rises.
-
-    Example:
-        >>> place(1.234, " dn"), place(2.0, " dn", "from "), place(None)
-        ('1.2 dn', 'from 2 dn', 'nowhere')
-    """
+    """Say where a curve rises."""
     return "nowhere" if at is None else f"{word}{at:.2g}{unit}"
 
 

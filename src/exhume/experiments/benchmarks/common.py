@@ -1,7 +1,7 @@
 """What benchmarks share: heading and table, an attack as a row, a run watched with a stop-watch."""
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar
@@ -61,14 +61,11 @@ def tracked(items: Sequence[T], what: str = "Working...") -> Iterable[T]:
     return track(items, what, console=console, transient=True)
 
 
-def drawn(
-    seeds: int, first: int, cases: Collection[str] = (), known: Collection[str] = ()
-) -> range:
+def drawn(seeds: int, first: int, cases: Sequence[str] = (), known: Any = ()) -> range:
     """Return so many seeds, where they and the names of cases can be."""
-    whole_number("seeds", seeds)
     for name in cases:
         one_of("case", name, known)
-    return range(first, first + seeds)
+    return range(first, first + whole_number("seeds", seeds))
 
 
 def seeded(cell: Attack, seeds: int, first: int) -> Sequence[Attack]:
@@ -144,8 +141,7 @@ def momentum_until(
             progress = method.advance(problem, progress)
             used = time.perf_counter() - start
             if progress.total_steps % every == 0:
-                found = recovered(progress)
-                if found >= share:
+                if (found := recovered(progress)) >= share:
                     return used, found
                 start = time.perf_counter() - used
         return used, recovered(progress)

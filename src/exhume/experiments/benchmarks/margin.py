@@ -149,9 +149,8 @@ def _pixel_box(known: Data) -> Box:
 
 
 def _trained(known: Data, case: Case, seed: int, device: str) -> Victim:
-    victim = victims.kkt_mlp(
-        known, case.widths, seed, steps=case.steps, device=device, show=training_shown()
-    )
+    how: Any = {"steps": case.steps, "device": device, "show": training_shown()}
+    victim = victims.kkt_mlp(known, case.widths, seed, **how)
     record = victim.training
     say(
         f"  seed {seed}: trained in {record['seconds']:.0f} s; KKT violation "
@@ -177,10 +176,8 @@ class Board:
         samples = self.known.samples
         if isinstance(method, Shen2026):
             samples = max(1, 3 * samples // 4)
-        watch = Watch(None, f"{method.name} ", 10.0)
-        found = reconstruct(
-            problem, samples, self.seed, method, time_limit=self.limit, observe=watch
-        )
+        budget: Any = {"time_limit": self.limit, "observe": Watch(None, f"{method.name} ", 10.0)}
+        found = reconstruct(problem, samples, self.seed, method, **budget)
         self.add(box, note or method.name, found.samples, found)
 
     def add(
@@ -190,19 +187,11 @@ class Board:
         truth, rows = (normalize(x.double()) for x in (self.known.inputs, candidates))
         best = (truth @ rows.T).amax(1)  # the largest cosine of each sample with a candidate
         close, closer = (int((best > level).sum()) for level in (CLOSE, CLOSER))
-        self.rows.append(
-            {
-                "seed": self.seed,
-                "box": box,
-                "attack": attack,
-                "found": found,
-                "candidates": len(candidates),
-                "recovered": score(candidates, self.known.inputs).recall,
-                "close": close,
-                "closer": closer,
-                "published": published_score(candidates, self.known),
-                "contrast": other_data(candidates, self.known, self.held_out).cosines,
-            }
-        )
+        row = {"seed": self.seed, "box": box, "attack": attack, "candidates": len(candidates)}
+        row |= {"found": found, "recovered": score(candidates, self.known.inputs).recall}
+        row |= {"close": close, "closer": closer}
+        row["published"] = published_score(candidates, self.known)
+        row["contrast"] = other_data(candidates, self.known, self.held_out).cosines
+        self.rows.append(row)
         median = float(best.median())
         say(f"  {attack} ({box}): {close} samples with a cosine over {CLOSE}, median {median:.2f}")

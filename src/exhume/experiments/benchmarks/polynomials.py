@@ -70,12 +70,7 @@ def _row(seed: int, victim: Victim, found: Identifiability) -> dict[str, Any]:
     if samples is None:
         samples = theory.recover(module_of(victim), victim.trained).samples
     errors = score(samples, victim.truth).errors
-    return {
-        "seed": seed,
-        "found": found,
-        "condition": "holds" if found.holds else "fails",
-        "training": victim.training,
-        "exact": int((errors < EXACT).sum()),
-        "count": len(errors),
-        "worst": float(errors.max()),
-    }
+    exact, count = int((errors < EXACT).sum()), len(errors)
+    condition = "holds" if found.holds else "fails"
+    row = {"seed": seed, "found": found, "condition": condition, "training": victim.training}
+    return {**row, "exact": exact, "count": count, "worst": float(errors.max())}

@@ -97,20 +97,12 @@ def threshold(
             ours.append(attacked(cell, victim, limit=limit))
             if momentum_limit > 0:
                 slow.append(momentum_until(victim, 1.0, momentum_limit, cell.seed)[1])
-        seconds = [row["seconds"] for row in ours]
-        rows.append(
-            {
-                "ratio": ratio,
-                "seeds": seeds,
-                "whole": sum(row["recovered"] == 1 for row in ours),
-                "exact": sum(row["exact"] == 1 for row in ours),
-                "recovered": statistics.fmean(row["recovered"] for row in ours),
-                "median": statistics.median_high(seconds),
-                "most": max(seconds),
-                "slow_whole": sum(share == 1 for share in slow) if slow else None,
-                "slow": statistics.fmean(slow) if slow else None,
-            }
-        )
+        seconds, found = ([row[word] for row in ours] for word in ("seconds", "recovered"))
+        row = {"ratio": ratio, "seeds": seeds, "exact": sum(row["exact"] == 1 for row in ours)}
+        row |= {"whole": found.count(1), "recovered": statistics.fmean(found)}
+        row |= {"median": statistics.median_high(seconds), "most": max(seconds)}
+        row |= {"slow_whole": slow.count(1) if slow else None}
+        rows.append(row | {"slow": statistics.fmean(slow) if slow else None})
     show(
         f"ratio: {{ratio:g}} | ours (≤ {limit:g} s): whole: {{whole}} of {{seeds}} | "
         "exact: {exact} of {seeds} | mean recovered: {recovered:.0%} | median s: {median:.1f} | "

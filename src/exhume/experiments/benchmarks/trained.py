@@ -24,6 +24,7 @@ resnet = partial(images, architecture="resnet", samples=10)
 vit = partial(images, architecture="vit", samples=10, until=1e-6)
 classes = partial(images, architecture="two_layer", samples=100, classes="all", ratio=4.0)
 
+# What a case is called, what its attack is called, and the cell; ratios say how wide it is.
 CASES: dict[str, list[tuple[str, str, Attack]]] = {
     "digits": [
         (f"width {ratio:g}dn", name, digits(classes="parity", ratio=ratio, method=name))
@@ -47,7 +48,6 @@ CASES: dict[str, list[tuple[str, str, Attack]]] = {
         for block, ratio in (("last", 256 / 30_720), ("all", 52.38))
     ],
 }
-"""What a case is called, what its attack is called, and the cell; ratios say how wide it is."""
 
 
 def networks(

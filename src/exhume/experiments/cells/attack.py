@@ -127,13 +127,7 @@ class Attack(Samples):
         }
 
     def width(self, known: Data) -> int:
-        """Return the width whose equations come nearest to ratio · d · n.
-
-        Example:
-            >>> cell = Attack(dim=10, samples=3, ratio=2.0)
-            >>> cell.width(cell.known())
-            60
-        """
+        """Return the width whose equations come nearest to ratio · d · n."""
         wanted = self._equations(known.dim)
         step = STEPS.get(self.architecture, 1)
 
@@ -152,11 +146,10 @@ class Attack(Samples):
         """Rows of the target and its entries, p and p·m, of a model of that width."""
         if self.architecture in ("random_features", "two_layer") and self.block == "last":
             return width, width * known.outputs
-        sizes = {"shape": list(known.shape), "outputs": known.outputs}
+        sizes: dict[str, Any] = {"shape": list(known.shape), "outputs": known.outputs}
+        sizes |= {SIZED[self.architecture]: width}
         with torch.device("meta"):
-            network = architectures.build(
-                self.architecture, sizes | {SIZED[self.architecture]: width}
-            )
+            network = architectures.build(self.architecture, sizes)
         if self.block == "all":
             every = sum(p.numel() for p in network.parameters())
             return every, every
@@ -184,19 +177,13 @@ class Attack(Samples):
             return victims.random_features(
                 known, width, self.activation, self.seed, self.loss, ridge, weights, device
             )
-        own = {"activation": self.activation} if self.architecture == "two_layer" else {}
-        trained: Victim = getattr(victims, self.architecture)(
-            known,
-            **{SIZED[self.architecture]: width},
-            **own,
-            loss=self.loss,
-            seed=self.seed,
-            device=device,
-            dtype=getattr(torch, self.dtype),
-            until=UNTIL[self.loss] if self.until is None else self.until,
-            lazy=self.lazy,
-            show=show,
-        )
+        own: dict[str, Any] = {name: getattr(self, name) for name in ("loss", "seed", "lazy")}
+        own |= {SIZED[self.architecture]: width, "device": device, "show": show}
+        own["dtype"] = getattr(torch, self.dtype)
+        own["until"] = UNTIL[self.loss] if self.until is None else self.until
+        if self.architecture == "two_layer":
+            own["activation"] = self.activation
+        trained: Victim = getattr(victims, self.architecture)(known, **own)
         return trained
 
     def attack(
@@ -262,10 +249,6 @@ def subspace_is(method: str, architecture: str, rank: int | None) -> str | None:
 
     The first layer of random features does not move and shows no subspace: where the samples have
     a rank, tansley2026 is handed the true basis there. Elsewhere it estimates one.
-
-    Example:
-        >>> subspace_is("tansley2026", "random_features", 4)
-        'told'
     """
     if method != SUBSPACE:
         return None

@@ -6,7 +6,6 @@ from typing import Any
 import torch
 
 from exhume import data, victims
-from exhume.checks import whole_number
 from exhume.equation.objective import fitted
 from exhume.experiments.cells.samples import Samples
 from exhume.features.activations import activation as named_activation
@@ -21,12 +20,6 @@ class LabelFit(Samples):
 
     width: int = 1  # p, from 1 on
     activation: str = "relu"  # σ
-
-    def check(self) -> None:
-        """Refuse what could not be run, before any work."""
-        super().check()
-        whole_number("width", self.width)
-        named_activation(self.activation)
 
     def run(self, device: str) -> dict[str, Any]:
         """Fit the labels; `label_error` is ‖Φθ − y‖²/‖y‖² of the least-squares θ."""

@@ -1,5 +1,6 @@
 """Whether weights determine their samples: rank conditions, and samples recovered from them."""
 
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
@@ -111,12 +112,10 @@ class Stationary:
         width = 2 * theory.fewest_neurons(self.degree, self.samples)
         known = data.sphere(self.dim, self.samples, self.seed)
         for labelled in victims.labellings(known, self.degree, self.seed):
-            try:
+            with suppress(InputError):
                 found = self.judged(labelled, width)
-            except InputError:
-                continue
-            if found[1].holds:
-                return found
+                if found[1].holds:
+                    return found
         raise InputError(
             f"seed {self.seed}: under no labels of these samples a KKT point with {width} neurons "
             "fulfils the condition; take a larger --dim, where samples are nearer to orthogonal."

@@ -37,11 +37,12 @@ class Samples:
             self.check_absent(f"{self.data}; it is for sphere", "dim", "rank")
             return
         self.check_absent("sphere; it is for images", "size", "classes")
-        dim = self._dim()
-        if self.rank is not None and self.rank > dim:
-            raise InputError(f"rank: expected at most the dimension, {dim}, got {self.rank}.")
-        check_size("dim · samples", dim * self.samples)
-        check_size("dim · rank", dim * (self.rank or 1))
+        if self.dim is None:
+            raise InputError("dim: sphere data needs a dimension, for example 60.")
+        if self.rank is not None and self.rank > self.dim:
+            raise InputError(f"rank: expected at most the dimension, {self.dim}, got {self.rank}.")
+        check_size("dim · samples", self.dim * self.samples)
+        check_size("dim · rank", self.dim * (self.rank or 1))
 
     def check_given(self, check: Callable[..., Any], *fields: str, **options: Any) -> None:
         """Check fields that are not left out."""
@@ -55,15 +56,10 @@ class Samples:
             if (value := getattr(self, field)) is not None:
                 raise InputError(f"{field}: got {value!r}, but it is not for {what}; leave it out.")
 
-    def _dim(self) -> int:
-        if self.dim is None:
-            raise InputError("dim: sphere data needs a dimension, for example 60.")
-        return self.dim
-
     def known(self) -> Data:
         """Return the training data."""
         if self.data == "sphere":
-            return data.sphere(self._dim(), self.samples, self.seed, rank=self.rank)
+            return data.sphere(self.dim or 0, self.samples, self.seed, rank=self.rank)
         words: Any = self.classes
         return data.load(self.data, self.samples, self.seed, classes=words, size=self.size)
 

@@ -85,23 +85,19 @@ class Splitting:
         """Return `runs` by arm, and the `predicted` decrease over the measured where base ends."""
         problem, known, count = self.posed()
         kind, tuned = CASES[self.case][0], 0
-        base: Penalised | Iurada2025
-        if issubclass(kind, Penalised):  # nothing is tuned in the projection
-            base = kind(steps=10**9, trials=TRIALS, probe=PROBE)
-            problem = seen_by(base, problem)
+        options: Any = {"steps": 10**9, "trials": TRIALS, "probe": PROBE}
+        base = kind(**options if issubclass(kind, Penalised) else {})  # no tuning in the projection
+        problem = seen_by(base, problem)
+        if isinstance(base, Penalised):
             trying = base.init(problem, self.samples, self.seed)
             while trying.phase == "tune" and trying.outcome is None:
                 trying = base.advance(problem, trying)
             tuned = trying.state.trial
-        else:
-            base = kind()
-            problem = seen_by(base, problem)
 
         def go(method: Method, count: int) -> tuple[dict[str, Any], Progress]:
             started = shen2026.begun_with(base, problem, count, self.seed, tuned)
-            progress: Progress = (
-                shen2026.with_splits(started) if isinstance(method, Shen2026) else started
-            )
+            splits = isinstance(method, Shen2026)
+            progress: Progress = shen2026.with_splits(started) if splits else started
             with threads_for(problem, self.samples):
                 progress = spent(method, problem, progress)
             fit = method.finish(problem, progress)
@@ -129,9 +125,7 @@ class Splitting:
         return {"runs": found, "predicted": predicted_over_measured(base, problem, at_rest)}
 
 
-def predicted_over_measured(
-    base: Penalised | Iurada2025, problem: Problem, progress: Progress
-) -> float:
+def predicted_over_measured(base: Method, problem: Problem, progress: Progress) -> float:
     """½ε² Σ uᵀSu over what the loss does when candidates are split by a small ε.
 
     The published surrogate of ReLU has a forward and a backward function that do not belong
@@ -147,9 +141,8 @@ def predicted_over_measured(
         loss = Penalty(smooth, settings, progress)
     else:
         assert isinstance(progress, Rolling)
-        smooth = replace(
-            problem, features=problem.features.substituted(softplus(shen2026.SMOOTHING))
-        )
+        sigma = softplus(shen2026.SMOOTHING)
+        smooth = replace(problem, features=problem.features.substituted(sigma))
         fit = progress.state.fit
         fit = fitted_with(smooth, fit.candidates, fit.coefficients)
         loss = Projection(smooth, replace(progress, state=replace(progress.state, fit=fit)))

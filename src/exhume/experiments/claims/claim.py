@@ -2,25 +2,17 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal
 
 from matplotlib.figure import Figure
 
 from exhume.sweep import Cell, Record
 
-Scale = Literal["small", "full"]
-"""`small` takes minutes on two cores, `full` is for a GPU."""
+BUNDLED = ("sphere", "digits", "faces", "photos")  # sets that need no folder
+FIRST = 20  # the first seed of runs that are judged; sizes and rules were set on smaller ones
+FAILED = 0.05  # share of the cells that may fail; where more do, nothing is decided
 
-BUNDLED = ("sphere", "digits", "faces", "photos")
-"""Sets that need no folder."""
-
-FIRST = 20
-"""The first seed of the runs that are judged; sizes and rules were set on smaller ones."""
-
-FAILED = 0.05
-"""Share of the cells that may fail; where more do, nothing is decided."""
-
+Scale = Literal["small", "full"]  # minutes on two cores; for a GPU
 Verdict = Literal["holds", "holds in part", "does not hold", "not decided"]
 
 
@@ -65,29 +57,24 @@ class Claim:
 
 
 def claim(
-    name: str, source: str, sentence: str, minutes: tuple[float, float], cells: Cells, draw: Draw
+    source: str, sentence: str, minutes: tuple[float, float], cells: Cells, draw: Draw
 ) -> Callable[[Rule], Claim]:
-    """Make a claim of the rule below."""
-    return partial(Claim, name, source, sentence, minutes, cells, draw)
+    """Make a claim of the rule below, which names it."""
+
+    def named(rule: Rule) -> Claim:
+        name = rule.__name__.replace("_", "-")
+        return Claim(name, source, sentence, minutes, cells, draw, rule)
+
+    return named
 
 
 def seeds(count: int) -> range:
-    """Return so many seeds on which no size or rule was set.
-
-    Example:
-        >>> seeds(3)
-        range(20, 23)
-    """
+    """Return so many seeds on which no size or rule was set."""
     return range(FIRST, FIRST + count)
 
 
 def judged(core: bool, *rest: bool) -> Verdict:
-    """Return the verdict on a claim whose core must hold; where more of it fails, it holds in part.
-
-    Example:
-        >>> judged(True, True), judged(True, False), judged(False, True)
-        ('holds', 'holds in part', 'does not hold')
-    """
+    """Return the verdict on a claim whose core must hold, and of which more may fail."""
     if not core:
         return "does not hold"
     return "holds" if all(rest) else "holds in part"

@@ -15,7 +15,6 @@ from exhume.experiments.phases import phases
 from exhume.experiments.table import (
     ABOVE,
     NEAR,
-    Curve,
     Table,
     Threshold,
     fallen,
@@ -23,21 +22,17 @@ from exhume.experiments.table import (
     onset,
     percent,
     place,
-)  # fmt: skip
+)
 from exhume.report.plots import bars, lines, pictures, sheet
 from exhume.sweep import Cell, Grid, Record
 
 LAW = "Iurada et al., A Law of Data Reconstruction for Random Features (and Beyond), ICLR 2026"
 
-UNFITTED = 1e-2
-"""Relative training error of labels that do not fit."""
-
-SMALL = 0.05
-"""Error, in the published measure, that counts as about 0."""
-
+UNFITTED = 1e-2  # relative training error of labels that do not fit
+SMALL = 0.05  # error, in the published measure, that counts as about 0
 RATIOS = (0.3, 0.6, 1.0, 1.4, 2.0, 3.0, 5.0, 10.0)
-WIDTHS = (0.5, 0.75, 1.0, 1.5, 3.0)
-"""Widths at which labels are fitted, in units of n."""
+WIDTHS = (0.5, 0.75, 1.0, 1.5, 3.0)  # at which labels are fitted, in units of n
+RELU, TANH = "relu", "relu+tanh"
 
 
 def _fits(samples: int, **axes: Any) -> Grid:
@@ -56,19 +51,15 @@ def labels(fits: Table) -> tuple[bool, str] | None:
     narrow = [error for share, error in middle.items() if share <= 0.5]
     if not wide or not narrow:
         return None
+    words = f"{min(narrow):.1g} at p = n/2, at most {max(wide):.0e} from p = n on"
     holds = max(wide) <= FITTED and min(narrow) >= UNFITTED
-    return holds, (
-        f"median label error {min(narrow):.1g} at p = n/2, at most {max(wide):.0e} from p = n on"
-    )
+    return holds, f"median label error {words}"
 
 
 def _sphere_cells(scale: Scale) -> list[Cell]:
-    sizes = {
-        "small": ((20, 6), (30, 10), (60, 8)),
-        "full": ((100, 20), (200, 20), (200, 50), (400, 50)),
-    }[scale]
+    small, full = ((20, 6), (30, 10), (60, 8)), ((100, 20), (200, 20), (200, 50), (400, 50))
     cells: list[Cell] = []
-    for dim, samples in sizes:
+    for dim, samples in small if scale == "small" else full:
         common: dict[str, Any] = {"dim": dim, "samples": samples, "seed": seeds(3)}
         cells += _fits(**common)
         cells += Grid(Attack, {**common, "ratio": RATIOS, "products": 10_000})
@@ -76,7 +67,6 @@ def _sphere_cells(scale: Scale) -> list[Cell]:
 
 
 @claim(
-    "sphere-thresholds",
     f"{LAW}, synthetic data",
     "Labels fit from p = n on, and the samples come back from about p = dn on, whatever d and n "
     "are.",
@@ -114,11 +104,8 @@ def _cifar_cells(scale: Scale) -> list[Cell]:
     samples = 10 if small else 100
     images: dict[str, Any] = {"data": "cifar10", "size": 8 if small else None, "samples": samples}
     axes = {"ratio": (0.03, 0.1, 0.3, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0), "seed": drawn, "keep": 6}
-    products = 10_000 if small else 4_000
-    return [
-        *_fits(**images, seed=drawn),
-        *Grid(Attack, {**images, **axes, "products": products}),
-    ]
+    attacks = Grid(Attack, {**images, **axes, "products": 10_000 if small else 4_000})
+    return [*_fits(**images, seed=drawn), *attacks]
 
 
 def _shown(records: Sequence[Record]) -> dict[str, str]:
@@ -129,10 +116,10 @@ def _shown(records: Sequence[Record]) -> dict[str, str]:
         return {}
     first = drawn.where(seed=drawn[0]["seed"])
     wanted = {min(first, key=lambda row: abs(row["ratio"] - at))["ratio"] for at in (0.3, 1.5, 10)}
-    shown = sorted((row for row in first if row["ratio"] in wanted), key=lambda row: row["ratio"])
     return {
         f"p = {row['ratio']:g} dn, {percent(row['recovered'])} recovered": row["picture"]
-        for row in shown
+        for row in sorted(first, key=lambda row: row["ratio"])
+        if row["ratio"] in wanted
     }
 
 
@@ -148,7 +135,6 @@ def _cifar_draw(records: Sequence[Record]) -> Figure | None:
 
 
 @claim(
-    "cifar10-thresholds",
     f"{LAW}, CIFAR-10, random features, n = 100",
     "The training loss is about 0 from p = n on; the reconstruction error is about 1.0 at p = n, "
     "0.5 at p = dn and 0 at p = 10dn.",
@@ -160,20 +146,18 @@ def cifar10_thresholds(records: Sequence[Record]) -> Finding:
     """The published curve: its ends, its fall at about dn, and half of it left there."""
     attacks = Table.of(records, Attack)
     errors, fitted = attacks.curve("published_error"), labels(Table.of(records, LabelFit))
-    if fitted is None:
-        return undecided("label fitting")
-    if not errors or min(errors) > 0.1 or max(errors) <= NEAR[1]:
-        return undecided("errors far below and far above dn are needed")
+    if fitted is None or not errors or min(errors) > 0.1 or max(errors) <= NEAR[1]:
+        return undecided("label fitting and errors far below and far above dn are needed")
     fit, words = fitted
     first, last = errors[min(errors)], errors[max(errors)]
     gone = fallen(errors, first)
     half = onset(gone)
     dn = min(errors, key=lambda ratio: abs(ratio - 1))
-    core, *rest = half is not None, fit, first >= 0.5, near(half), last <= SMALL
+    there = 0.25 <= gone[dn] <= 0.75
     return Finding(
         f"{words}; published error {first:.2f} at {min(errors):g} dn, {errors[dn]:.2f} at "
         f"{dn:g} dn, {last:.1g} at {max(errors):g} dn, half of the first from {place(half, ' dn')}",
-        judged(core, *rest, 0.25 <= gone[dn] <= 0.75),
+        judged(half is not None, fit, first >= 0.5, near(half), last <= SMALL, there),
         "The published error compares absolute values of pixels, so that random images have about "
         f"0.75; of its first value {percent(1 - gone[dn])} are left at {dn:g} dn.",
     )
@@ -196,7 +180,6 @@ def _span_draw(records: Sequence[Record]) -> Figure:
 
 
 @claim(
-    "span-residual",
     f"{LAW}, span residual and Theorem 1",
     "The features of the samples come to lie in the span of the recovered ones as p passes dn.",
     (1, 2),
@@ -221,20 +204,15 @@ def span_residual(records: Sequence[Record]) -> Finding:
     )
 
 
-RELU, TANH = "relu", "relu+tanh"
-
-
 def _sign_cells(scale: Scale) -> list[Cell]:
     dim, samples, count = (30, 8, 6) if scale == "small" else (100, 20, 10)
-    axes: dict[str, Any] = {
-        **{"dim": dim, "samples": samples, "activation": (RELU, TANH), "ratio": 6.0},
-        "seed": seeds(count),
-    }
-    told = {"told": (samples, samples + 2)}
+    axes: dict[str, Any] = {"dim": dim, "samples": samples, "activation": (RELU, TANH)}
+    axes |= {"ratio": 6.0, "seed": seeds(count)}
+    told = {**axes, "told": (samples, samples + 2)}
     return [
         *Grid(Flips, axes),
-        *Grid(Attack, {**axes, **told, "products": 5000}),
-        *Grid(Attack, {**axes, **told, "method": MOMENTUM, "products": 1500}),
+        *Grid(Attack, {**told, "products": 5000}),
+        *Grid(Attack, {**told, "method": MOMENTUM, "products": 1500}),
     ]
 
 
@@ -254,7 +232,6 @@ def _sign_draw(records: Sequence[Record]) -> Figure:
 
 
 @claim(
-    "signs",
     f"{LAW}, remark on signs",
     "With ReLU, whose odd Hermite coefficients from order 3 on are zero, recovered samples may "
     "have the wrong sign; with ReLU+tanh they never do.",
@@ -265,8 +242,7 @@ def _sign_draw(records: Sequence[Record]) -> Figure:
 def signs(records: Sequence[Record]) -> Finding:
     """A wrong sign with ReLU is observed or constructed, and none is observed with ReLU+tanh.
 
-    That is the core. The rest: with ReLU it is observed, and the identity behind it (what the two
-    functions' Hermite coefficients say) holds for ReLU and not for ReLU+tanh.
+    The rest: with ReLU it is observed, and what the Hermite coefficients say of both is measured.
     """
     flips = Table.of(records, Flips).whole("alone", "paired", "odd")
     attacks = Table.of(records, Attack).whole("recovered", "recovered_flips")
@@ -303,7 +279,6 @@ def _tiny_cells(scale: Scale) -> list[Cell]:
 
 
 @claim(
-    "tiny-imagenet",
     f"{LAW}, Tiny-ImageNet",
     "From p = 10dn random features 20 images of Tiny-ImageNet come back.",
     (1, 10),
@@ -324,20 +299,17 @@ def tiny_imagenet(records: Sequence[Record]) -> Finding:
 
 
 def _count_cells(scale: Scale) -> list[Cell]:
-    dim, samples, told = (
-        (20, 6, (3, 4, 5, 6, 7, 8, 10))
-        if scale == "small"
-        else (100, 20, (10, 15, 18, 19, 20, 21, 22, 25, 30))
-    )
-    axes = {"dim": dim, "samples": samples, "ratio": 10.0, "told": told, "products": 5000}
+    small = {"dim": 20, "samples": 6, "told": (3, 4, 5, 6, 7, 8, 10)}
+    full = {"dim": 100, "samples": 20, "told": (10, 15, 18, 19, 20, 21, 22, 25, 30)}
+    axes = {**(small if scale == "small" else full), "ratio": 10.0, "products": 5000}
     return [
         *Grid(Attack, {**axes, "seed": seeds(5)}),
         *Grid(Attack, {**axes, "seed": seeds(3), "method": MOMENTUM}),
     ]
 
 
+# By the number told, the middle one over seeds; of two in the middle the upper.
 _residuals = partial(Table.curve, value="residual", by="told", of=statistics.median_high)
-"""The middle one over seeds, by the number told; the upper of two in the middle."""
 
 
 def _count_draw(records: Sequence[Record]) -> Figure | None:
@@ -345,10 +317,8 @@ def _count_draw(records: Sequence[Record]) -> Figure | None:
     if not attacks:
         return None
     ours, n = attacks.where(method=OURS), attacks[0]["samples"]
-    residuals = {
-        "exhume": _residuals(ours),
-        "published momentum": _residuals(attacks.where(method=MOMENTUM)),
-    }
+    published = _residuals(attacks.where(method=MOMENTUM))
+    residuals = {"exhume": _residuals(ours), "published momentum": published}
     shares = {
         "samples that have a candidate": ours.curve("recall", "told"),
         "candidates that are a sample": ours.curve("precision", "told"),
@@ -360,7 +330,6 @@ def _count_draw(records: Sequence[Record]) -> Figure | None:
 
 
 @claim(
-    "sample-count",
     f"{LAW}, n unknown",
     "With fewer candidates than samples, samples are merged and a residual is left; with more, all "
     "samples come back with duplicates beside them.",
@@ -375,7 +344,7 @@ def sample_count(records: Sequence[Record]) -> Finding:
     if not ours or not published:
         return undecided("both methods are needed")
     n = ours[0]["samples"]
-    left: Curve = _residuals(ours)
+    left: dict[float, float] = _residuals(ours)
     recall, precision = ours.curve("recall", "told"), ours.curve("precision", "told")
     other = published.curve("precision", "told")
     over = [told for told in left if told >= n and told in recall]

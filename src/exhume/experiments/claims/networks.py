@@ -15,9 +15,7 @@ from exhume.experiments.phases import phases
 from exhume.experiments.table import Table, Threshold, percent
 from exhume.sweep import Cell, Grid, Record
 
-LOST = 10.0
-"""A search has failed if it ends at more than so many times the residual at the truth."""
-
+LOST = 10.0  # a search that ends at more than so many times the residual at the truth has failed
 RATIOS = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 8.0)
 FEW = {"ratio": (0.5, 1.0, 2.0, 3.0, 4.0)}
 DIGITS = {"data": "digits", "classes": "parity"}
@@ -47,7 +45,7 @@ def threshold(records: Sequence[Record]) -> Finding:
         ended = "diverged" if left is None else f"ended at {left:.0e}"
         notes.append(f"The attack {ended} there, which says nothing on the threshold.")
     return Finding(
-        f"of the samples {found.sentence('dn')} (p_L = {top:g} dn)",
+        f"of the samples {found.sentence} (p_L = {top:g} dn)",
         "not decided" if lost else judged(*found.checks),
         " ".join(notes),
     )
@@ -80,15 +78,8 @@ def _claim(
         ranks = Grid(Determined, {**network, "ratio": counted}) if counted else ()
         return [*Grid(Attack, axes), *ranks]
 
-    return Claim(
-        name,
-        f"{LAW}, {what}",
-        f"The samples of {what} come back from their last layer from about p_L = dn on.",
-        minutes,
-        cells,
-        phases,
-        threshold,
-    )
+    sentence = f"The samples of {what} come back from their last layer from about p_L = dn on."
+    return Claim(name, f"{LAW}, {what}", sentence, minutes, cells, phases, threshold)
 
 
 TWO, RESNET, VIT = ({"architecture": name, "lazy": 30.0} for name in ("two_layer", "resnet", "vit"))

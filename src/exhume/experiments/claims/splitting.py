@@ -14,14 +14,11 @@ from exhume.report.plots import bars, lines, sheet
 from exhume.sweep import Cell, Grid, Record
 
 PAPER = "Shen et al., Data Reconstruction: Identifiability and Optimization with Sample Splitting"
+
+# Objectives with multipliers of their own, for which splitting was proposed.
 PUBLISHED = ("margin", "classes", "change")
-"""Objectives with multipliers of their own, for which splitting was proposed."""
-
-LOSS, WIN = 1 / 3, 2 / 3
-"""Shares of runs, over both rules, up to which and from which on one thing is worse or better."""
-
-SHARP = {3: 4, 4: 5, 5: 8}
-"""By d, the width from which on the rank condition holds for cubic neurons, as claimed."""
+LOSS, WIN = 1 / 3, 2 / 3  # shares of all runs up to which one is worse, from which on better
+SHARP = {3: 4, 4: 5, 5: 8}  # by d, the width from which on the rank condition is said to hold
 
 
 def _splitting_cells(scale: Scale) -> list[Cell]:
@@ -58,7 +55,6 @@ def _wins(cells: Table, rule: str, against: str) -> tuple[int, int]:
 
 
 @claim(
-    "splitting",
     f"{PAPER}, experiments with and without splits",
     "Splitting candidates at a stall reconstructs better than the same method without.",
     (2, 60),
@@ -93,9 +89,8 @@ def _rank_cells(scale: Scale) -> list[Cell]:
     for dim in SHARP:
         fewest = theory.fewest_neurons(3, dim)
         cells += Grid(Rank, {"dim": dim, "width": (fewest - 1, fewest, fewest + 2), "seed": drawn})
-    cells += Grid(TensorTerms, {"degree": (2, 3, 4), "seed": drawn})
-    cells += Grid(Stationary, {"seed": drawn})
-    return cells
+    terms = Grid(TensorTerms, {"degree": (2, 3, 4), "seed": drawn})
+    return [*cells, *terms, *Grid(Stationary, {"seed": drawn})]
 
 
 def _rank_draw(records: Sequence[Record]) -> Figure:
@@ -113,7 +108,6 @@ def _rank_draw(records: Sequence[Record]) -> Figure:
 
 
 @claim(
-    "identifiability",
     f"{PAPER}, identifiability of two-layer polynomial networks",
     "At a KKT point of a two-layer network of degree 3 or more the weights determine the active "
     "samples under a rank condition (cubic neurons: from width 4, 5, 8 at d = 3, 4, 5); degree 2 "

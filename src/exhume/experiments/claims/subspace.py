@@ -17,10 +17,25 @@ from exhume.sweep import Cell, Grid, Record
 from exhume.theory.width import WidthBound, width_bound
 
 PAPER = "Tansley et al., Efficient Techniques for Data Reconstruction, with Finite-Width Guarantees"
-EQUATIONS = (0.6, 1.0, 1.5, 2.0, 3.0, 5.0)
-"""For each unknown: p/(rn) in the subspace, p/(dn) in the full space."""
-
+EQUATIONS = (0.6, 1.0, 1.5, 2.0, 3.0, 5.0)  # for each unknown, p/(rn) or p/(dn)
 FEATURES, NETWORK = "random_features", "two_layer"
+
+# Title, method, architecture, and what unknowns are counted in, of what is compared.
+ARMS = (
+    ("Subspace told", SUBSPACE, FEATURES, "rank", "p / (rn)"),
+    ("Full space", OURS, FEATURES, "dim", "p / (dn)"),
+    ("Subspace estimated, two layers", SUBSPACE, NETWORK, "rank", "p / (rn)"),
+)
+
+# Two samples in the plane, at widths from far below the counting threshold to far above it; and
+# sizes at which the certified width can be run.
+LADDER = Failure()
+GUARANTEED = (
+    replace(LADDER, samples=1, tolerance=0.3, separation=0.7, starts=3),
+    replace(LADDER, samples=1, dim=3, starts=3),
+    replace(LADDER, samples=1, activation="relu", starts=3),
+    replace(LADDER, starts=3),
+)
 
 
 def _rank_cells(scale: Scale) -> list[Cell]:
@@ -28,56 +43,45 @@ def _rank_cells(scale: Scale) -> list[Cell]:
     dim, samples, ranks = (40, 8, (4, 8, 16, 40)) if small else (200, 20, (4, 10, 25, 50, 100, 200))
     common: dict[str, Any] = {"dim": dim, "samples": samples, "products": 8000, "seed": seeds(3)}
     cells: list[Cell] = []
+    networks: list[Cell] = []
     for rank in ranks:
-        inside = [round(share * rank / dim, 6) for share in EQUATIONS]
-        cells += Grid(Attack, {**common, "rank": rank, "method": SUBSPACE, "ratio": inside})
+        ratios = [round(share * rank / dim, 6) for share in EQUATIONS]
+        inside = {**common, "rank": rank, "method": SUBSPACE, "ratio": ratios}
+        cells += Grid(Attack, inside)
         cells += Grid(Attack, {**common, "rank": rank, "method": OURS, "ratio": EQUATIONS})
-    for rank in [rank for rank in ranks if rank <= samples]:
-        inside = [round(share * rank / dim, 6) for share in EQUATIONS]
-        network = {**common, "rank": rank, "architecture": NETWORK, "lazy": 30.0}
-        cells += Grid(Attack, {**network, "method": SUBSPACE, "ratio": inside})
-    return cells
+        if rank <= samples:
+            networks += Grid(Attack, {**inside, "architecture": NETWORK, "lazy": 30.0})
+    return cells + networks
 
 
-def _by_rank(attacks: Table, unit: str) -> dict[int, Curve]:
-    """By rank, the share recovered against equations for each unknown, in units of n·`unit`."""
-    curves = {}
-    for rank in attacks.values("rank"):
-        own = attacks.where(rank=rank)
-        factor = own[0]["dim"] / own[0][unit]
-        curves[rank] = {ratio * factor: y for ratio, y in own.curve("recovered").items()}
-    return curves
+def _by_rank(records: Sequence[Record]) -> list[dict[int, Curve]]:
+    """By arm and rank, the share recovered against equations for each unknown."""
+    arms = []
+    for _, method, architecture, unit, _ in ARMS:
+        attacks = Table.of(records, Attack).where(method=method, architecture=architecture)
+        arms.append(curves := dict[int, Curve]())
+        for rank in attacks.values("rank"):
+            own = attacks.where(rank=rank)
+            factor = own[0]["dim"] / own[0][unit]
+            curves[rank] = {ratio * factor: y for ratio, y in own.curve("recovered").items()}
+    return arms
 
 
-Starts = dict[int, float | None]
-"""By rank, where recovery starts."""
-
-
-def _steady(starts: Starts) -> bool:
+def _steady(starts: dict[int, float | None]) -> bool:
     """Whether recovery starts at about the same number of equations for each unknown."""
     found = [start for start in starts.values() if start is not None]
     return len(found) == len(starts) and max(found) <= 2 * min(found)
 
 
-ARMS = (
-    ("Subspace told", SUBSPACE, FEATURES, "rank", "p / (rn)"),
-    ("Full space", OURS, FEATURES, "dim", "p / (dn)"),
-    ("Subspace estimated, two layers", SUBSPACE, NETWORK, "rank", "p / (rn)"),
-)
-"""Title, method, architecture, and what unknowns are counted in, of what is compared."""
-
-
 def _rank_draw(records: Sequence[Record]) -> Figure:
-    attacks, panels = Table.of(records, Attack), []
-    for title, method, architecture, unit, across in ARMS:
-        curves = _by_rank(attacks.where(method=method, architecture=architecture), unit)
+    panels = []
+    for (title, *_, across), curves in zip(ARMS, _by_rank(records), strict=True):
         named = {f"r = {rank}": curve for rank, curve in curves.items()}
         panels.append(lines(title, named, across, "share recovered", mark=1.0))
     return sheet(*panels)
 
 
 @claim(
-    "subspace-synthetic",
     f"{PAPER}, synthetic data in a subspace",
     "For data in an r-dimensional subspace that the attack knows or estimates, the width that "
     "recovery needs grows as n·r, and not as n·d.",
@@ -87,16 +91,10 @@ def _rank_draw(records: Sequence[Record]) -> Figure:
 )
 def subspace_synthetic(records: Sequence[Record]) -> Finding:
     """Recovery starts at the same p/(rn) for all ranks r; in the full space at the same p/(dn)."""
-    attacks = Table.of(records, Attack)
-    arms: list[Starts] = []
-    measured = True
-    for _, method, architecture, unit, _ in ARMS:
-        curves = _by_rank(attacks.where(method=method, architecture=architecture), unit)
-        found = {rank: Threshold.of(curve) for rank, curve in curves.items()}
-        measured = measured and bool(found) and all(found.values())
-        arms.append({rank: t.start for rank, t in found.items() if t is not None})
+    found = [{r: Threshold.of(c) for r, c in curves.items()} for curves in _by_rank(records)]
+    arms = [{rank: t.start for rank, t in own.items() if t is not None} for own in found]
     inside, outside, network = arms
-    if not measured or len(inside) < 2:
+    if not all(own and all(own.values()) for own in found) or len(inside) < 2:
         return undecided("several ranks, in the subspace, the full space and a network, are needed")
     told, full, estimated = (
         ", ".join(f"{place(start)} (r = {rank})" for rank, start in arm.items()) for arm in arms
@@ -104,12 +102,7 @@ def subspace_synthetic(records: Sequence[Record]) -> Finding:
     return Finding(
         f"half recovered from p/(rn) = {told} in a subspace that is told, {estimated} in one "
         f"estimated from a two-layer network; from p/(dn) = {full} in the full space",
-        judged(
-            _steady(inside),
-            all(near(start) for start in inside.values()),
-            _steady(outside),
-            _steady(network),
-        ),
+        judged(_steady(inside), all(map(near, inside.values())), *map(_steady, (outside, network))),
     )
 
 
@@ -133,16 +126,13 @@ def _cifar_cells(scale: Scale) -> list[Cell]:
 
 def _cifar_draw(records: Sequence[Record]) -> Figure:
     attacks = Table.of(records, Attack)
-    curves = {
-        "in the subspace": attacks.where(method=SUBSPACE).curve("recovered"),
-        "in the full space": attacks.where(method=OURS).curve("recovered"),
-    }
+    arms = {"in the subspace": SUBSPACE, "in the full space": OURS}
+    curves = {name: attacks.where(method=m).curve("recovered") for name, m in arms.items()}
     title = "Two-layer networks on CIFAR-10"
     return sheet(lines(title, curves, "p / (dn)", "share recovered", mark=1.0))
 
 
 @claim(
-    "subspace-cifar10",
     f"{PAPER}, CIFAR-10",
     "Held to the subspace of the first layer's change, the attack on two-layer networks beats the "
     "one in the full space.",
@@ -169,47 +159,22 @@ def subspace_cifar10(records: Sequence[Record]) -> Finding:
     )
 
 
-LADDER = Failure()
-"""Two samples in the plane; their widths go from far below the counting threshold to far above."""
-
-GUARANTEED = (
-    replace(LADDER, samples=1, tolerance=0.3, separation=0.7, starts=3),
-    replace(LADDER, samples=1, dim=3, starts=3),
-    replace(LADDER, samples=1, activation="relu", starts=3),
-    replace(LADDER, starts=3),
-)
-"""Sizes at which the certified width can be run."""
-
-
 @cache
-def _bound(samples: int, dim: int, activation: str, **options: Any) -> WidthBound:
-    return width_bound(samples, dim, activation, **options)
-
-
 def bound_of(cell: Failure) -> WidthBound:
     """Return the bound for such cells, whatever their width, starts and seed."""
-    return _bound(
-        cell.samples,
-        cell.dim,
-        cell.activation,
-        tolerance=cell.tolerance,
-        separation=cell.separation,
-        coefficients=(cell.floor, cell.ceiling),
-    )
+    options: Any = {"tolerance": cell.tolerance, "separation": cell.separation}
+    sizes = (cell.samples, cell.dim, cell.activation)
+    return width_bound(*sizes, **options, coefficients=(cell.floor, cell.ceiling))
 
 
 def _failure_cells(scale: Scale) -> list[Cell]:
     small = scale == "small"
     widths = [2, 3, 4, 6, 8, 12, 16, 32, int(bound_of(LADDER).numerical), 256]
-    cells: list[Cell] = [
-        replace(LADDER, width=width, seed=seed)
-        for width in widths
-        for seed in seeds(30 if small else 200)
+    sure = [replace(family, width=int(bound_of(family).certified)) for family in GUARANTEED]
+    return [
+        *(replace(LADDER, width=p, seed=s) for p in widths for s in seeds(30 if small else 200)),
+        *(replace(cell, seed=s) for cell in sure for s in seeds(50 if small else 500)),
     ]
-    for family in GUARANTEED:
-        width = int(bound_of(family).certified)
-        cells += [replace(family, width=width, seed=s) for s in seeds(50 if small else 500)]
-    return cells
 
 
 def _parted(records: Sequence[Record]) -> tuple[Table, Table]:
@@ -235,7 +200,6 @@ def _failure_draw(records: Sequence[Record]) -> Figure:
 
 
 @claim(
-    "failure-probability",
     f"{PAPER}, finite-width theorem",
     "Above a width that depends on the allowed probability, exact minimisers miss the training set "
     "with at most that probability.",
