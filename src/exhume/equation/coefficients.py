@@ -5,16 +5,9 @@ from enum import Enum
 import torch
 from torch import Tensor
 
-JITTER = 1e-12
-"""This share of the mean is added to the diagonal, so that two equal candidates do no harm."""
-
-RIVALS = 3
-"""With several outputs a sample may be at the margin of so many classes at once; with all of them
-every candidate would cost c − 1 multipliers."""
-
-STIFF = 1e15
-"""A multiplier that is held at zero gets a diagonal this many times the others', so that the
-inverse of the factor leaves it out to rounding."""
+JITTER = 1e-12  # share of the mean added to the diagonal, so that equal candidates do no harm
+RIVALS = 3  # classes at whose margin a sample may be; all would cost c − 1 multipliers a candidate
+STIFF = 1e15  # times the other diagonals, of a λ held at zero: its inverse is left out to rounding
 
 
 class Rule(Enum):

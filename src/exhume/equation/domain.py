@@ -8,11 +8,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-NEWTON_ROUNDS = 50
-"""Newton's method stops after this many rounds; in practice it needs fewer than ten."""
-
-HALVINGS = 60
-"""A bracket that was halved this often is as narrow as rounding in float64 (53 bits) allows."""
+NEWTON_ROUNDS = 50  # at most; in practice fewer than ten are needed
+HALVINGS = 60  # after which a bracket is as narrow as rounding in float64 (53 bits) allows
 
 
 class Domain(Protocol):
@@ -95,10 +92,8 @@ class Box:
         """Refuse bounds between which nothing lies, or that do not bound."""
         low, high = (torch.as_tensor(x, dtype=torch.float64).cpu() for x in (self.low, self.high))
         if max(low.ndim, high.ndim) > 1 or (low.ndim == high.ndim == 1 and len(low) != len(high)):
-            raise ValueError(
-                "box: expected a number or one for each entry, got bounds of shapes "
-                f"{tuple(low.shape)} and {tuple(high.shape)}"
-            )
+            shapes = f"{tuple(low.shape)} and {tuple(high.shape)}"
+            raise ValueError(f"box: expected a number or one for each entry, got shapes {shapes}")
         both = torch.stack([low + 0 * high, high + 0 * low])  # one shape for both
         if not both.isfinite().all() or not (both[0] < both[1]).all():
             raise ValueError("box: expected finite bounds with low < high everywhere")
@@ -168,11 +163,9 @@ class SphereInBox:
 
     def _within(self, candidates: Tensor, direction: Tensor, held: Tensor) -> Tensor:
         """P D with P = Q − Qx xᵀQ / xᵀQx for each row x, where Q sets held entries to zero."""
-        normal = candidates.masked_fill(held, 0)
-        size = (candidates * normal).sum(1, keepdim=True)
-        share = (direction * normal).sum(1, keepdim=True) / size.clamp_min(
-            torch.finfo(size.dtype).tiny
-        )
+        normal, tiny = candidates.masked_fill(held, 0), torch.finfo(candidates.dtype).tiny
+        size = (candidates * normal).sum(1, keepdim=True).clamp_min(tiny)
+        share = (direction * normal).sum(1, keepdim=True) / size
         return direction.masked_fill(held, 0) - share * normal
 
     def held(self, candidates: Tensor, descent: Tensor | None) -> Tensor:
@@ -184,13 +177,11 @@ class SphereInBox:
         held = torch.zeros_like(candidates, dtype=torch.bool)
         if descent is None or not (side := self.box.side(candidates)).any():
             return held
-        held = side * descent > 0
+        held, tiny = side * descent > 0, torch.finfo(candidates.dtype).tiny
         for _ in range(NEWTON_ROUNDS):
             rest = candidates.masked_fill(held, 0)
-            size = rest.square().sum(1, keepdim=True)
-            share = (descent * rest).sum(1, keepdim=True) / size.clamp_min(
-                torch.finfo(size.dtype).tiny
-            )
+            size = rest.square().sum(1, keepdim=True).clamp_min(tiny)
+            share = (descent * rest).sum(1, keepdim=True) / size
             before, held = held, side * (descent - share * candidates) > 0
             if torch.equal(before, held):
                 break

@@ -13,9 +13,7 @@ from exhume.equation.coefficients import Rule, eliminate
 from exhume.equation.problem import Problem
 from exhume.features import Linearization
 
-STIFFNESS = 0.3
-"""Candidates that are off the margin by its whole size count as 30 % of the residual: enough to
-steer them, while the residual still decides."""
+STIFFNESS = 0.3  # of being off by the whole margin: steers, while the residual still decides
 
 
 @dataclass(frozen=True, eq=False)

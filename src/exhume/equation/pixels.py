@@ -7,8 +7,7 @@ from torch import Tensor
 from exhume.checks import number
 from exhume.errors import InputError
 
-Levels = float | tuple[float, ...]
-"""A number for all channels, or one for each."""
+Levels = float | tuple[float, ...]  # a number for all channels, or one for each
 
 
 @dataclass(frozen=True)

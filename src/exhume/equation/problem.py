@@ -61,32 +61,18 @@ class FirstLayer:
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """Find inputs X and coefficients A with Δ ≈ Φ(X)ᵀA.
+    """Find inputs X and coefficients A with Δ ≈ Φ(X)ᵀA."""
 
-    Attributes:
-        target: Δ, (p, m), what the weights show.
-        features: candidates → Φ.
-        domain: where candidates may lie.
-        shape: of one input, for pictures; (d,) if it is a vector.
-        threat_model: what is known and assumed.
-        display: how inputs become pixels, where the auditor is told (shift and scale).
-        resolution: relative residual that rounding of the stored weights leaves at the truth.
-        drift: the most that may be left at the truth because features moved in training; 0
-            where they did not.
-        first_layer: of the network, where that is dense and its change is known.
-        premise: why the target should be a combination of the samples' features.
-    """
-
-    target: Tensor
-    features: Features
-    threat_model: ThreatModel
-    shape: tuple[int, ...]
-    domain: Domain = SPHERE
-    display: Pixels | None = None
-    resolution: float = 0.0
-    drift: float = 0.0
-    first_layer: FirstLayer | None = None
-    premise: Premise = Premise.CHANGE
+    target: Tensor  # Δ, (p, m), what the weights show
+    features: Features  # candidates → Φ
+    threat_model: ThreatModel  # what is known and assumed
+    shape: tuple[int, ...]  # of one input, for pictures; (d,) if it is a vector
+    domain: Domain = SPHERE  # where candidates may lie
+    display: Pixels | None = None  # how inputs become pixels, where the auditor is told
+    resolution: float = 0.0  # relative residual that rounding of stored weights leaves at the truth
+    drift: float = 0.0  # the most left there because features moved in training; 0 if none did
+    first_layer: FirstLayer | None = None  # where that is dense and its change is known
+    premise: Premise = Premise.CHANGE  # why the target should combine the samples' features
 
     def __post_init__(self) -> None:
         """Refuse what no attack could use."""

@@ -23,6 +23,7 @@ from exhume.methods.stationary import default_for
 from exhume.methods.tansley2026 import Tansley2026, confined
 from exhume.solvers import Outcome
 
+# Where the weights are the target, `exhume` is `Stationary`.
 METHODS: dict[str, Callable[[], Method]] = {
     "exhume": Exhume,
     "iurada2025": Iurada2025,
@@ -32,47 +33,26 @@ METHODS: dict[str, Callable[[], Method]] = {
     "loo2023": Loo2023,
     "shen2026": Shen2026,
 }
-"""Every method by its name; where the weights are the target, `exhume` is `Stationary`."""
-
-SMALL = 2e7
-"""One thread is enough where a product takes fewer multiplications (n·p·d) than this."""
-
-BLOWN_UP = 1e3
-"""A run whose relative residual is above this has diverged; without any candidate it is 1."""
-
-Observer = Callable[[Progress, float], None]
-"""An observer is called after every move, with the progress and the seconds used."""
+SMALL = 2e7  # multiplications of a product (n·p·d) below which one thread is enough
+BLOWN_UP = 1e3  # relative residual from which a run has diverged; without any candidate it is 1
+Observer = Callable[[Progress, float], None]  # called after every move, with the seconds used
 
 
 @dataclass(frozen=True, eq=False)
 class Reconstruction:
-    """What an attack found.
+    """What an attack found."""
 
-    Attributes:
-        samples: candidates (n, d), float64 on the CPU.
-        coefficients: A, (n·k, m), float64 on the CPU.
-        residual: ‖Δ − ΦᵀA‖²/‖Δ‖².
-        outcome: how the run ended.
-        method: its name.
-        seed: of the run.
-        steps: solver steps.
-        products: passes over the features' derivative.
-        seconds: wall time, with that of earlier sittings if it was resumed.
-        explained: how many candidates explained the weights, where more were tried than asked for.
-        rank: dimension of the subspace to which the candidates were confined; None for all.
-    """
-
-    samples: Tensor
-    coefficients: Tensor
-    residual: float
-    outcome: Outcome
-    method: str
-    seed: int
-    steps: int
-    products: int
-    seconds: float
-    explained: int | None = None
-    rank: int | None = None
+    samples: Tensor  # candidates (n, d), float64 on the CPU
+    coefficients: Tensor  # A, (n·k, m), float64 on the CPU
+    residual: float  # ‖Δ − ΦᵀA‖²/‖Δ‖²
+    outcome: Outcome  # how the run ended
+    method: str  # its name
+    seed: int  # of the run
+    steps: int  # of the solver
+    products: int  # passes over the features' derivative
+    seconds: float  # wall time, with that of earlier sittings if it was resumed
+    explained: int | None = None  # candidates that explained the weights, where more were tried
+    rank: int | None = None  # dimension of the subspace that confined candidates; None for all
 
 
 def method_named(method: str | Method, problem: Problem | None = None) -> Method:
@@ -141,9 +121,7 @@ def reconstruct(
     check_numbers(samples, seed, time_limit, product_limit)
     recipe = method_named(method, problem)
     if samples is not None and samples > (width := problem.features.width):
-        raise InputError(
-            f"samples: {samples} are more than the {width} features, and would explain any weights."
-        )
+        raise InputError(f"samples: {samples} are more than the {width} features; all would fit.")
     start = time.perf_counter() - (resume.seconds if resume else 0.0)
     seconds = math.inf if time_limit is None else time_limit
     products = math.inf if product_limit is None else product_limit

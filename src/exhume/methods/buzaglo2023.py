@@ -15,9 +15,9 @@ from exhume.methods.penalised import Sweep
 from exhume.methods.penalties import outputs
 from exhume.search.tuning import Range
 
-MULTIPLIER_RATES = Range(1e-4, 1.0, logarithmic=True)
-"""The step size of the multipliers is looked for here, around the published ones."""
+MULTIPLIER_RATES = Range(1e-4, 1.0, logarithmic=True)  # around the published ones
 
+# Good published runs; for weight decay no step size of the multipliers is published.
 SEVERAL_CLASSES = (
     dict(rate=1.36e-3, multiplier_rate=0.479, scale=6.2e-5, threshold=0.203, sharpness=39.5),
     dict(rate=2.4e-4, multiplier_rate=0.951, scale=3.6e-4, threshold=0.040, sharpness=326.0),
@@ -26,7 +26,6 @@ WEIGHT_DECAY = (
     dict(rate=0.952, scale=0.0197, sharpness=90.0),
     dict(rate=0.872, scale=0.0137, sharpness=107.0),
 )
-"""These were good published runs; for weight decay no step size of the multipliers is published."""
 
 
 @dataclass(frozen=True)

@@ -47,8 +47,7 @@ class Search(Progress):
     @property
     def leader(self) -> Found:
         """The best trial, where there must be one."""
-        if self.best is None:
-            raise RuntimeError("there is no best trial yet")
+        assert self.best is not None
         return self.best
 
     @property
@@ -215,8 +214,7 @@ class Exhume:
         before, samples = len(best.candidates), progress.samples
         if samples is None and before < self._most(problem) and not self._grown(problem, progress):
             drop, count = 0, min(math.ceil(1.5 * before), self._most(problem))
-            unmatched = replace(progress.leader, residual=math.inf)
-            grown = progress.best_residual
+            unmatched, grown = replace(progress.leader, residual=math.inf), progress.best_residual
             progress = replace(progress, best=unmatched, grown=grown, dropped=0)
         else:
             count = before if samples is None else self.count(problem, samples)
@@ -242,17 +240,10 @@ class Exhume:
             return self._polish(problem, replace(progress, best=champion, champion=champion))
         count = len(best.candidates)
         start = problem.domain.start(count, problem.dim, stream(progress.seed, progress.rounds + 1))
-        return progress.next_round(
-            self._explorer(problem, progress.samples).init(problem, start),
-            phase="explore",
-            best=None,
-            champion=champion,
-            misses=0,
-            returned=0,
-            floor=0.0,
-            dropped=0,
-            restarts=progress.restarts + 1,
-        )
+        state = self._explorer(problem, progress.samples).init(problem, start)
+        kept = {"champion": champion, "restarts": progress.restarts + 1}
+        reset = {"best": None, "misses": 0, "returned": 0, "floor": 0.0, "dropped": 0}
+        return progress.next_round(state, phase="explore", **kept, **reset)
 
     def _tidy(self, problem: Problem, progress: Search) -> Search:
         """Cut to the number at once, or step by step; if unknown, undo signs, merge, bisect."""

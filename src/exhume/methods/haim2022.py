@@ -19,18 +19,15 @@ from exhume.methods.penalised import Penalised, Sweep
 from exhume.methods.penalties import Hyperparameters, outputs
 from exhume.search.tuning import Range
 
-PUSH, MULTIPLIER_RATE = 5.0, 1e-4
-"""The published weight of multipliers below the threshold, and their step size."""
+PUSH, MULTIPLIER_RATE = 5.0, 1e-4  # published: weight of multipliers below the threshold, step size
 
-RANGES = {
+RANGES = {  # of the published sweep
     "rate": Range(1e-5, 1.0, logarithmic=True),
     "scale": Range(1e-6, 0.1, logarithmic=True),
     "threshold": Range(0.01, 0.5),
     "sharpness": Range(10.0, 500.0),
 }
-"""The published sweep looked here."""
-
-PUBLISHED = tuple(
+PUBLISHED = tuple(  # good published runs, which are tried first
     dict(zip(RANGES, values, strict=True))
     for values in (
         (0.555, 8.86e-4, 0.498, 19.1),
@@ -39,7 +36,6 @@ PUBLISHED = tuple(
         (0.282, 1.74e-3, 0.415, 19.2),
     )
 )
-"""These were good published runs, and are tried first."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +57,8 @@ class Haim2022(Penalised):
                 "decay holds them (premise decay), or loo2023 for a change (premise change)."
             )
         if outputs(problem) != 1:
-            raise InputError(
-                f"haim2022 is for one output, but this has {outputs(problem)}; use buzaglo2023."
-            )
+            has = outputs(problem)
+            raise InputError(f"haim2022 is for one output, but this has {has}; use buzaglo2023.")
 
     def sweep(self, problem: Problem) -> Sweep:
         """Return where the published sweep looked, and good published runs."""

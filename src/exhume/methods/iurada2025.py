@@ -17,8 +17,7 @@ from exhume.methods.progress import Progress, stream
 from exhume.solvers import Outcome
 from exhume.solvers.gradient import Momentum, MomentumState
 
-RATE_VECTORS, RATE_IMAGES = 20.0, 2000.0
-"""The published step sizes: for synthetic vectors and for images."""
+RATE_VECTORS, RATE_IMAGES = 20.0, 2000.0  # the published step sizes
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -53,9 +52,7 @@ class Iurada2025:
                 f"{problem.premise.value}; use exhume, haim2022 or buzaglo2023."
             )
         if samples is None:
-            raise InputError(
-                "iurada2025 needs the number of samples: pass samples=, or use 'exhume'."
-            )
+            raise InputError("iurada2025 needs the number of samples; give it, or use 'exhume'.")
         start = torch.randn(samples, problem.dim, generator=stream(seed, 0), dtype=torch.float64)
         state = self._solver(problem).init(problem, start)
         return Rolling(seed=seed, samples=samples, state=state)
@@ -63,10 +60,8 @@ class Iurada2025:
     def advance(self, problem: Problem, progress: Rolling) -> Rolling:
         """Take one step."""
         state = self._solver(problem).step(problem, progress.state)
-        outcome = state.outcome
-        if outcome is None and state.steps >= self.steps:
-            outcome = Outcome.BUDGET
-        return replace(progress, state=state, outcome=outcome)
+        over = Outcome.BUDGET if state.steps >= self.steps else None
+        return replace(progress, state=state, outcome=state.outcome or over)
 
     def finish(self, problem: Problem, progress: Rolling) -> Fit:
         """Return the candidates on the sphere."""

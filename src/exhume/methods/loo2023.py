@@ -16,14 +16,9 @@ from exhume.methods.penalised import Penalised, Sweep
 from exhume.methods.penalties import Hyperparameters, outputs
 from exhume.search.tuning import Range
 
-SCALE, BOX, SMOOTHNESS = 0.2, 0.1, 0.0015
-"""The published scale of the start, and weights of the box and of smoothness."""
-
-RANGES = {"rate": Range(1e-3, 1e-1, logarithmic=True)}
-"""The step size is looked for around the published one."""
-
-PUBLISHED = ({"rate": 0.02},)
-"""The published step size is tried first."""
+SCALE, BOX, SMOOTHNESS = 0.2, 0.1, 0.0015  # published: of the start, and weights of penalties
+RANGES = {"rate": Range(1e-3, 1e-1, logarithmic=True)}  # around the published step size
+PUBLISHED = ({"rate": 0.02},)  # which is tried first
 
 
 def surrogate(step: int) -> Activation:
@@ -45,15 +40,11 @@ class Loo2023(Penalised):
         """Refuse all but a change of weights, and smoothness for what are no images."""
         if problem.premise is not Premise.CHANGE:
             raise InputError(
-                "loo2023 is for a change of weights (premise change), but this is premise "
-                f"{problem.premise.value}; "
+                f"loo2023 is for a change of weights, but this is premise {problem.premise.value}; "
                 "use haim2022 at the margin with one output, or buzaglo2023."
             )
         if self.smoothness and len(problem.shape) < 2:
-            raise InputError(
-                f"smoothness: is for images, but inputs have the shape {problem.shape}; give "
-                "theirs, or leave it out."
-            )
+            raise InputError(f"smoothness: is for images, but the shape is {problem.shape}.")
 
     def sweep(self, problem: Problem) -> Sweep:
         """Return where the step size is looked for, and the published one."""

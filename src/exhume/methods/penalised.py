@@ -23,19 +23,13 @@ from exhume.methods.progress import Progress, stream
 from exhume.search.tuning import FACTOR, Range, Table, found_again, merit
 from exhume.solvers import Outcome
 
-STRIDE = 10
-"""The residual is looked at every so many steps: a look waits for the device."""
+STRIDE = 10  # steps between looks at the residual: a look waits for the device
+MOMENTUM = 0.9  # as published
 
-MOMENTUM = 0.9
-"""The published momentum."""
-
-adam_step = partial(
+adam_step = partial(  # in place, with the published settings, which are torch's defaults
     adam, beta1=0.9, beta2=0.999, eps=1e-8, amsgrad=False, weight_decay=0.0, maximize=False
 )
-"""One step of torch's Adam in place, with the published settings, which are its defaults."""
-
-Pair = tuple[Tensor, Tensor]
-"""One tensor for the candidates, (n, d), and one for their multipliers, (n, q)."""
+Pair = tuple[Tensor, Tensor]  # of candidates, (n, d), and of their multipliers, (n, q)
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,15 +75,15 @@ def stepped(
     if moments.square is None:
         v, w = (MOMENTUM * v + g for v, g in zip(moments.velocity, slopes, strict=True))
         x, y = place.candidates - rates[0] * v, place.multipliers - rates[1] * w
-        after = replace(place, candidates=x, multipliers=y)
-        return after, Moments((v, w), None, moments.clock + 1)
-    x, y = place.candidates.clone(), place.multipliers.clone()
-    (v, w), (a, b) = (tuple(t.clone() for t in pair) for pair in (moments.velocity, moments.square))
-    for z, g, first, second, rate in zip((x, y), slopes, (v, w), (a, b), rates, strict=True):
-        clock = torch.tensor(float(moments.clock))
-        adam_step([z], [g], [first], [second], [], [clock], lr=rate)
+        square = None
+    else:
+        x, y = place.candidates.clone(), place.multipliers.clone()
+        (v, w), square = ((a.clone(), b.clone()) for a, b in (moments.velocity, moments.square))
+        for z, g, first, second, rate in zip((x, y), slopes, (v, w), square, rates, strict=True):
+            clock = torch.tensor(float(moments.clock))
+            adam_step([z], [g], [first], [second], [], [clock], lr=rate)
     after = replace(place, candidates=x, multipliers=y)
-    return after, Moments((v, w), (a, b), moments.clock + 1)
+    return after, Moments((v, w), square, moments.clock + 1)
 
 
 def smoothed(problem: Problem, settings: Hyperparameters, step: int) -> Problem:
@@ -110,8 +104,8 @@ def advanced(problem: Problem, settings: Hyperparameters, run: Descent, steps: i
     return replace(run, place=place, moments=moments, residual=residual, steps=end)
 
 
+# Where hyperparameters are looked for, by name, and published ones that are tried first.
 Sweep = tuple[Mapping[str, Range], Sequence[Mapping[str, float]]]
-"""Where hyperparameters are looked for, by name, and published ones that are tried first."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,9 +164,7 @@ class Penalised:
     def init(self, problem: Problem, samples: int | None, seed: int) -> Descending:
         """Begin the first trial; or the run, where nothing is left open."""
         if samples is None:
-            raise InputError(
-                f"{self.name} needs the number of samples: pass samples=, or use 'exhume'."
-            )
+            raise InputError(f"{self.name} needs the number of samples; give it, or use 'exhume'.")
         self.check(problem)
         state = self.begin(problem, 2 * samples, seed)
         begun = Descending(seed=seed, samples=samples, state=state, phase="run")

@@ -20,8 +20,7 @@ from exhume.equation.problem import Problem
 from exhume.features import Linearization
 from exhume.features.activations import Activation
 
-ASSUMED = Box(-1.0, 1.0)
-"""Where inputs are taken to lie if nothing is told: pixels of [0, 1] with their mean taken off."""
+ASSUMED = Box(-1.0, 1.0)  # if nothing is told: pixels of [0, 1] with their mean taken off
 
 
 @dataclass(frozen=True)
@@ -92,14 +91,12 @@ def outputs(problem: Problem) -> int:
 
 
 def bounds(domain: Domain, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Return bounds of the inputs the box, the norm if that alone is known, or `ASSUMED`."""
-    parts = (domain.sphere, domain.box) if isinstance(domain, SphereInBox) else (domain,)
-    boxes = [part for part in parts if isinstance(part, Box)]
-    lengths = [part.length(like.shape[1]) for part in parts if isinstance(part, Sphere)]
-    if lengths and not boxes:
-        length = like.new_tensor(lengths[0])
+    """Return bounds of the inputs: the box, the norm if that alone is known, or `ASSUMED`."""
+    if isinstance(domain, Sphere):
+        length = like.new_tensor(domain.length(like.shape[1]))
         return -length, length
-    low, high = (*boxes, ASSUMED)[0].bounds.like(like).unbind()
+    box = domain.box if isinstance(domain, SphereInBox) else domain
+    low, high = (box if isinstance(box, Box) else ASSUMED).bounds.like(like).unbind()
     return low, high
 
 

@@ -95,8 +95,7 @@ def stream(seed: int, round_: int) -> torch.Generator:
 
 # Checkpoints
 
-Refit = Callable[[Tensor, Tensor | None], Fit | None]
-"""Makes a fit of candidates, and of coefficients where they are a method's own."""
+Refit = Callable[[Tensor, Tensor | None], Fit | None]  # of candidates and a method's own A
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,9 +124,7 @@ def unpack(problem: Problem, checkpoint: Checkpoint) -> Any:
         view = outline.seen(problem)
 
         def fit(candidates: Tensor, own: Tensor | None) -> Fit:
-            if own is None:
-                return fitted(view, candidates)
-            return fitted_with(view, candidates, own)
+            return fitted(view, candidates) if own is None else fitted_with(view, candidates, own)
 
         return _unpacked(Progress, checkpoint.record, tensors, fit)
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
@@ -166,9 +163,8 @@ def _unpacked(kind: Any, value: Any, tensors: Mapping[str, Tensor], fit: Refit) 
     if isinstance(value, list):
         items = get_args(next(choice for choice in choices if get_origin(choice) is tuple))
         each = items[:1] * len(value) if items[-1] is Ellipsis else items
-        return tuple(
-            _unpacked(item, part, tensors, fit) for item, part in zip(each, value, strict=True)
-        )
+        pairs = zip(each, value, strict=True)
+        return tuple(_unpacked(item, part, tensors, fit) for item, part in pairs)
     if isinstance(value, dict) and value.keys() == {"tensor"}:
         return tensors[value["tensor"]]
     if isinstance(value, dict) and value.keys() == {"fit"}:

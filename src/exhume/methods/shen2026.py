@@ -27,17 +27,10 @@ from exhume.methods.penalties import Hyperparameters, PenalisedLoss, Place, loss
 from exhume.methods.progress import stream
 from exhume.search import split
 
-Base = Penalised | Iurada2025
-"""The methods that can be interrupted."""
-
-Choice = Literal["published", "adaptive"]
-"""Whom to split, and how: see `Shen2026`."""
-
-ROUND = 2**20
-"""Streams of random numbers from here on are those of splits; the base method's lie below."""
-
-SMOOTHING = 50.0
-"""Published slope of the surrogate where the base has none: ReLU itself bends nowhere."""
+Base = Penalised | Iurada2025  # the methods that can be interrupted
+Choice = Literal["published", "adaptive"]  # whom to split, and how: see `Shen2026`
+ROUND = 2**20  # random streams from here on are those of splits; the base method's lie below
+SMOOTHING = 50.0  # published slope of the surrogate where the base has none: ReLU bends nowhere
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,17 +159,15 @@ class Projection:
     def split(self, candidates: Tensor, chosen: Tensor, forget: bool) -> Rolling:
         """Return the run with them."""
         state, fit = self.progress.state, self._fitted(candidates)
-        velocity = (
-            torch.zeros_like(fit.candidates) if forget else split.copied(state.velocity, chosen)
-        )
+        velocity = split.copied(state.velocity, chosen)
+        velocity = torch.zeros_like(velocity) if forget else velocity
         return replace(self.progress, state=replace(state, fit=fit, velocity=velocity))
 
     def _fitted(self, candidates: Tensor) -> Fit:
         return fitted(self.problem, self.problem.domain.project(candidates))
 
 
-Loss = Penalty | Projection
-"""What a base method minimises, where a run of it is."""
+Loss = Penalty | Projection  # what a base method minimises, where a run of it is
 
 
 def curvatures(loss: Loss, iterations: int, generator: torch.Generator) -> split.Eigenpairs:
@@ -206,8 +197,7 @@ class SplitRolling(Splits, Rolling):
     """The progress of iurada2025 with splits."""
 
 
-Splitting = SplitDescending | SplitRolling
-"""The progress of a base method with splits; its own moves keep what splitting added."""
+Splitting = SplitDescending | SplitRolling  # moves of the base method keep what splitting added
 
 
 def with_splits(progress: Descending | Rolling) -> Splitting:
@@ -315,9 +305,8 @@ class Shen2026:
             upper = float(loss.candidates.double().norm(dim=1).median()) / 2
             # A candidate more makes a run shorter by 1/n of what it would have gained: as much as
             # of late. What rounding R as the target is does to the loss is no decrease.
-            noise = (
-                2 * torch.finfo(loss.problem.target.dtype).eps * loss.size * math.sqrt(loss.value)
-            )
+            eps = torch.finfo(loss.problem.target.dtype).eps
+            noise = 2 * eps * loss.size * math.sqrt(loss.value)
             price = max((before - loss.value) / len(loss.candidates), noise)
             chosen = split.chosen_adaptively(pairs, upper, price)
         used = 0

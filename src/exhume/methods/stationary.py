@@ -18,14 +18,9 @@ from exhume.methods.progress import Progress, stream
 from exhume.solvers import Outcome
 from exhume.solvers.levenberg_marquardt import DampedState, LevenbergMarquardt
 
-SPREAD = 0.2
-"""The starts have this share of the norm that the domain draws: samples seldom fill their box."""
-
-PRODUCTS = 15
-"""A solver step takes at most so many products: kinks make exact steps worth little."""
-
-VISIBLE = 1e-3
-"""A singular value of the first layer below this share of the largest is taken for rounding."""
+SPREAD = 0.2  # share of the norm that the domain draws, for starts: samples seldom fill their box
+PRODUCTS = 15  # at most, a solver step: kinks make exact steps worth little
+VISIBLE = 1e-3  # share of W₁'s largest singular value below which one is taken for rounding
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

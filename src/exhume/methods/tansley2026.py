@@ -23,11 +23,8 @@ from exhume.search.subspace import Subspace, estimate
 from exhume.solvers import solve
 from exhume.solvers.levenberg_marquardt import LevenbergMarquardt
 
-ENOUGH = 1.5
-"""Equations for each unknown of the full space from which candidates are refined there."""
-
-WORTHWHILE = 0.5
-"""Share of the residual that more freedom alone would leave; less must be left to be kept."""
+ENOUGH = 1.5  # equations for each unknown of the full space from which candidates are refined there
+WORTHWHILE = 0.5  # share of what more freedom alone would leave; less must be left to be kept
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -60,9 +57,8 @@ class Tansley2026:
             moment = problem.features.moment(problem.target[:, 0], probe)
             if problem.drift > 0 or moment is None:
                 raise InputError(
-                    "tansley2026 needs a dense first layer that sees the input itself, with its "
-                    "initial weights; here they are not given, or did not change, or a "
-                    "convolution, patches or a normalisation comes first. Use the method 'exhume'."
+                    "tansley2026 needs a dense first layer that sees the input itself, before and "
+                    "after: no convolution, patches or normalisation. Use the method 'exhume'."
                 )
             return problem
         return reduced(problem, estimate(problem.first_layer, self.rank))
@@ -74,9 +70,8 @@ class Tansley2026:
             rank = problem.subspace.rank
         if samples is not None and rank > samples:
             raise InputError(
-                f"the change of the first layer spans {rank} directions, but {samples} samples "
-                "span no more than their number. There are more of them, or the optimiser rescales "
-                "each entry, as Adam does. Give the right number, or use the method 'exhume'."
+                f"the change of the first layer spans {rank} directions, but {samples} samples no "
+                "more than that: give the right number, or, if it was Adam's, use 'exhume'."
             )
         if isinstance(problem, Reduced) or isinstance(search, Stationary):
             return search.init(problem, samples, seed)

@@ -6,11 +6,8 @@ from torch import Tensor
 from exhume.equation.objective import Fit, fitted
 from exhume.equation.problem import Problem
 
-OPPOSITE = -0.99
-"""Two candidates whose cosine is below this count as a pair ±u; solved ones come closer to −1."""
-
-DENSE = 1024
-"""Up to this dimension the moment is formed and diagonalised, in well under a second."""
+OPPOSITE = -0.99  # cosine below which two candidates are a pair ±u; solved ones come closer to −1
+DENSE = 1024  # dimension up to which the moment is diagonalised, in well under a second
 
 
 def greedy_order(gram: Tensor, products: Tensor, rows: int = 1) -> tuple[Tensor, Tensor]:

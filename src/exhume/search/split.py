@@ -19,20 +19,11 @@ from exhume.errors import InputError
 from exhume.features import Linearization
 from exhume.features.weights import free_memory
 
-ITERATIONS = 20
-"""The published number of products for the eigenvectors."""
-
-EPSILON = 0.02
-"""A half is moved by no more than this, as published."""
-
-RANGE = 2000.0
-"""The least ε that is tried is so many times smaller than the most: the published 1e-5."""
-
-GRID, REFINEMENTS = 9, 12
-"""The loss is taken so often over all ε, then around the best: about what the eigenvectors cost."""
-
-Product = Callable[[Tensor], Tensor]
-"""Maps a direction for every candidate, (n, d), to S D, (n, d)."""
+ITERATIONS = 20  # products for the eigenvectors, as published
+EPSILON = 0.02  # a half is moved by no more than this, as published
+RANGE = 2000.0  # the least ε tried is so many times smaller than the most: the published 1e-5
+GRID, REFINEMENTS = 9, 12  # losses over all ε, then around the best: about what eigenvectors cost
+Product = Callable[[Tensor], Tensor]  # a direction for every candidate, (n, d), to S D, (n, d)
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,35 +14,16 @@ from exhume.equation.problem import FirstLayer
 from exhume.errors import InputError
 from exhume.features.weights import blocks
 
-GAP = 3.0
-"""The span ends where singular values differ by this factor; random neighbours differ by less."""
-
-REST = 1e-2
-"""At most this share of the change's energy is beyond the gap; rounding leaves less, Adam more."""
-
-ALONE = 1e4
-"""The factor where one value alone lies beyond: by chance the last ones are often far apart."""
-
-FEW = 10
-"""Ten singular values are not small together by chance, so no more than `GAP` is asked for then."""
-
-NOISE = 1e-7
-"""Singular values below this share of the largest are rounding: roots of squares in float64."""
-
-ROUNDED = 1e3
-"""So many roundings of an entry may have added up in training; what is larger has another cause."""
-
-TAIL = 1e-4
-"""What lies beyond the gap does no harm up to this share of the largest singular value."""
-
-ENERGY = 1e-6
-"""The rule `energy` leaves out this share: samples with less than a thousandth of the largest."""
-
-INSTEAD = "Use the method 'exhume', or force a rank."
-"""What to do where the subspace argument breaks."""
-
-Grams = tuple[Tensor, Tensor, Tensor]
-"""W₀ᵀW₀, W₀ᵀΔ and ΔᵀΔ with Δ = W₁ − W₀, (d, d) each, in float64."""
+GAP = 3.0  # ratio of singular values at which the span ends; random neighbours differ by less
+REST = 1e-2  # share of the energy beyond the gap, at most; rounding leaves less, Adam more
+ALONE = 1e4  # the factor where one value alone lies beyond: by chance the last are often far apart
+FEW = 10  # from so many on, values are not small together by chance, and `GAP` is enough
+NOISE = 1e-7  # singular values below this share of the largest are rounding: roots of squares
+ROUNDED = 1e3  # roundings of an entry that may add up in training; what is larger has another cause
+TAIL = 1e-4  # share of the largest singular value up to which what lies beyond the gap does no harm
+ENERGY = 1e-6  # left out by the rule `energy`: samples with less than a thousandth of the largest
+INSTEAD = "Use the method 'exhume', or force a rank."  # where the argument breaks
+Grams = tuple[Tensor, Tensor, Tensor]  # W₀ᵀW₀, W₀ᵀΔ and ΔᵀΔ with Δ = W₁ − W₀, (d, d), in float64
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,8 +60,7 @@ def estimate(layer: FirstLayer, rank: int | str = "gap") -> Subspace:
     if rank == "gap" and after > max(TAIL, _rounding(layer, grams, kept, spectrum)):
         raise InputError(
             f"the change of the first layer lies mostly in {r} directions, but more than rounding "
-            "is outside: the optimiser rescales each entry, as Adam does, or weights were stored "
-            f"in half precision. {INSTEAD}"
+            f"is outside: of Adam, or of weights stored in half precision. {INSTEAD}"
         )
     gap = spectrum[r - 1].item() / max(after, NOISE)
     return Subspace(vectors[:, :r].contiguous(), spectrum, kept, gap)

@@ -13,14 +13,9 @@ from torch import Tensor
 
 from exhume.search.moves import merged
 
-FACTOR = 3
-"""Three times fewer settings go on, for three times more steps: every rung costs about the same."""
-
-FINALISTS = 2
-"""So many settings are the last, and are given a second start: one could not be compared."""
-
-ALIKE = 0.9
-"""Candidates of two starts with a cosine above this are the same: random ones never come close."""
+FACTOR = 3  # times fewer settings go on, for more steps: every rung costs about the same
+FINALISTS = 2  # settings that are given a second start: one could not be compared
+ALIKE = 0.9  # cosine above which candidates of two starts are the same: random ones never are
 
 T = TypeVar("T")
 

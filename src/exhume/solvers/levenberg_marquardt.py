@@ -9,6 +9,7 @@ C_ij = tr(J_iᵀJ_j)/d: one n×n factorisation a step.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -18,12 +19,8 @@ from exhume.equation.objective import Fit, curvature, descent, fitted, gauss_new
 from exhume.equation.problem import Problem
 from exhume.solvers import Outcome, State, judged
 
-LEAST_DAMPING = 1e-7
-"""Damping does not fall below this: steps are Gauss-Newton's long before."""
-
-FLAT = 1e-12
-"""A candidate without any curvature is damped as if it had this share of the largest, so that the
-preconditioner exists."""
+LEAST_DAMPING = 1e-7  # steps are Gauss-Newton's long before
+FLAT = 1e-12  # share of the largest curvature that all have at least: else nothing preconditions
 
 Operator = Callable[[Tensor], Tensor]
 
@@ -117,17 +114,13 @@ def damped_step(
     problem: Problem, fit: Fit, damping: float, accuracy: float, products: int
 ) -> tuple[Tensor, int]:
     """Return D (n, d) with (JᵀP⊥J + λS) D = JᵀR in the tangent space, S = diag(C), and products."""
-    domain, candidates = problem.domain, fit.candidates
-    mean = curvature(fit)
+    candidates, mean = fit.candidates, curvature(fit)
     scale = mean.diagonal().clamp_min(FLAT * mean.diagonal().max())
     lower = factor(mean + damping * torch.diag(scale))
     damp = (damping * scale)[:, None].to(candidates.dtype)
     inverse = torch.cholesky_inverse(lower).to(candidates.dtype)
-
     pulled = descent(fit)
-
-    def tangent(direction: Tensor) -> Tensor:
-        return domain.tangent(candidates, direction, pulled)
+    tangent = partial(problem.domain.tangent, candidates, descent=pulled)
 
     def operator(direction: Tensor) -> Tensor:
         return tangent(gauss_newton(fit, direction)) + damp * direction
