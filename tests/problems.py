@@ -1,8 +1,4 @@
-"""Random-features problems on the sphere with a known answer, and the slow dense oracles.
-
-Everything is built by hand from float64 tensors, so nothing here shares code with what it checks
-beyond the activation's forward function.
-"""
+"""Problems with a known answer, and slow oracles that share no code with what they check."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,7 +30,6 @@ class Case:
 
 
 def gaussian(*shape: int, seed: int = 0) -> Tensor:
-    """Standard normal, float64."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
@@ -45,20 +40,14 @@ def on_sphere(count: int, dim: int, seed: int = 0) -> Tensor:
 
 
 def make_features(
-    dim: int,
-    width: int,
-    name: str = "relu",
-    seed: int = 0,
-    dtype: torch.dtype = torch.float64,
-    block: int | None = None,
+    dim: int, width: int, name: str = "relu", seed: int = 0, dtype: torch.dtype = torch.float64
 ) -> RandomFeatures:
     """σ(Vx) with V in memory."""
     v = Seeded(width, dim, seed).rows(0, width).to(dtype)
-    return RandomFeatures(Stored(v), activation(name), block)
+    return RandomFeatures(Stored(v), activation(name))
 
 
 def make_problem(features: RandomFeatures, target: Tensor) -> Problem:
-    """The target (p, m) on those features."""
     return Problem(target.to(features.dtype), features, THREAT, (features.dim,))
 
 
@@ -77,11 +66,9 @@ def case(
     y = truth.targets if outputs == 1 else gaussian(samples, outputs, seed=seed)
     features = make_features(dim, round(ratio * dim * samples / outputs), name, seed)
     phi = dense_phi(features, truth.inputs)
-    coefficients = torch.linalg.solve(phi @ phi.T, y)
-    if even:
-        coefficients = torch.nn.functional.normalize(coefficients, dim=1)
-    problem = make_problem(features, phi.T @ coefficients).to("cpu", dtype)
-    return Case(problem, truth.inputs, coefficients)
+    a = torch.linalg.solve(phi @ phi.T, y)
+    a = torch.nn.functional.normalize(a, dim=1) if even else a
+    return Case(make_problem(features, phi.T @ a).to("cpu", dtype), truth.inputs, a)
 
 
 def close(got: Tensor, expected: Tensor, relative: float = 1e-10, least: float = 1e-30) -> None:
@@ -151,12 +138,10 @@ class DenseLinearization:
         return torch.einsum("pmid,pm->id", self.jacobian(a), target)
 
     def bend(self, direction: Tensor, target: Tensor, a: Tensor) -> Tensor:
-        weights = (a @ target.T).view(self.slopes.shape[:3])
-        products = [
-            torch.autograd.functional.hvp(lambda x, w=w: (self.rows(x) * w).sum(), row, along)[1]
-            for row, w, along in zip(self.candidates, weights, direction, strict=True)
-        ]
-        return torch.stack(products)
+        weights, hvp = (a @ target.T).view(self.slopes.shape[:3]), torch.autograd.functional.hvp
+        rows = zip(self.candidates, weights, direction, strict=True)
+        bent = [hvp(lambda x, w=w: (self.rows(x) * w).sum(), row, v)[1] for row, w, v in rows]
+        return torch.stack(bent)
 
     def curvature(self, a: Tensor) -> Tensor:
         j = self.jacobian(a)
@@ -217,44 +202,39 @@ def make_domain(kind: str, dim: int, seed: int = 0) -> Domain:
 
 def dense_tangent(domain: Domain, candidates: Tensor, descent: Tensor | None) -> Tensor:
     """Projectors (n, d, d) to the directions that the sphere and the held entries allow."""
-    eye = torch.eye(candidates.shape[1], dtype=candidates.dtype)
+    n, d = candidates.shape
+    eye, held = torch.eye(d).to(candidates), torch.zeros(n, d).bool()
+    if not isinstance(domain, Sphere):
+        held = domain.held(candidates, descent)
+    normals = 0 * candidates if isinstance(domain, Box) else candidates
     projectors = []
-    for i, row in enumerate(candidates):
-        forbidden = [torch.zeros_like(eye)]
-        if not isinstance(domain, Box):
-            forbidden.append(row[None])
-        if not isinstance(domain, Sphere):
-            forbidden.append(eye[domain.held(candidates, descent)[i]])
-        vectors, values, _ = torch.linalg.svd(torch.cat(forbidden).T, full_matrices=False)
-        span = vectors[:, values > 1e-9]
-        projectors.append(eye - span @ span.T)
+    for row, own in zip(normals, held, strict=True):
+        forbidden = torch.cat([row[None], eye[own], 0 * eye]).T
+        vectors, values, _ = torch.linalg.svd(forbidden, full_matrices=False)
+        projectors.append(eye - vectors[:, values > 1e-9] @ vectors[:, values > 1e-9].T)
     return torch.stack(projectors)
 
 
 def cosines(a: Tensor, b: Tensor) -> Tensor:
-    """Cosine of every row of a with every row of b."""
     normalize = torch.nn.functional.normalize
     return normalize(a.double()) @ normalize(b.double()).T
 
 
 def with_hidden_flips(
-    x: Tensor, a: Tensor, flipped: list[int], mirrored: list[int] | None = None
+    x: Tensor, a: Tensor, flipped: list[int], mirrored: list[int]
 ) -> tuple[Tensor, Tensor]:
     """Other candidates and coefficients with the same Σ a_i relu(v·x_i) for every v.
 
     Flipped samples are off by the linear function Σ_F a_i (v·x_i); so are mirrored ones, of which
     more than half sits at −x_i. Pairs ±u, one for each rank of the sum, make good for it.
     """
-    rows = mirrored or []
-    signs, shares = torch.ones(len(x), 1, dtype=x.dtype), torch.zeros(len(x), 1, dtype=x.dtype)
-    signs[flipped], shares[rows] = -1, 0.55
+    signs, shares = torch.ones(len(x), 1).to(x), torch.zeros(len(x), 1).to(x)
+    signs[flipped], shares[mirrored] = -1, 0.55
     off = x[flipped].T @ a[flipped] + (shares * x).T @ a
     left, sizes, right = torch.linalg.svd(off, full_matrices=False)
-    rank = int((sizes > 1e-9 * sizes[0]).sum())
-    radius = x[0].norm()
-    u = radius * left[:, :rank].T
-    b = sizes[:rank, None] * right[:rank] / radius
-    candidates = torch.cat([signs * x, -x[rows], u, -u])
-    coefficients = torch.cat([(1 - shares) * a, 0.55 * a[rows], b, -b])
+    rank, radius = int((sizes > 1e-9 * sizes[0]).sum()), x[0].norm()
+    u, b = radius * left[:, :rank].T, sizes[:rank, None] * right[:rank] / radius
+    candidates = torch.cat([signs * x, -x[mirrored], u, -u])
+    coefficients = torch.cat([(1 - shares) * a, 0.55 * a[mirrored], b, -b])
     order = torch.randperm(len(candidates), generator=torch.Generator().manual_seed(1))
     return candidates[order], coefficients[order]

@@ -109,7 +109,7 @@ def test_a_bias_shows_norm_and_sign() -> None:
 
 @pytest.mark.parametrize(("block", "spread"), [(None, 0.3), (1, None), (7, 0.3), (100, None)])
 def test_moment_against_its_formula(block: int | None, spread: float | None) -> None:
-    features = replace(make_features(5, 23, block=block), spread=spread)
+    features = replace(make_features(5, 23), block=block, spread=spread)
     v, w, q = dense_v(features), gaussian(23), gaussian(5, 2, seed=1)
     eye, scale = torch.eye(5, dtype=torch.float64), 5 if spread is None else 1 / spread**2
     dense = sum(w[k] * (scale * torch.outer(v[k], v[k]) - eye) for k in range(23)) / 23

@@ -12,10 +12,7 @@ from exhume.equation.coefficients import Rule
 from exhume.equation.domain import Box, Domain, Sphere, SphereInBox
 from exhume.equation.problem import FirstLayer, Premise, Problem
 from exhume.features.dense import DenseGradients
-from exhume.methods import Reconstruction, reconstruct
-from exhume.methods.buzaglo2023 import Buzaglo2023
-from exhume.methods.haim2022 import Haim2022
-from exhume.methods.loo2023 import Loo2023
+from exhume.methods import Buzaglo2023, Haim2022, Loo2023, Reconstruction, reconstruct
 from exhume.methods.penalised import Penalised
 from exhume.methods.penalties import Hyperparameters, Place, balanced_labels
 from exhume.methods.progress import Method

@@ -11,12 +11,9 @@ from exhume.equation.problem import Premise
 from exhume.errors import InputError
 from exhume.evaluate import score
 from exhume.features.activations import activation
-from exhume.methods import METHODS, method_named, reconstruct
+from exhume.methods import METHODS, Iurada2025, Loo2023, Shen2026, method_named, reconstruct
 from exhume.methods.exhume import Exhume, Found
-from exhume.methods.iurada2025 import Iurada2025
-from exhume.methods.loo2023 import Loo2023
 from exhume.methods.progress import pack
-from exhume.methods.shen2026 import Shen2026
 from exhume.methods.stationary import Stationary
 from exhume.search.moves import dropping
 from exhume.solvers import Outcome

@@ -13,9 +13,7 @@ from exhume.equation.domain import Box, Sphere, SphereInBox
 from exhume.equation.problem import Problem
 from exhume.errors import InputError
 from exhume.evaluate import residual_at_truth, score
-from exhume.methods import reconstruct
-from exhume.methods.exhume import Exhume
-from exhume.methods.iurada2025 import Iurada2025
+from exhume.methods import Exhume, Iurada2025, reconstruct
 from exhume.methods.tansley2026 import Reduced, Tansley2026, reduced
 from exhume.search.subspace import Subspace, estimate
 from exhume.solvers import Outcome, solve

@@ -15,10 +15,7 @@ from exhume.equation.objective import Fit, fitted_with
 from exhume.equation.problem import Problem
 from exhume.errors import InputError
 from exhume.features.activations import softplus
-from exhume.methods import haim2022, loo2023, reconstruct
-from exhume.methods.buzaglo2023 import Buzaglo2023
-from exhume.methods.haim2022 import Haim2022
-from exhume.methods.loo2023 import Loo2023
+from exhume.methods import Buzaglo2023, Haim2022, Loo2023, haim2022, loo2023, reconstruct
 from exhume.methods.penalised import STRIDE, Moments, Penalised, advanced, smoothed, stepped
 from exhume.methods.penalties import loss_at
 from exhume.methods.progress import pack

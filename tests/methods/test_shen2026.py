@@ -13,11 +13,7 @@ from exhume.equation.objective import fitted, fitted_with
 from exhume.equation.problem import Premise, Problem
 from exhume.errors import InputError
 from exhume.features.activations import softplus
-from exhume.methods import reconstruct, shen2026
-from exhume.methods.buzaglo2023 import Buzaglo2023
-from exhume.methods.haim2022 import Haim2022
-from exhume.methods.iurada2025 import Iurada2025
-from exhume.methods.loo2023 import Loo2023
+from exhume.methods import Buzaglo2023, Haim2022, Iurada2025, Loo2023, reconstruct, shen2026
 from exhume.methods.penalised import Descending, Descent, Moments, Penalised
 from exhume.methods.penalties import Hyperparameters, Place, balanced_labels, loss_at, outputs
 from exhume.methods.progress import stream

@@ -149,7 +149,7 @@ def test_the_most_opposite_two_are_the_pair() -> None:
     assert unflipped(truth.inputs, truth.coefficients) is truth.inputs  # no pair at all
     a = truth.coefficients.clone()
     a[2], a[4] = 0.2, 1.0  # the sum of these two flips is nearly the second, so three are opposite
-    candidates, coefficients = problems.with_hidden_flips(truth.inputs, a, [2, 4])
+    candidates, coefficients = problems.with_hidden_flips(truth.inputs, a, [2, 4], [])
     for seed in range(10):
         order = torch.randperm(8, generator=generator(seed))
         assert same_rows(unflipped(candidates[order], coefficients[order]), truth.inputs)
