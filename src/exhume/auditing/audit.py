@@ -18,25 +18,15 @@ from exhume.models.state import StateOrFile
 
 @dataclass(frozen=True, eq=False)
 class Audit:
-    """What an audit found.
+    """What an audit found."""
 
-    Attributes:
-        samples: candidates (n, *shape), float64 on the CPU.
-        found: the same with coefficients, residual, outcome and cost.
-        problem: what the attack was given.
-        claims: what may be claimed without the truth.
-        limits: what may not.
-        changes: what was changed in the copy of the model that was attacked.
-        warnings: what weakens the attack's premise.
-    """
-
-    samples: Tensor
-    found: Reconstruction
-    problem: Problem
-    claims: list[str]
-    limits: list[str]
-    changes: tuple[str, ...]
-    warnings: tuple[str, ...]
+    samples: Tensor  # candidates (n, *shape), float64 on the CPU
+    found: Reconstruction  # the same with coefficients, residual, outcome and cost
+    problem: Problem  # what the attack was given
+    claims: list[str]  # what may be claimed without the truth
+    limits: list[str]  # what may not
+    changes: tuple[str, ...]  # what was changed in the copy of the model that was attacked
+    warnings: tuple[str, ...]  # what weakens the attack's premise
 
     def images(self) -> Tensor:
         """Return the candidates as pixels from 0 to 1, (n, *shape)."""

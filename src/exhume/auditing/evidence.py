@@ -16,23 +16,15 @@ from exhume.wording import finite, number, percent, plural
 
 Record = Mapping[str, Any]
 
+# Up to this residual the weights are plainly explained; above it, chance fits may come close
 PLAIN = 1e-9
-"""Up to this residual the weights are plainly explained; above it, chance fits may come close."""
-
-ENOUGH = 1.2
-"""With fewer equations for each unknown, a residual of zero is not taken to mean anything."""
-
+ENOUGH = 1.2  # With fewer equations for each unknown, a residual of zero may mean nothing
+# If the samples themselves leave this residual, no search for what they explain can be trusted
 NO_TRACE = 1e-2
-"""If the samples themselves leave this residual, no search for what they explain can be trusted."""
-
+# The same for trained weights alone: kinks of ReLU leave up to a tenth where the premise holds
 BROKEN = 0.2
-"""The same for trained weights alone: kinks of ReLU leave up to a tenth where the premise holds."""
-
-ABOVE = 10.0
-"""A residual this many times the floor is well above it, so a sample must be missing."""
-
-ROUNDING = 1e-9
-"""Residuals below this are taken to be equal, because all of them explain the weights."""
+ABOVE = 10.0  # A residual this many times the floor is well above it, so a sample must be missing
+ROUNDING = 1e-9  # Residuals below this are taken to be equal: all of them explain the weights
 
 
 # Without the truth

@@ -33,8 +33,7 @@ CONFIG, EVENTS, CHECKPOINT = "config.yaml", "events.jsonl", "checkpoint.safetens
 CANDIDATES, RESULT = "candidates.safetensors", "result.json"
 SCORE, MATCHED = "score.json", "matched.safetensors"
 
-SCHEMA = 1
-"""The version of result.json that is written; another one cannot be read."""
+SCHEMA = 1  # The version of result.json that is written; another one cannot be read
 
 IN_RESULT = """
     exhume versions device device_name seed method started seconds outcome sentence residual
@@ -48,8 +47,7 @@ IN_SCORE = """
 IN_ROW = "sample candidate error signed_error cosine psnr ssim"
 IN_PUBLISHED = "samples top10_ssim good chance control"
 
-AUDIT, SCORING = "exhume audit", "exhume score"
-"""The commands that write the files."""
+AUDIT, SCORING = "exhume audit", "exhume score"  # The commands that write the files
 
 
 @dataclass(frozen=True)
@@ -66,10 +64,7 @@ class RunFolder:
         file = self.path / RESULT
         result = _record(file, IN_RESULT, AUDIT)
         if (schema := result.get("schema")) != SCHEMA:
-            raise InputError(
-                f"{file} has schema {schema}, expected {SCHEMA}: run {AUDIT} again with this "
-                "version"
-            )
+            raise InputError(f"{file} has schema {schema}, expected {SCHEMA}: run {AUDIT} again")
         _check_keys(result["problem"], IN_PROBLEM, f"the problem in {file}")
         return result
 
@@ -176,10 +171,8 @@ class RunFolder:
     def begin(self, settings: Settings) -> None:
         """Make the folder, with settings and no events; refuse one that holds something."""
         if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
-            raise InputError(
-                f"{self.path}: is there already and not empty; choose another --out, or go on with "
-                "an interrupted run by --resume."
-            )
+            there = "is there already and not empty; choose another --out, or go on by --resume."
+            raise InputError(f"{self.path}: {there}")
         private_folder(self.path)
         config = yaml.safe_dump(asdict(settings), sort_keys=False)
         write_private(self.path / CONFIG, config.encode())
@@ -215,10 +208,8 @@ class RunFolder:
             raise InputError(f"{self.path}: this run is complete; see {self.path / RESULT}.")
         before, now = vars(self.settings), vars(settings)
         if changed := [name for name in now if before[name] != now[name]]:
-            raise InputError(
-                f"{config}: the run was started with other settings ({', '.join(changed)}); "
-                "resume it with the same."
-            )
+            names = ", ".join(changed)
+            raise InputError(f"{config}: was started with other settings ({names}); use the same.")
         if file.exists():
             tensors = read_tensors(file)
             try:
@@ -226,17 +217,13 @@ class RunFolder:
                 seconds = float(record["seconds"])
                 begun = Checkpoint(tensors, record["progress"], seconds, str(file))
             except (KeyError, TypeError, ValueError) as error:
-                raise InputError(
-                    f"{file}: cannot be used ({error}); start the audit again in another folder."
-                ) from error
+                raise InputError(f"{file}: cannot be used ({error}); start again.") from error
         for leftover in self.path.glob(f".{CHECKPOINT}.*"):  # from a kill while it was written
             leftover.unlink()
         last = round(begun.seconds, 3) if begun else 0.0
-        times = [event.get("seconds") for event in self.events]
-        timed = [isinstance(at, int | float) and at <= last for at in times]
-        kept = [event for event, early in zip(self.events, timed, strict=True) if early]
-        lines = "".join(json.dumps(event) + "\n" for event in kept)
-        write_private(self.path / EVENTS, lines.encode())
+        timed = [event for event in self.events if isinstance(event.get("seconds"), int | float)]
+        kept = (json.dumps(event) + "\n" for event in timed if event["seconds"] <= last)
+        write_private(self.path / EVENTS, "".join(kept).encode())
         return begun
 
     def finish(self, found: Mapping[str, Tensor], result: dict[str, Any]) -> None:

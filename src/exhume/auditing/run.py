@@ -22,14 +22,12 @@ from exhume.methods.progress import Progress
 from exhume.models.opening import Opened
 from exhume.version import VERSION
 
+# Events are at least this far apart: ten lines a second are enough for any display
 EVENT_SECONDS = 0.1
-"""Events are at least this far apart: ten lines a second are enough for any display."""
-
+# Checkpoints are at least this far apart: a kill loses a second, and writing takes far less
 CHECKPOINT_SECONDS = 1.0
-"""Checkpoints are at least this far apart: a kill loses a second, and writing takes far less."""
-
+# A candidate has settled when its last step moved it by less than this share of its norm
 SETTLED = 0.01
-"""A candidate has settled when its last step moved it by less than this share of its norm."""
 
 
 @dataclass(frozen=True)
@@ -56,17 +54,9 @@ def run(
 ) -> tuple[Reconstruction, dict[str, Any]]:
     """Attack a model, and leave a run folder if there is a place for one.
 
-    A run that is refused leaves nothing half written; one that Ctrl-C ends leaves a checkpoint.
-
-    Args:
-        settings: what was asked for.
-        opened: the model that they name.
-        out: the run folder; nothing is written if None.
-        resume: go on with an interrupted run; its settings must be the same.
-        show: called with each event.
-
-    Returns:
-        What was found, and the result as in result.json.
+    A run that is refused leaves nothing half written; one that Ctrl-C ends leaves a checkpoint,
+    and `resume` goes on with it if the settings are the same. `show` is called with each event.
+    Returned are what was found, and the result as in result.json.
     """
     method = settings.recipe(opened.problem)
     opened = replace(opened, problem=opened.problem.to(settings.device))
@@ -78,16 +68,8 @@ def run(
         folder.begin(settings)
     recorder = Recorder(folder, show)
     try:
-        found = reconstruct(
-            opened.problem,
-            settings.samples,
-            settings.seed,
-            method,
-            settings.time_limit,
-            recorder.observe,
-            begun,
-            settings.product_limit,
-        )
+        asked = settings.samples, settings.seed, method, settings.time_limit
+        found = reconstruct(opened.problem, *asked, recorder.observe, begun, settings.product_limit)
     except KeyboardInterrupt:
         recorder.save()
         raise
@@ -117,14 +99,9 @@ class Recorder:
         self.latest = (progress, seconds)
         now, candidates = time.perf_counter(), progress.candidates
         if now - self.last_event >= EVENT_SECONDS or progress.phase != self.phase:
-            event = Event(
-                seconds=round(seconds, 3),
-                step=progress.total_steps,
-                residual=progress.residual,
-                candidates=len(candidates),
-                settled=_settled(self.before, candidates),
-                phase=progress.phase,
-            )
+            step, residual, phase = progress.total_steps, progress.residual, progress.phase
+            settled = _settled(self.before, candidates)
+            event = Event(round(seconds, 3), step, residual, len(candidates), settled, phase)
             if self.folder is not None:
                 self.folder.note(asdict(event))
             if self.show is not None:

@@ -160,15 +160,9 @@ class Settings:
         if rank is None:
             return method
         if not isinstance(method, Tansley2026):
-            raise InputError(
-                f"rank: {self.method} works in the full space, and takes none; leave it out, or "
-                "use the method tansley2026."
-            )
+            raise InputError(f"rank: {self.method} takes none; leave it out, or use tansley2026.")
         if problem.first_layer is None:
-            raise InputError(
-                "rank: there is no dense first layer whose change is known, hence no subspace that "
-                "could have one; leave it out."
-            )
+            raise InputError("rank: no change of a dense first layer is known; leave it out.")
         if rank != "count":
             return replace(method, rank=rank)
         if self.samples is None:

@@ -35,10 +35,8 @@ def audit(
     from exhume import report as reports
 
     if model is None:
-        raise InputError(
-            "model: name a model folder, exhume audit FOLDER, or a factory of your own, --model "
-            "package.module:factory, with --initial and --trained."
-        )
+        own = "a factory of your own, --model package.module:factory, with --trained."
+        raise InputError(f"model: name a model folder, exhume audit FOLDER, or {own}")
     settings = Settings.told(model=model, **options)
     opened = settings.open()
     console, limit = _console(), settings.time_limit
@@ -58,9 +56,8 @@ def audit(
             _, result = run(settings, opened, out, resume, show)
         except KeyboardInterrupt:
             live.stop()
-            print(
-                f"\ninterrupted; go on with the same command and --resume ({out})", file=sys.stderr
-            )
+            way = f"go on with the same command and --resume ({out})"
+            print(f"\ninterrupted; {way}", file=sys.stderr)
             raise SystemExit(130) from None
     console.print(
         f"[bold]{result['outcome']}[/]: {result['candidates']} candidates, residual "

@@ -75,11 +75,8 @@ def bound(
         own = {"trained": trained, "arguments": arguments, "input_shape": input_shape, "head": head}
         _refuse(own, "is for a model; name it with --model, or leave this out")
         if dim is None or samples is None:
-            raise InputError(
-                "dim and samples: are needed, such as exhume bound --dim 3072 --samples 100 "
-                "--width 3072000; or name a model folder, exhume bound FOLDER, or a factory, "
-                "--model package.module:factory, with --trained."
-            )
+            or_a_model = "or name a model folder, or a factory, --model m:f, with --trained."
+            raise InputError(f"dim and samples: are needed, --dim 3072 --samples 100; {or_a_model}")
         count = 1 if outputs is None else outputs
         sizes = Sizes(dim, count, width, activation or "relu", samples, subspace)
     else:
@@ -91,8 +88,7 @@ def bound(
         sizes = _model_sizes(source, activation, samples, subspace)
     conditions = {"tolerance": tolerance, "separation": separation, "floor": floor}
     conditions |= {"ceiling": ceiling, "failure": failure}
-    found = overview(sizes, conditions, rho, epsilon, delta)
-    console = _console()
+    found, console = overview(sizes, conditions, rho, epsilon, delta), _console()
     _show(console, found)
     if out is not None:
         write_json(out, found)
@@ -100,17 +96,15 @@ def bound(
 
 
 def _refuse(options: dict[str, Any], why: str) -> None:
-    for word, value in options.items():
-        if value is not None:
-            raise InputError(f"{word}: {why}.")
+    if told := [word for word, value in options.items() if value is not None]:
+        raise InputError(f"{told[0]}: {why}.")
 
 
 def _model_sizes(
     source: Source, activation: str | None, samples: int | None, subspace: int | None
 ) -> Sizes:
     """The sizes of a network, or of a folder of random features."""
-    opened = open_network(source)
-    if opened is not None:
+    if (opened := open_network(source)) is not None:
         net, known = opened
         shapes = {name: tuple(w.shape) for name, w in net.module.named_parameters()}
         width, name = shapes[net.head_weight][1], activation or known
@@ -119,9 +113,7 @@ def _model_sizes(
     features, m = problem.features, problem.target.shape[1]
     name = features.activation.name if isinstance(features, RandomFeatures) else None
     if activation not in (None, name):
-        raise InputError(
-            f"activation: that of {source.model} is {name}, not {activation}; leave it out."
-        )
+        raise InputError(f"activation: that of {source.model} is {name}; leave it out.")
     shapes = {"last layer": (features.width, m)}
     return Sizes(features.dim, m, features.width, name, samples, subspace, shapes)
 
@@ -137,17 +129,12 @@ def _show(console: Console, found: dict[str, Any]) -> None:
             console.print(counting["verdict"], markup=False)
     if "blocks" in found:
         heads = ["block", "shape", "parameters", "share", "samples at most", "span known"]
-        rows = [
-            [
-                escape(block["name"]),
-                " × ".join(map(str, block["shape"] or ())),
-                f"{block['parameters']:,}",
-                f"{block['share']:.1%}",
-                f"{block['samples']:,}",
-                f"{block['spanned']:,}",
-            ]
-            for block in found["blocks"]
-        ]
+        rows = []
+        for block in found["blocks"]:
+            sizes = [f"{block[word]:,}" for word in ("parameters", "samples", "spanned")]
+            shape = " × ".join(map(str, block["shape"] or ()))
+            sizes.insert(1, f"{block['share']:.1%}")
+            rows.append([escape(block["name"]), shape, *sizes])
         console.print(table(heads, rows))
         heads = ["samples", "safe width of the last layer", "span known"]
         rows = [[f"{count:,}" for count in row.values()] for row in found["safe_widths"]]
@@ -174,8 +161,7 @@ def _show(console: Console, found: dict[str, Any]) -> None:
             f"{private['dim']:,} dimensions; an error of 0.5 is out of reach below ρ = "
             f"{private['rho_at_half']:,.3g}"
         )
-    sentences = (f"- {sentence}" for sentence in found["assumptions"])
-    console.print("assumptions:", *sentences, sep="\n", markup=False)
+    console.print("assumptions:", *found["assumptions"], sep="\n- ", markup=False)
 
 
 def _show_guarantee(console: Console, record: dict[str, Any], sizes: dict[str, Any]) -> None:
@@ -183,12 +169,11 @@ def _show_guarantee(console: Console, record: dict[str, Any], sizes: dict[str, A
         console.print(f"no guarantee: {record['none']}", markup=False)
         return
     unknowns = sizes["samples"] * (sizes["subspace"] or sizes["dim"])
-    names = {
-        "hoeffding": "by Hoeffding's inequality, as in the paper",
-        "certified": "by one equation that is violated",
-        "numerical": "the same, its constant found by a search: no certificate",
+    widths = {
+        "by Hoeffding's inequality, as in the paper": record["hoeffding"],
+        "by one equation that is violated": record["certified"],
+        "the same, its constant found by a search: no certificate": record["numerical"],
     }
-    widths = {name: record[word] for word, name in names.items()}
     rows = [[name, f"{p:,.3g}", f"{p / unknowns:,.3g}"] for name, p in widths.items()]
     heads = ("guarantee", "width from which it holds", "÷ (samples × dimension)")
     console.print(table(heads, rows))

@@ -11,9 +11,9 @@ def console() -> Console:
     return Console(highlight=False, soft_wrap=True)
 
 
-def table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> Table:
+def table(heads: Iterable[str], rows: Iterable[Iterable[object]]) -> Table:
     """Return rows of words below their heads."""
     made = Table(*heads)
     for row in rows:
-        made.add_row(*row)
+        made.add_row(*map(str, row))
     return made

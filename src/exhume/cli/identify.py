@@ -9,7 +9,7 @@ from exhume.cli.console import table
 from exhume.errors import InputError
 from exhume.files import check_new, new_folder, write_json, write_tensors
 from exhume.models.opening import Source, open_module
-from exhume.theory import Identifiability, identifiability
+from exhume.theory import identifiability
 
 
 def identify(
@@ -38,22 +38,19 @@ def identify(
     if out is not None:
         check_new(out)
     if model is None:
-        raise InputError(
-            "model: name a model folder, exhume identify FOLDER, or a factory of your own, --model "
-            "package.module:factory, with --trained."
-        )
-    module, weights = open_module(Source(model, trained, arguments=arguments))
-    found = identifiability(module, weights, rank, tolerance, level)
-    console = _console()
-    needed, least = f"{found.unknowns}", f"{found.sufficient_unknowns}"
+        own = "a factory of your own, --model package.module:factory, with --trained."
+        raise InputError(f"model: name a model folder, exhume identify FOLDER, or {own}")
+    opened = open_module(Source(model, trained, arguments=arguments))
+    found, console = identifiability(*opened, rank, tolerance, level), _console()
+    least = found.sufficient_unknowns
     rows = (
-        ("degree of the activation", f"{found.degree}", "3 or more"),
-        ("neurons", f"{found.neurons}", ""),
+        ("degree of the activation", found.degree, "3 or more"),
+        ("neurons", found.neurons, ""),
         ("dimensions they span", f"{found.rank_of_neurons} of {found.dim}", ""),
-        ("equations", f"{found.equations}", needed),
-        ("rank of the equations", f"{found.rank}", needed),
+        ("equations", found.equations, found.unknowns),
+        ("rank of the equations", found.rank, found.unknowns),
         ("smallest singular value", f"{found.smallest:.1e}", f"{found.tolerance:.1e}"),
-        ("rank of the neurons' Gram matrix (sufficient)", f"{found.sufficient_rank}", least),
+        ("rank of the neurons' Gram matrix (sufficient)", found.sufficient_rank, least),
         ("equations left unsolved", f"{found.misfit:.1e}", ""),
     )
     console.print(table(("", "found", "needed"), rows))
@@ -63,22 +60,15 @@ def identify(
         console.print(sentence, markup=False)
     if found.samples is not None and found.multipliers is not None:
         shown = ", ".join(f"{b:.3g}" for b in found.multipliers.tolist())
-        console.print(
-            f"{len(found.samples)} active samples, multipliers λy = {shown}; they leave "
-            f"{found.residual:.1e} of the weights unexplained"
-        )
+        leave = f"they leave {found.residual:.1e} of the weights unexplained"
+        console.print(f"{len(found.samples)} active samples, multipliers λy = {shown}; {leave}")
     if out is not None:
-        _write(out, found)
+        with new_folder(out) as temporary:
+            record = asdict(found) | {"holds": found.holds, "margin": found.margin}
+            tensors = {word: record.pop(word) for word in ("samples", "multipliers")}
+            write_json(temporary / "identifiability.json", record)
+            if found.samples is not None:
+                write_tensors(temporary / "recovered.safetensors", tensors)
         console.print(f"written: {out}", markup=False)
     if found.samples is None:
         raise SystemExit(1)
-
-
-def _write(out: Path, found: Identifiability) -> None:
-    """Keep the recovered samples, and what was found, in a new private folder."""
-    with new_folder(out) as temporary:
-        record = asdict(found) | {"holds": found.holds, "margin": found.margin}
-        tensors = {word: record.pop(word) for word in ("samples", "multipliers")}
-        write_json(temporary / "identifiability.json", record)
-        if found.samples is not None:
-            write_tensors(temporary / "recovered.safetensors", tensors)

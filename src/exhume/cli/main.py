@@ -18,11 +18,10 @@ from exhume.errors import InputError
 
 COMMANDS = (victim, audit, score, report, identify, bound, law, reproduce, demo)
 
+# Options that may be written as numbers with commas between them
 LISTS = ("--input_shape", "--range", "--mean", "--std", "--widths")
-"""Options that may be written as numbers with commas between them."""
-
+# Options whose word may be left out
 BARE = {"audit": "--model", "identify": "--model", "bound": "--model", "reproduce": "--name"}
-"""Options whose word may be left out."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -60,12 +59,9 @@ def plain(words: list[str]) -> list[str]:
         >>> plain(["audit", "a-b", "--resume", "--time-limit=3-4", "--range", "-1,1"])
         ['audit', '--model', 'a-b', '--resume=true', '--time_limit=3-4', '--range', '[-1,1]']
     """
-    flags = {
-        f"--{name}"
-        for function in COMMANDS
-        for name, parameter in inspect.signature(function).parameters.items()
-        if parameter.annotation in (bool, bool | None)
-    }
+    signatures = (inspect.signature(function).parameters.values() for function in COMMANDS)
+    known = (option for options in signatures for option in options)
+    flags = {f"--{option.name}" for option in known if option.annotation in (bool, bool | None)}
     result: list[str] = []
     for word, following in itertools.pairwise([*words, ""]):
         before, bare = (result[-1], BARE.get(result[0], "")) if result else ("", "")

@@ -22,15 +22,12 @@ def score(run: Path, truth: Path | None = None, model: str | None = None) -> Non
 
     record = score_run(run, truth, model)
     reports.write(run)
-    figures, chance = (
-        {
-            word: f"{x:.4g}"
-            for word, x in (values or {}).items()
-            if word in FIGURES and x is not None
-        }
-        for values in (record["score"], record["chance"]["neighbour"])
-    )
-    rows = ((word, figures[word], chance.get(word, "")) for word in FIGURES if word in figures)
+    sides = record["score"], record["chance"]["neighbour"] or {}
+    rows = [
+        [word, *("" if (x := side.get(word)) is None else f"{x:.4g}" for side in sides)]
+        for word in FIGURES
+        if record["score"].get(word) is not None
+    ]
     console = _console()
     console.print(table(("", "this run", "nearest other sample"), rows))
     if "published" in record:

@@ -25,6 +25,7 @@ from exhume.files import check_new
 from exhume.victims import Victim
 
 TRAINING = ("optimizer", "rate", "momentum", "batch", "decay", "until", "steps", "lazy", "dtype")
+# What an architecture takes of the options of `exhume victim` that are not for all
 OPTIONS = {
     "random_features": ("width", "ratio", "activation", "ridge", "store"),
     "two_layer": ("width", "ratio", "activation", "bias", *TRAINING),
@@ -33,14 +34,10 @@ OPTIONS = {
     "vit": ("width", "blocks", "patch", "heads", *TRAINING),
     "kkt_mlp": ("widths", "decay", "steps", "level", "dtype"),
 }
-"""What an architecture takes of the options of `exhume victim` that are not for all."""
-
+# Random features and two_layer have so many equations for each unknown, where none are asked
+# for: enough for an attack to succeed
 RATIO = 5.0
-"""Random features and two_layer have so many equations for each unknown, where none are asked for:
-enough for an attack to succeed."""
-
-AT_REST = 1e-3
-"""Up to this stationarity a network is said to be where its premise has it."""
+AT_REST = 1e-3  # Up to this stationarity a network is said to be where its premise has it
 
 
 def victim(
@@ -125,8 +122,7 @@ def victim(
         store: write the first layer of random features itself, where its seed would do.
         device: where to train.
     """
-    asked = dict(locals())
-    taken = OPTIONS[architecture]
+    asked, taken = dict(locals()), OPTIONS[architecture]
     specific = {word: asked[word] for words in OPTIONS.values() for word in words}
     given = {word: x for word, x in specific.items() if x is not None and x is not False}
     if wrong := [word for word in given if word not in taken]:
@@ -144,8 +140,8 @@ def victim(
         f"[bold]{escape(str(out))}[/]: {made.problem.features.width:,} features, d = {chosen.dim}, "
         f"ratio {made.problem.ratio(samples):.2f}, {_trained(made.training)}"
     )
-    next_step = f"exhume audit {shlex.quote(str(out))} --samples {samples} --out RUN"
-    console.print(f"next: {next_step}", markup=False)
+    model = shlex.quote(str(out))
+    console.print(f"next: exhume audit {model} --samples {samples} --out RUN", markup=False)
 
 
 def _sized(architecture: str, given: dict[str, Any], data: Data) -> dict[str, Any]:
@@ -162,10 +158,8 @@ def _sized(architecture: str, given: dict[str, Any], data: Data) -> dict[str, An
         given["dtype"] = getattr(torch, given["dtype"])
     largest = float(data.inputs.abs().max())
     if architecture == "kkt_mlp" and largest > 1:
-        raise InputError(
-            f"kkt_mlp: inputs go up to {largest:.2g}, but an audit of trained weights alone takes "
-            "them to lie in [−1, 1]; use a set of images, and leave out --normalise and --centre."
-        )
+        advice = "use a set of images, and leave out --normalise and --centre."
+        raise InputError(f"kkt_mlp: inputs go up to {largest:.2g}, not in [−1, 1]; {advice}")
     names = {"width": "dim", "blocks": "depth"} if architecture == "vit" else {}
     return {names.get(word, word): value for word, value in given.items()}
 
@@ -174,12 +168,10 @@ def _train(
     console: Console, architecture: str, data: Data, given: dict[str, Any], out: Path
 ) -> Victim:
     """Train and save; what there is of a network at Ctrl-C stays in a file beside `out`."""
-    make = getattr(victims, architecture)
-    made: Victim
+    make: Callable[..., Victim] = getattr(victims, architecture)
     if architecture == "random_features":
         store = given.pop("store", False)
-        said = f"training {given['width']:,} random features on {data.samples} samples"
-        with console.status(f"{said} of {data.name}"):
+        with console.status(f"training {given['width']:,} random features on {data.name}"):
             made = make(data, **given)
             made.save(out, store)
         return made
@@ -208,10 +200,9 @@ def _trained(record: dict[str, Any]) -> str:
         return f"training error {record['fit']:.1e}"
     came = f"loss {record['loss']:.1e}", f"after {record['steps']:,} steps"
     if "stationarity" not in record:
-        asked = record["settings"]["until"]
+        asked, moved = record["settings"]["until"], record["laziness"]["first"]
         missed = "" if record["reached"] else f" (not the {asked:g} asked for)"
-        moved = f"first layer moved by {record['laziness']['first']:.1%}"
-        return f"{came[0]}{missed} {came[1]}, {moved}"
+        return f"{came[0]}{missed} {came[1]}, first layer moved by {moved:.1%}"
     off, left, premise = record["stationarity"], record["violation"], record["premise"]
     holds, why = "holds in direction", ", as ReLUs come to rest on their kinks"
     if off > AT_REST or left > BROKEN:

@@ -16,8 +16,8 @@ from exhume.evaluate.metrics import check_vectors, distances, nearest
 from exhume.evaluate.published import GOOD, is_published_for, published_score
 from exhume.evaluate.scoring import RECOVERED, measure, score, true_inputs
 
+# Chance draws from a stream of its own, as the data may have been drawn from the same seed
 STREAM = 0xC4A7CE
-"""Chance draws from a stream of its own, as the data may have been drawn from the same seed."""
 
 
 @dataclass(frozen=True)
@@ -136,10 +136,8 @@ def other_data(candidates: Tensor, truth: Data, held_out: Data) -> OtherData:
     if not len(candidates):
         raise InputError("there are no candidates to compare with the training samples")
     if held_out.shape != truth.shape:
-        raise InputError(
-            f"held-out samples have shape {held_out.shape}, the training samples {truth.shape}: "
-            "draw them with exhume.data.held_out"
-        )
+        both = f"held-out samples have shape {held_out.shape}, the training samples {truth.shape}"
+        raise InputError(f"{both}: draw them with exhume.data.held_out")
     y = check_vectors(candidates, "candidate", dim=truth.dim)
     directions = torch.nn.functional.normalize(y, dim=1)
 
@@ -164,12 +162,12 @@ def _with_one_mean(*sides: Data) -> list[Data]:
     """Return both sides as inputs from which the mean image of both was subtracted."""
     pixels = [side.images().flatten(1) for side in sides]
     mean = torch.cat(pixels).mean(0)
-    centred = []
-    for side, rows in zip(sides, pixels, strict=True):
+
+    def centred(side: Data, rows: Tensor) -> Data:
         transform = replace(side.transform, mean=mean, shift=mean.mean().item())
-        inputs = transform.apply(rows, transform.norms)
-        centred.append(replace(side, inputs=inputs, transform=transform))
-    return centred
+        return replace(side, inputs=transform.apply(rows, transform.norms), transform=transform)
+
+    return list(map(centred, sides, pixels))
 
 
 def wrong_prior(problem: Problem, shift: float) -> Problem:
@@ -188,7 +186,4 @@ def wrong_prior(problem: Problem, shift: float) -> Problem:
         return replace(problem, domain=moved(domain))
     if isinstance(domain, SphereInBox):
         return replace(problem, domain=replace(domain, box=moved(domain.box)))
-    raise InputError(
-        f"wrong prior: shifts the bounds of the inputs, but these lie in: {domain.name}; pose the "
-        "problem with a box."
-    )
+    raise InputError(f"wrong prior: shifts the bounds of a box; inputs lie in: {domain.name}.")

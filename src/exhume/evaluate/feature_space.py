@@ -1,6 +1,7 @@
 """What the features say of the truth: the floor of the objective, and the spans that were found."""
 
 from collections.abc import Callable
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -9,13 +10,14 @@ from exhume.data import Data
 from exhume.equation import objective
 from exhume.equation.problem import Problem
 from exhume.errors import InputError
+from exhume.evaluate import metrics
 from exhume.evaluate.metrics import check_vectors
 from exhume.evaluate.scoring import true_inputs
 from exhume.features import Features
 from exhume.models.formulation import POINTS
 
+# A direction in which the samples have less than this share of their largest is rounding
 ROUNDING = 1e-6
-"""A direction in which the samples have less than this share of their largest is rounding."""
 
 
 def residual_at_truth(problem: Problem, truth: Data | Tensor) -> float:
@@ -29,14 +31,11 @@ def residual_at_truth(problem: Problem, truth: Data | Tensor) -> float:
 
 def floors(problem_at: Callable[[str], Problem], truth: Data | Tensor) -> dict[str, float]:
     """Return the floor for features at each point that `problem_at` does not refuse."""
-    found = {}
+    posed: dict[str, Problem] = {}
     for point in POINTS:
-        try:
-            problem = problem_at(point)
-        except InputError:
-            continue
-        found[point] = residual_at_truth(problem, truth)
-    return found
+        with suppress(InputError):
+            posed[point] = problem_at(point)
+    return {point: residual_at_truth(problem, truth) for point, problem in posed.items()}
 
 
 def span_residual(features: Features, candidates: Tensor, truth: Data | Tensor) -> float:
@@ -87,5 +86,4 @@ def outside(basis: Tensor, truth: Data | Tensor) -> Tensor:
     """
     inputs, norms = true_inputs(truth)
     u = basis.detach().cpu().double()
-    rest: Tensor = (inputs - inputs @ u @ u.T).norm(dim=1)
-    return rest / norms
+    return metrics.norms(inputs - inputs @ u @ u.T) / norms

@@ -12,8 +12,7 @@ from exhume.errors import InputError
 
 Kind = Literal["sign_invariant", "signed", "published"]
 
-SSIM_WINDOW = 7
-"""Side of the window of SSIM in pixels; 7 is what scikit-image takes unless told."""
+SSIM_WINDOW = 7  # Side of the window of SSIM in pixels; 7 is what scikit-image takes unless told
 
 
 def distances(truth: Tensor, candidates: Tensor, kind: Kind = "sign_invariant") -> Tensor:
@@ -26,14 +25,6 @@ def distances(truth: Tensor, candidates: Tensor, kind: Kind = "sign_invariant") 
 
     Through ‖x‖² + ‖y‖² − 2 x·y they have a rounding error of about 1e-8 ‖x‖: enough to choose
     pairs; take the distance of a chosen pair from the pair itself.
-
-    Example:
-        >>> x = torch.tensor([[3.0, 4.0]])
-        >>> y = torch.tensor([[-3.0, -4.0], [3.0, -4.0]])
-        >>> distances(x, y, "signed").tolist(), distances(x, y).tolist()
-        ([[10.0, 8.0]], [[0.0, 6.0]])
-        >>> distances(x, y, "published").tolist()
-        [[0.0, 0.0]]
     """
     x, y = truth.double(), candidates.double()
     if kind == "published":
@@ -74,10 +65,8 @@ def check_vectors(vectors: Tensor, what: str, dim: int | None = None) -> Tensor:
     """Return rows (k, d) in float64 on the CPU; refuse another shape, and rows not finite."""
     if vectors.ndim != 2 or (dim is not None and vectors.shape[1] != dim):
         expected = f"(any number, {dim})" if dim is not None else "(number, dimension)"
-        raise InputError(
-            f"the {what}s have shape {tuple(vectors.shape)}, expected {expected}: "
-            "one flattened vector a row"
-        )
+        shape = tuple(vectors.shape)
+        raise InputError(f"the {what}s have shape {shape}, expected {expected}: one vector a row")
     vectors = vectors.detach().to("cpu", torch.float64)
     # The square, so that a finite row too large to measure is caught here too.
     bad = (~torch.isfinite(vectors.square().sum(1))).nonzero().flatten().tolist()
@@ -113,12 +102,7 @@ def cosines(truth: Tensor, paired: Tensor) -> Tensor:
 
 
 def psnr(images: Tensor, others: Tensor) -> Tensor:
-    """Return −10 log10 ‖x − y‖²/d of pairs of images (n, …), clipped to [0, 1], in dB.
-
-    Example:
-        >>> psnr(torch.zeros(2, 4, 4), torch.tensor([0.1, -3.0])[:, None, None]).round(decimals=4)
-        tensor([20., inf], dtype=torch.float64)
-    """
+    """Return −10 log10 ‖x − y‖²/d of pairs of images (n, …), clipped to [0, 1], in dB."""
     x, y = (side.double().clamp(0, 1) for side in (images, others))
     return -10 * (x - y).square().flatten(1).mean(1).log10()
 

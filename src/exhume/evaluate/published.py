@@ -20,14 +20,10 @@ from exhume.evaluate import metrics
 from exhume.evaluate.metrics import check_vectors, distances, nearest, take
 from exhume.wording import finite
 
+# A reconstruction is good above this SSIM (Haim 2022), or below this DSSIM (Shen 2026)
 GOOD, GOOD_DSSIM = 0.4, 0.15
-"""A reconstruction is good above this SSIM (Haim 2022), or below this DSSIM (Shen 2026)."""
-
-BEST = 10
-"""The papers print the mean of this many of the best."""
-
-SIDE = 3
-"""Side of the window of SSIM, as in the papers."""
+BEST = 10  # The papers print the mean of this many of the best
+SIDE = 3  # Side of the window of SSIM, as in the papers
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,10 +82,8 @@ def published_score(candidates: Tensor, data: Data) -> PublishedScore:
     Those of many runs are pooled by `torch.cat`.
     """
     if not is_published_for(data.shape):
-        raise InputError(
-            f"samples of shape {data.shape}: the published figures are for images, (H, W) with "
-            "sides of 3 pixels or more, or (C, H, W) with sides of 6"
-        )
+        sides = "(H, W) with sides of 3 pixels or more, or (C, H, W) with sides of 6"
+        raise InputError(f"shape {data.shape}: the published figures are for images, {sides}")
     x = check_vectors(data.inputs, "true sample")
     y = check_vectors(candidates, "candidate", dim=data.dim)
     neighbours = nearest(ncc_distances(x, y, data.shape))

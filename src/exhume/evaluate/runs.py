@@ -38,17 +38,12 @@ def score_run(run: Path, truth: Path | None = None, model: str | None = None) ->
     if own and truth is None:
         raise InputError(f"{run}: is an audit of your own model; name its training data: --truth.")
     if model is not None and (settings.model is None or not own):
-        raise InputError(
-            f"model: {run} is an audit of a module in memory or of a model folder, which have no "
-            "factory; leave it out."
-        )
+        raise InputError(f"model: {run} is an audit of a model that has no factory; leave it out.")
     truth = truth or Path(settings.model or "") / TRUTH
     known = data.read(truth)
     if known.dim != samples.shape[1]:
-        raise InputError(
-            f"{truth}: holds samples of dimension {known.dim}, but the candidates of {run} have "
-            f"{samples.shape[1]}; is it the truth of another model?"
-        )
+        theirs = f"but the candidates of {run} have {samples.shape[1]}; is it of another model?"
+        raise InputError(f"{truth}: holds samples of dimension {known.dim}, {theirs}")
     found = score(samples, known)
     record: dict[str, Any] = {
         "data": known.name,

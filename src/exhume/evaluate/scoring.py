@@ -14,13 +14,11 @@ from exhume.evaluate import metrics
 from exhume.evaluate.metrics import assign, check_vectors, distances, nearest, take
 from exhume.wording import finite
 
+# Below this relative error a sample counts as recovered: its picture is plainly the same one
 RECOVERED = 0.1
-"""Below this relative error a sample counts as recovered: its picture is plainly the same one."""
+EXACT = 0.01  # Below this relative error it counts as exact: a picture shows no difference any more
 
-EXACT = 0.01
-"""Below this relative error it counts as exact: a picture shows no difference any more."""
-
-
+Pairing = Callable[[Tensor], Tensor]
 IN_ROW = ("error", "signed_error", "published_error", "cosine", "psnr", "ssim")
 AGGREGATES = ("recovered", "exact", "error", "recall", "precision", *IN_ROW[1:])
 
@@ -33,45 +31,29 @@ class Score:
     candidate (there were fewer candidates than samples) scores as the zero vector would: error 1,
     cosine 0, no image metrics. `error`, `signed_error`, `published_error`, `cosine` and `ssim` are
     means; `psnr` is the lower median, as one equal pair would make a mean infinite.
-
-    Attributes:
-        samples: How many true samples there were.
-        candidates: How many candidates there were.
-        matched: The candidate of each true sample, −1 for none.
-        errors: min(‖x − y‖, ‖x + y‖) / ‖x‖ of each pair.
-        signed_errors: ‖x − y‖ / ‖x‖ of the same pair; near 2 for an exact but negated candidate.
-        published_errors: ‖|x| − |y|‖ / √d, in a pairing of its own, on its own squares, as in the
-            published code. It merges images that differ: compare with it, do not rely on it.
-        cosines: |cosine| of each pair. Does not see the scale, which many models do not determine.
-        flipped: Whether the negative of the candidate is the closer one.
-        flips: How many pairs are of opposite sign.
-        psnrs: Peak signal-to-noise ratio of the pairs as images, NaN without a candidate; None
-            where the truth is no images. The candidate has its sign set right and is turned into
-            an image with the norm of its true sample: a score may know that, an attack may not.
-        ssims: Structural similarity of the same images.
-        ssim_window: Side of its window in pixels.
-        recovered: Share of true samples whose own candidate has an error under 0.1.
-        exact: The same under 0.01.
-        recall: Share of true samples with any candidate within 0.1.
-        precision: Share of candidates within 0.1 of any true sample; 0 without candidates.
     """
 
-    samples: int
-    candidates: int
-    matched: Tensor
-    errors: Tensor
-    signed_errors: Tensor
+    samples: int  # How many true samples there were
+    candidates: int  # How many candidates there were
+    matched: Tensor  # The candidate of each true sample, −1 for none
+    errors: Tensor  # min(‖x − y‖, ‖x + y‖) / ‖x‖ of each pair
+    signed_errors: Tensor  # ‖x − y‖ / ‖x‖ of the same; near 2 for an exact but negated candidate
+    # ‖|x| − |y|‖ / √d, in a pairing of its own, on its own squares, as in the published code. It
+    # merges images that differ: compare with it, do not rely on it
     published_errors: Tensor
-    cosines: Tensor
-    flipped: Tensor
-    flips: int
+    cosines: Tensor  # |cosine| of each pair, blind to the scale, which few models determine
+    flipped: Tensor  # Whether the negative of the candidate is the closer one
+    flips: int  # How many pairs are of opposite sign
+    # Peak signal-to-noise ratio of the pairs as images, NaN without a candidate; None where the
+    # truth is no images. The candidate has its sign set right and is turned into an image with the
+    # norm of its true sample: a score may know that, an attack may not
     psnrs: Tensor | None
-    ssims: Tensor | None
-    ssim_window: int | None
-    recovered: float
-    exact: float
-    recall: float
-    precision: float
+    ssims: Tensor | None  # Structural similarity of the same images
+    ssim_window: int | None  # Side of its window in pixels
+    recovered: float  # Share of true samples whose own candidate has an error under 0.1
+    exact: float  # The same under 0.01
+    recall: float  # Share of true samples with any candidate within 0.1
+    precision: float  # Share of candidates within 0.1 of any true sample; 0 without candidates
     error: float
     signed_error: float
     published_error: float
@@ -125,10 +107,7 @@ def score(samples: Tensor, truth: Data | Tensor) -> Score:
 
 
 def measure(
-    samples: Tensor,
-    truth: Data | Tensor,
-    pair: Callable[[Tensor], Tensor],
-    others_only: bool = False,
+    samples: Tensor, truth: Data | Tensor, pair: Pairing, others_only: bool = False
 ) -> Score:
     """Return the score in a pairing of the caller's choice.
 
@@ -208,10 +187,8 @@ def true_inputs(truth: Data | Tensor) -> tuple[Tensor, Tensor]:
         raise InputError("there are no true samples to score against")
     norms = metrics.norms(x)
     if not norms.all():
-        raise InputError(
-            f"true sample {int((norms == 0).nonzero()[0])} is zero in every entry, so an error "
-            "relative to its norm does not exist: leave it out"
-        )
+        place = int((norms == 0).nonzero()[0])
+        raise InputError(f"true sample {place} is zero in every entry; leave it out")
     return x, norms
 
 

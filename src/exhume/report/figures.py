@@ -1,7 +1,4 @@
-"""Plots as inline SVG in the colours of the page.
-
-`progress` draws the residual over time, `law` where a run stands.
-"""
+"""Plots as inline SVG in the colours of the page: a run over time, and where it stands."""
 
 import itertools
 import math
@@ -46,12 +43,8 @@ def progress(
 ) -> tuple[Markup, list[str]] | None:
     """Draw the residual over time, phases tinted, and the number of candidates if it changes.
 
-    Args:
-        events: what the run recorded; those without a time and a positive residual are left out.
-        floor: the residual at the truth, where known.
-
-    Returns:
-        The plot, and the phases that its tints stand for; None where nothing can be drawn.
+    Events without a time and a positive residual are left out; the floor is the residual at the
+    truth. Returned are the plot and the phases of its tints, or None where nothing can be drawn.
     """
     drawn = [
         (seconds, residual, finite(event.get("candidates")) or 0.0, event.get("phase", "search"))

@@ -1,7 +1,4 @@
-"""Pictures and signals of the samples: small ones for the page, one large for a README.
-
-`gallery` makes the items of the page, `gallery_png` a file.
-"""
+"""Pictures and signals of the samples: `gallery` for the page, `gallery_png` for a README."""
 
 import base64
 import io
@@ -25,14 +22,10 @@ from exhume.wording import finite, number
 
 Array = NDArray[np.float64]
 
-LIMIT = 60
-"""The page shows this many samples at most, so that it stays a few megabytes."""
-
-SIDE = 160
-"""Pixels of the longer side of a picture on the page: more than it is shown with."""
-
+LIMIT = 60  # The page shows this many samples at most, so that it stays a few megabytes
+SIDE = 160  # Pixels of the longer side of a picture on the page: more than it is shown with
+# A signal is drawn with this many points at most: more than its width on the page in pixels
 POINTS = 240
-"""A signal is drawn with this many points at most: more than its width on the page in pixels."""
 
 
 class Item(NamedTuple):
@@ -148,22 +141,14 @@ def _between(values: Array, low: float, high: float) -> Array:
 def gallery_png(run: Path, out: Path, limit: int = 10) -> Path:
     """Draw originals above reconstructions: the first samples in their own order, not the best.
 
-    Args:
-        run: a run directory, scored on images.
-        out: the PNG file to write, readable by its owner only.
-        limit: how many samples at most.
-
-    Raises:
-        InputError: the run has no pairs of pictures.
+    The run was scored on images; the PNG file shows `limit` of them at most, and is private.
     """
     run, out = Path(run), Path(out)
     loaded = read_run(run)
     matched = loaded.matched()
     if matched is None or len(matched[0]) == 0 or limit < 1:
-        raise InputError(
-            f"{run} has no pictures to draw ({run / MATCHED}, limit={limit}): "
-            "run exhume score with image data first, and ask for 1 or more"
-        )
+        none = f"{run} has no pictures to draw ({run / MATCHED}, limit={limit})"
+        raise InputError(f"{none}: run exhume score with image data, and ask for 1 or more")
     count = min(limit, len(matched[0]))
     height = matched[0].shape[-2] / matched[0].shape[-1]
     layout = ConstrainedLayoutEngine(w_pad=0.03, h_pad=0.03, wspace=0.0, hspace=0.0, compress=True)

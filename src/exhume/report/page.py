@@ -19,11 +19,10 @@ from exhume.report import figures
 from exhume.report.gallery import gallery, grade
 from exhume.wording import duration, finite, number, percent, plural
 
+# Longer tables are cut here, so that a browser can still show them; score.json has every row
 ROWS = 1000
-"""Longer tables are cut here, so that a browser can still show them; score.json has every row."""
-
+# Arguments of an architecture that the page gives with the problem already
 IN_PROBLEM = ("shape", "outputs")
-"""Arguments of an architecture that the page gives with the problem already."""
 
 WORDS = {
     "initial": "the initial weights",
@@ -49,15 +48,8 @@ class Model(NamedTuple):
 def write(run: Path, redact: bool = False) -> Path:
     """Write a report into a run directory: one file, offline, readable by its owner only.
 
-    The same directory gives the same bytes.
-
-    Args:
-        run: what `exhume audit` wrote, and `exhume score` where the truth is known.
-        redact: leave out every picture and signal; the metrics stay. The file is then
-            `report-redacted.html`, else `report.html`.
-
-    Raises:
-        InputError: a file is missing or does not hold what it should.
+    The same directory gives the same bytes. With `redact` every picture and signal is left out,
+    and the file is `report-redacted.html`.
     """
     folder = read_run(Path(run))
     result, scored, extras = folder.result, folder.scored, folder.scored or {}

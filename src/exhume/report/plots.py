@@ -61,14 +61,9 @@ STYLE: Any = {
 }
 DASHES = (0, (4, 2.2))
 
-styled = matplotlib.rc_context(STYLE)
-"""Decorates what draws in this style."""
-
-Panel = tuple[str, Callable[[Axes], None]]
-"""A title, and what fills the axes below it."""
-
-ENLARGED = 200
-"""Least pixels across a picture: viewers of SVG blur what they enlarge themselves."""
+styled = matplotlib.rc_context(STYLE)  # Decorates what draws in this style
+Panel = tuple[str, Callable[[Axes], None]]  # A title, and what fills the axes below it
+ENLARGED = 200  # Least pixels across a picture: viewers of SVG blur what they enlarge themselves
 
 
 @styled
@@ -135,15 +130,9 @@ def lines(
     scales: str = "x",
     mark: float | None = None,
 ) -> Panel:
-    """Return a panel of curves with a legend.
+    """Return a panel of curves, by their names in the legend.
 
-    Args:
-        title: stands above it.
-        curves: by the name in the legend.
-        across: what is on the x axis.
-        up: what is on the y axis.
-        scales: which of `x` and `y` are logarithmic.
-        mark: where a vertical line is drawn.
+    `scales` says which of `x` and `y` are logarithmic, `mark` where a vertical line is drawn.
     """
     drawn = {
         name: {x: y for x, y in curve.items() if y > 0 or "y" not in scales}

@@ -104,12 +104,8 @@ def _kept(folder: Path | None, cells: Mapping[str, Cell], retry: bool) -> dict[s
     """Return cells that are finished already; with retry, those among them that did not fail."""
     if folder is None:
         return {}
-    found = {place: store.read(folder, place, cell) for place, cell in cells.items()}
-    return {
-        place: record
-        for place, record in found.items()
-        if record is not None and not (retry and record.error is not None)
-    }
+    found = ((place, store.read(folder, place, cell)) for place, cell in cells.items())
+    return {at: kept for at, kept in found if kept and not (retry and kept.error is not None)}
 
 
 def _finish(
@@ -153,8 +149,5 @@ def _result(future: Future[Record | None], executor: Executor) -> Record | None:
             "can it import exhume and the class of the cells? Finished cells are kept."
         ) from error
     if record is None:
-        raise InputError(
-            "a worker has another version of exhume or of the cells than this process: install "
-            "the same everywhere, and change no source while a sweep runs."
-        )
+        raise InputError("a worker has another version of exhume or of the cells; install one.")
     return record

@@ -15,7 +15,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -34,19 +34,16 @@ from exhume.files import finite
 from exhume.sweep.grid import Record
 from exhume.sweep.store import address_of
 
+# Seconds to wait for a cluster to answer, and three times as long for its workers: one that runs
+# answers within a fraction of a second, and without a limit its clients would wait for minutes
 PATIENCE = 3.0
-"""Seconds to wait for a cluster to answer, and three times as long for its workers. A cluster that
-runs answers within a fraction of a second; without a limit its clients would wait for minutes."""
-
+# How often a cell is handed out if its worker dies each time. A worker may die by accident once,
+# and on this machine by another cell's fault twice; three times in a row is its own.
 TRIES = 3
-"""How often a cell is handed out if its worker dies each time. A worker may die by accident once,
-and on this machine by another cell's fault twice; three times in a row is its own."""
-
+# Libraries that get one thread in each process: sums in another order are rounded otherwise
 THREADS = ("OMP", "OPENBLAS", "MKL", "BLIS", "NUMEXPR")
-"""Libraries that get one thread in each process: sums in another order are rounded otherwise."""
-
+# What UTF-8 cannot write, as in names of files that are no text: its escape is written instead
 SURROGATE = re.compile("[\ud800-\udfff]")
-"""What UTF-8 cannot write, as in names of files that are no text: its escape is written instead."""
 
 
 @dataclass(frozen=True)
@@ -118,12 +115,10 @@ def _described(raised: BaseException) -> str:
     """Return type and message of an error, even if it cannot say its message."""
     name = type(raised).__name__
     for words in (str, repr):
-        try:
+        with suppress(BaseException):  # the cell's own code again, as the error is
             message = words(raised)
             said = f"{name}: {message}" if message else name
             return said.encode(errors="backslashreplace").decode()
-        except BaseException:  # the cell's own code again, as the error is
-            continue
     return name
 
 
@@ -152,13 +147,12 @@ class _Pool:
         self._size = size
         self._processes: Any = None
 
-    def submit(self, task: Task) -> Future[Record | None]:
+    def submit(self, task: Task) -> Any:
         for _ in range(TRIES):
             try:
                 if self._processes is None:
                     self._start()
-                future: Future[Record | None] = self._processes.submit(work, task)
-                return future
+                return self._processes.submit(work, task)
             except BrokenProcessPool:
                 self.close()
         raise InputError("workers die before they run a cell (out of memory?); try fewer workers.")
@@ -209,18 +203,15 @@ def dask(address: str | None, workers: int | None, device: str, cells: int) -> I
         try:
             client.wait_for_workers(1, timeout=3 * PATIENCE)
         except TimeoutError as error:
-            raise InputError(
-                f"address {address!r}: has no workers; start some, `dask worker {address}`."
-            ) from error
+            start = f"start some, `dask worker {address}`."
+            raise InputError(f"address {address!r}: has no workers; {start}") from error
         threads = client.ncores()
         most = len(threads) if device.startswith("cuda") else sum(threads.values())
         # Not pure: Dask would hand out an earlier result for the same cell.
         futures = client.get_executor(pure=False)
 
-        def submit(task: Task) -> Future[Record | None]:
-            # As a function without arguments, into which Dask does not look.
-            future: Future[Record | None] = futures.submit(partial(work, task))
-            return future
+        def submit(task: Task) -> Any:
+            return futures.submit(partial(work, task))  # no arguments, which Dask would look into
 
         # Dask has tried several workers before it gives a cell up, together with cells that only
         # waited on the same ones: those are cleared by a second try.
@@ -238,10 +229,8 @@ def _check_certificates(address: str) -> None:
     except (OSError, ValueError, TypeError) as error:
         context, reason = None, f" ({last_line(error)})"
     if context is None:
-        raise InputError(
-            f"address {address!r}: needs certificates{reason}; name them in Dask's configuration, "
-            "distributed.comm.tls, or give a tcp:// address."
-        )
+        place = "in Dask's configuration, distributed.comm.tls, or give a tcp:// address."
+        raise InputError(f"address {address!r}: needs certificates{reason}; name them {place}")
 
 
 @contextmanager
@@ -291,10 +280,8 @@ def _join_ray(address: str | None) -> None:
     try:
         cluster.init(address, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, RuntimeError, ValueError) as error:
-        raise InputError(
-            f"address {address!r}: no Ray cluster can be used there "
-            f"({last_line(error.__cause__ or error)}); start one, `ray start --head`."
-        ) from error
+        why = f"({last_line(error.__cause__ or error)}); start one, `ray start --head`."
+        raise InputError(f"address {address!r}: no Ray cluster can be used there {why}") from error
 
 
 def _need(module: str, extra: str) -> None:
@@ -325,8 +312,7 @@ def last_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".strip().splitlines()[-1]
 
 
-ENGINES: dict[
-    str, Callable[[str | None, int | None, str, int], AbstractContextManager[Executor]]
-] = {"loky": loky, "dask": dask, "ray": ray}
-"""Each opens an engine, given the address of a cluster, the most cells at a time, the device, and
-the number of cells, beyond which no worker is of use."""
+Engine = Callable[[str | None, int | None, str, int], AbstractContextManager[Executor]]
+# Each opens an engine, given the address of a cluster, the most cells at a time, the device, and
+# the number of cells, beyond which no worker is of use
+ENGINES: dict[str, Engine] = {"loky": loky, "dask": dask, "ray": ray}

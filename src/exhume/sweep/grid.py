@@ -36,10 +36,6 @@ class Cell(Protocol):
 class Grid:
     """A grid holds a cell for each combination of the values of some fields.
 
-    Attributes:
-        cell: the dataclass.
-        axes: by field, one value, or a list, tuple or range of values.
-
     Example:
         >>> @dataclass(frozen=True)
         ... class Place:
@@ -50,8 +46,8 @@ class Grid:
         (4, [(0, 'a'), (0, 'b'), (1, 'a'), (1, 'b')])
     """
 
-    cell: Callable[..., Cell]
-    axes: Mapping[str, Any]
+    cell: Callable[..., Cell]  # the dataclass
+    axes: Mapping[str, Any]  # by field, one value, or a list, tuple or range of values
 
     def __len__(self) -> int:
         """Count the cells without making them."""
@@ -73,21 +69,13 @@ class Grid:
 
 @dataclass(frozen=True)
 class Record:
-    """A record says what a finished cell gave, or why it failed.
-
-    Attributes:
-        cell: the cell.
-        values: what its `run` returned, with None for NaN and infinities; None after an error.
-        error: type and message of what it raised, if it did.
-        seconds: how long it ran.
-        made: `hardware`, `torch` and `date`, as they were where it ran.
-    """
+    """A record says what a finished cell gave, or why it failed."""
 
     cell: Cell
-    values: dict[str, Any] | None
-    error: str | None
-    seconds: float
-    made: Mapping[str, str] = field(default_factory=dict)
+    values: dict[str, Any] | None  # what `run` returned, None for NaN; None after an error
+    error: str | None  # type and message of what it raised, if it did
+    seconds: float  # how long it ran
+    made: Mapping[str, str] = field(default_factory=dict)  # `hardware`, `torch`, `date` there
 
 
 def table(records: Iterable[Record]) -> list[dict[str, Any]]:
@@ -109,13 +97,11 @@ def made(records: Iterable[Record], word: str) -> str:
 
 def write_csv(path: Path, records: Iterable[Record]) -> None:
     """Write the table as a private CSV file; lists and dicts as JSON, None as nothing."""
-    rows = [
-        {
-            name: json.dumps(value) if isinstance(value, list | tuple | dict) else value
-            for name, value in row.items()
-        }
-        for row in table(records)
-    ]
+
+    def plain(value: Any) -> Any:
+        return json.dumps(value) if isinstance(value, list | tuple | dict) else value
+
+    rows = [{name: plain(value) for name, value in row.items()} for row in table(records)]
     text = io.StringIO(newline="")
     names = list(dict.fromkeys(name for row in rows for name in row))
     writer = csv.DictWriter(text, names, lineterminator="\n")

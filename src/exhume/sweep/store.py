@@ -61,9 +61,8 @@ def _digest(identified: dict[str, Any]) -> str:
         >>> _digest({"a": 1, "b": 2.5}) == _digest({"b": 2.50, "a": 1})
         True
     """
-    text = json.dumps(
-        identified, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
-    )
+    plain: dict[str, Any] = {"ensure_ascii": False, "allow_nan": False}
+    text = json.dumps(identified, sort_keys=True, separators=(",", ":"), **plain)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -78,9 +77,8 @@ def held(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise InputError(
-                f"{folder}: another sweep is running in this folder; wait, or choose another."
-            ) from error
+            running = "another sweep is running in this folder; wait, or choose another."
+            raise InputError(f"{folder}: {running}") from error
         except OSError:
             pass  # A file system without locks: where two results are equal the later one stays.
         if mark.stat().st_size == 0:
@@ -115,9 +113,7 @@ def read(folder: Path, address: str, cell: Any) -> Record | None:
         if not good or not isinstance(seconds, float | int):
             raise InputError("it has neither values nor an error")
     except ValueError as error:  # also what no address can be made of, such as NaN in a field
-        raise InputError(
-            f"{path}: is damaged ({error}); remove it to run the cell again."
-        ) from error
+        raise InputError(f"{path}: is damaged ({error}); remove it to run it again.") from error
     return Record(cell, values, failure, float(seconds), made)
 
 
@@ -193,7 +189,4 @@ def _parsed(text: str) -> tuple[str, tuple[tuple[str, str], ...]]:
 
 def _bare(node: ast.stmt) -> bool:
     """Tell whether a statement is a string alone: prose changes no digest."""
-    match node:
-        case ast.Expr(value=ast.Constant(value=str())):
-            return True
-    return False
+    return isinstance(node, ast.Expr) and isinstance(getattr(node.value, "value", None), str)
