@@ -149,9 +149,15 @@ class DenseLinearization:
 
 
 def same_products(
-    one: Features, other: Features | Dense, relative: float = 1e-10, n: int = 3, m: int = 2
+    one: Features,
+    other: Features | Dense,
+    relative: float = 1e-10,
+    n: int = 3,
+    m: int = 2,
+    steps: float | None = None,
 ) -> None:
     """Every product of two kinds of features, twice: what is kept must be right, too."""
+    steps = relative if steps is None else steps  # they may be coarser
     assert (one.dim, one.width) == (other.dim, other.width)
     x = on_sphere(n, other.dim)
     here, there = one.linearize(x), other.linearize(x)
@@ -160,14 +166,14 @@ def same_products(
     for seed in (1, 5):
         a, t = gaussian(len(gram), m, seed=seed), gaussian(other.width, m, seed=seed + 1)
         direction = gaussian(n, other.dim, seed=seed + 2)
-        along, target = direction.to(one.dtype), t.to(one.dtype)
-        pulled, bent = there.pull(t, a), there.bend(direction, t, a)
-        close(here.apply(t), there.apply(t), relative)
-        close(here.combine(a), there.combine(a), relative)
-        close(here.push(along, a), there.push(direction, a), relative)
-        close(here.pull(target, a), pulled, relative)
-        close(here.curvature(a), there.curvature(a), relative)
-        close(here.bend(along, target, a), bent, relative, pulled.abs().max().item())
+        along, target = (x.to(one.device, one.dtype) for x in (direction, t))
+        own, pulled, bent = a.to(one.device), there.pull(t, a), there.bend(direction, t, a)
+        close(here.apply(t.to(one.device)), there.apply(t), relative)
+        close(here.combine(own), there.combine(a), relative)
+        close(here.push(along, own), there.push(direction, a), steps)
+        close(here.pull(target, own), pulled, steps)
+        close(here.curvature(own), there.curvature(a), steps)
+        close(here.bend(along, target, own), bent, steps, pulled.abs().max().item())
 
 
 def dense_v(features: RandomFeatures) -> Tensor:

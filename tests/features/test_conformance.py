@@ -47,9 +47,6 @@ def test_features_conform(name: str) -> None:
     check_features(features, dim=features.dim, samples=2, seed=1)
 
 
-# That it notices
-
-
 BREAKAGES: dict[str, Callable[[Callable[..., Tensor]], Callable[..., Tensor]]] = {
     "gram": lambda right: lambda self: right(self) + torch.eye(len(self.candidates)),
     "apply": lambda right: lambda self, t: 1.001 * right(self, t),

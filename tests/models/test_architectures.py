@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from exhume.errors import InputError
-from exhume.features.layers import Elementwise
 from exhume.models import architectures
 from exhume.models.architectures import build, initialise, mlp, resnet, two_layer, vit
 from problems import gaussian
@@ -24,10 +23,8 @@ def weights(module: nn.Module) -> dict[str, Tensor]:
 
 
 def test_dense_networks_against_the_formula() -> None:
-    network = initialise(two_layer((3, 4), 20, 2, "tanh").double())
-    assert [type(layer) for layer in network] == [nn.Flatten, nn.Linear, Elementwise, nn.Linear]
+    network, x = initialise(two_layer((3, 4), 20, 2, "tanh").double()), gaussian(5, 3, 4)
     first, last = weights(network).values()
-    x = gaussian(5, 3, 4)
     torch.testing.assert_close(network(x), (x.reshape(5, 12) @ first.T).tanh() @ last.T)
     network, x = initialise(mlp((6,), [20, 10], 2, bias=True).double()), gaussian(5, 6)
     for parameter in network.parameters():
@@ -71,20 +68,17 @@ def test_a_transformer_attends_as_torch_does_and_knows_where_a_patch_is() -> Non
 
 
 @pytest.mark.parametrize(
-    ("network", "deviations"),
+    ("make", "deviations"),
     [
-        (two_layer((400,), 300, 40), [400**-0.5, 300**-0.5]),
-        (resnet((3, 32, 32), 48, 10, blocks=1), [3072**-0.5, 432**-0.5, 432**-0.5, 2352**-0.5]),
-        (vit((3, 16, 16), 4, 64, 1, 4, 40), [48**-0.5, 0.02, *[1 / 8] * 3, 1 / 16, 1 / 8]),
+        (lambda: two_layer((400,), 300, 40), [400**-0.5, 300**-0.5]),
+        (lambda: resnet((3, 32, 32), 48, 10, 1), [3072**-0.5, *[432**-0.5] * 2, 2352**-0.5]),
+        (lambda: vit((3, 16, 16), 4, 64, 1, 4, 40), [48**-0.5, 0.02, *[1 / 8] * 3, 1 / 16, 1 / 8]),
     ],
-    ids=["two_layer", "resnet", "vit"],
 )
 def test_weights_are_normal_and_scaled_by_the_fan_in(
-    network: nn.Module, deviations: list[float]
+    make: Callable[[], nn.Module], deviations: list[float]
 ) -> None:
-    for parameter in network.parameters():
-        parameter.data.fill_(7)
-    initialise(network.double(), 3)
+    network = initialise(make().double(), 3)
     matrices = [p for p in weights(network).values() if p.ndim > 1]
     for weight, deviation in zip(matrices, deviations, strict=True):
         error = 1 / math.sqrt(weight.numel())
@@ -125,12 +119,11 @@ def test_a_seed_is_the_same_network_in_any_precision(
 def test_large_tensors_are_drawn_in_blocks_and_shared_ones_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    network = mlp((6,), [6, 6])
-    network[3].weight = network[1].weight
-    tied = initialise(network)
-    plain = initialise(nn.Sequential(nn.Linear(6, 6, False), nn.Linear(6, 1, False)))
-    assert torch.equal(tied[1].weight, plain[0].weight)
-    assert torch.equal(tied[5].weight, plain[1].weight)
+    tied, plain = mlp((6,), [6, 6]), initialise(mlp((6,), [6]))
+    tied[3].weight = tied[1].weight
+    initialise(tied)
+    assert torch.equal(tied[1].weight, plain[1].weight)
+    assert torch.equal(tied[5].weight, plain[3].weight)
     monkeypatch.setattr(architectures, "LARGE", 1000)
     monkeypatch.setattr(architectures, "BLOCK", 448)
     exact, rounded = (initialise(two_layer((50,), 100).to(t)) for t in (torch.float64, torch.float))
@@ -177,9 +170,9 @@ def test_cards_that_describe_no_network(name: Any, arguments: Any, words: str) -
     assert all(word in str(caught.value) for word in words.split()), caught.value
 
 
-def test_what_cannot_be_drawn() -> None:
-    for seed in (-1, 1.5, "a", True, 2**64):
-        with pytest.raises(InputError, match="seed"):
-            initialise(two_layer((3,), 3), seed)
+@pytest.mark.parametrize("seed", [-1, 1.5, "a", True, 2**64])
+def test_what_cannot_be_drawn(seed: Any) -> None:
+    with pytest.raises(InputError, match="seed"):
+        initialise(two_layer((3,), 3), seed)
     with pytest.raises(InputError, match=r"'1\.weight' of a PReLU"):
         initialise(nn.Sequential(nn.Linear(3, 3), nn.PReLU()))

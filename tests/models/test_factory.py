@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
 from exhume.errors import InputError
 from exhume.models.factory import load_factory
@@ -23,22 +22,14 @@ from torch import nn
 class Config:
     width: int = 3
 
-class Net(nn.Sequential):
-    def __init__(self, width: int = 3) -> None:
-        super().__init__(nn.Linear(2, width))
-
-def make(width=3, *, seed=None):
-    if seed is not None:
-        torch.manual_seed(seed)
-    return Net(Config(width).width)
-
+def Net(width=3): return nn.Sequential(nn.Linear(2, width))
+def make(width=3): return torch.manual_seed(1) and Net(Config(width).width)
 def needs(width): return Net(width)
 def fails(): raise RuntimeError("no weights\\nhere")
 def leaves(): sys.exit(3)
 def other(): return [Net()]
 def _hidden(): return Net()
-ready = Net(7)
-number = 3
+ready, number = Net(7), 3
 """
 
 
@@ -58,7 +49,8 @@ def write(path: str, extra: str = "") -> str:
     return path
 
 
-def width(model: nn.Module) -> int:
+def width(spec: str, given: int | None = None) -> int:
+    model = load_factory(spec, None if given is None else {"width": given})
     return next(model.parameters()).shape[0]
 
 
@@ -67,41 +59,36 @@ def test_files_and_modules_with_and_without_arguments() -> None:
     write("my_package/inner.py")
     Path("my_package/__init__.py").touch()
     for where in ("folder/model.py", str(Path("folder/model.py").resolve()), "my_package.inner"):
-        assert width(load_factory(f"{where}:make")) == 3
-        assert width(load_factory(f"{where}:make", {"width": 5})) == 5
-        assert width(load_factory(f"{where}:Net", {"width": 6})) == 6
-        assert width(load_factory(f"{where}:needs", {"width": 4})) == 4
-        assert width(load_factory(f"{where}:ready")) == 7
+        assert (width(f"{where}:make"), width(f"{where}:ready")) == (3, 7)
+        assert (width(f"{where}:needs", 4), width(f"{where}:make", 5)) == (4, 5)
     write("my_model.py")
-    assert width(load_factory("my_model:make")) == 3
-    assert width(load_factory("my_model.py:make")) == 3
+    assert width("my_model:make") == width("my_model.py:make") == 3
 
 
 def test_a_file_may_import_its_neighbours_is_read_again_and_leaves_nothing_behind() -> None:
     write("folder/my_neighbour.py")
     write("folder/model.py", "from my_neighbour import Net as Other")
-    assert width(load_factory("folder/model.py:Other")) == 3
+    assert width("folder/model.py:Other") == 3
     write("model.py", "sys.path.insert(0, 'mine'); torch.manual_seed(4)")
     path, state = list(sys.path), torch.get_rng_state()
-    assert width(load_factory("model.py:make", {"seed": 1})) == 3
+    assert width("model.py:make") == 3
     with pytest.raises(InputError):
         load_factory("model.py:fails")
     assert sys.path == path and torch.equal(torch.get_rng_state(), state)
     Path("model.py").write_text("from torch import nn\nready = nn.Linear(2, 11)\n")
-    assert width(load_factory("model.py:ready")) == 11
+    assert width("model.py:ready") == 11
 
 
 @pytest.mark.parametrize(
     ("spec", "sentence"),
     [
-        *((spec, "expected package.module:factory or") for spec in ("", "model", "model.py")),
-        *((spec, "expected package.module:factory or") for spec in (":make", "a:", "a:b.c", " :x")),
+        *((spec, "expected package.module:fac") for spec in ("model.py", ":make", "a:b.c", " :x")),
         ("my_gone:make", "no module 'my_gone', neither installed nor in this folder"),
         ("torch.my_gone:make", "no module 'torch.my_gone'"),
         ("gone.py:make", r"gone\.py: no such file"),
         ("./plain:make", "expected a name in .py"),
         ("..model:make", "cannot be imported"),
-        ("model.py:gone", "no 'gone' there; it offers Config, Net, make, needs, fails"),
+        ("model.py:gone", "no 'gone' there; it offers Config, Net, make, needs"),
         ("my_empty.py:gone", "it offers no function or class"),
         ("my_broken:make", "imported; ModuleNotFoundError: No module named 'my_lost'"),
         ("my_syntax:make", "cannot be imported; SyntaxError"),
@@ -125,6 +112,5 @@ def test_factories_that_make_no_model_are_refused(spec: str, sentence: str) -> N
     spec, _, argument = spec.partition(" ") if ".py" in spec else (spec, "", "")
     with pytest.raises(InputError, match=sentence) as caught:
         load_factory(spec, {argument: 2} if argument else None)
-    assert repr(spec) in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert repr(spec) in str(caught.value) and "\n" not in str(caught.value)
     assert "exhume_factory_my_broken" not in sys.modules

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor, nn
+import torch.nn.functional as F
+from torch import Tensor
 
 from exhume.equation.objective import fitted
 from exhume.errors import InputError
@@ -12,15 +13,15 @@ from exhume.features.gradient import ParameterGradients
 from exhume.features.modules import LastLayer
 from exhume.features.random import RandomFeatures
 from exhume.models.formulation import POINTS, features_at, first_layer, network_problem
-from nets import SIZES, Net, make
+from nets import SIZES, Net, make, names_of
 from problems import gaussian, on_sphere
 
 
 @pytest.mark.parametrize("name", SIZES)
 def test_the_target_is_the_change_of_the_last_weight_or_of_a_block(name: str) -> None:
     net = make(name, outputs=3)
-    change = {key: net.trained[key] - net.initial[key] for key, _ in net.plain.named_parameters()}
-    names, head = list(change), f"{len(net.plain) - 1}.weight"
+    names, head = names_of(net), net.network.head_weight
+    change = {key: net.trained[key] - net.initial[key] for key in names}
     last = net.problem("last")
     assert torch.equal(last.target, change[head].T) and last.target.is_contiguous()
     assert last.features.width == change[head].shape[1] and last.shape == net.network.shape
@@ -38,23 +39,17 @@ def test_the_target_is_the_change_of_the_last_weight_or_of_a_block(name: str) ->
 
 @pytest.mark.parametrize("parameters", ["last", "all", "first"])
 def test_the_resolution_is_what_rounding_leaves(parameters: str) -> None:
-    net = make("mlp", step=1e-3)
-    x = on_sphere(2, 4)
+    net, x = make("mlp", step=1e-3), on_sphere(2, 4)
     exact = net.problem(parameters, "initial")
-    here = exact.features.linearize(x)
-    rows = len(here.gram())
-    change = here.combine(gaussian(rows, exact.target.shape[1])) * 1e-3
-    names = [key for key, _ in net.plain.named_parameters()]
+    here, names = exact.features.linearize(x), names_of(net)
+    change = here.combine(gaussian(len(here.gram()), exact.target.shape[1])) * 1e-3
     block = {"last": ["5.weight"], "all": names, "first": names[:2]}[parameters]
-    pieces = change.T if parameters == "last" else change[:, 0]
-    sizes = [net.initial[key].numel() for key in block]
-    parts = torch.split(pieces.flatten(), sizes)
-    moved = {
-        key: net.initial[key] + part.view_as(net.initial[key])
-        for key, part in zip(block, parts, strict=True)
-    }
-    initial = {key: w.float() for key, w in net.initial.items()}
-    trained = {key: w.float() for key, w in {**net.initial, **moved}.items()}
+    parts = torch.split(change.T.flatten(), [net.initial[key].numel() for key in block])
+    own = {key: net.initial[key] for key in block}
+    moved = {k: w + p.view_as(w) for (k, w), p in zip(own.items(), parts, strict=True)}
+    initial, trained = (
+        {key: w.float() for key, w in state.items()} for state in (net.initial, net.initial | moved)
+    )
     rounded = network_problem(net.network, initial, trained, parameters, "initial")
     left = fitted(rounded.to("cpu", torch.float64), x).value
     assert rounded.resolution / 30 < left < rounded.resolution * 30
@@ -98,66 +93,53 @@ def test_one_hidden_layer_takes_the_fast_path() -> None:
     for point in ("initial", "final", "midpoint"):
         features = features_at(net.network, net.initial, net.trained, "last", point)
         assert isinstance(features, RandomFeatures) and features.name.endswith(", tanh")
-        (weights,) = net.points(point)
-        spread = weights["1.weight"].square().mean().sqrt().item()
+        spread = net.points(point)[0]["1.weight"].square().mean().sqrt().item()
         assert features.spread == pytest.approx(spread, rel=1e-12)
     assert isinstance(net.problem("last", "both").features, LastLayer)
     assert isinstance(net.problem("3.weight", "final").features, ParameterGradients)
 
 
-def slope(loss: str, outputs: Tensor, labels: Tensor) -> Tensor:
-    """∂L/∂f (n, c), by autograd on torch's own losses."""
-    f = outputs.detach().requires_grad_()
-    if loss == "squared":
-        value = nn.functional.mse_loss(f, labels)
-    elif loss == "logistic":
-        value = nn.functional.binary_cross_entropy_with_logits(f, (labels > 0).to(f))
-    else:
-        value = nn.functional.cross_entropy(f, labels.argmax(1))
-    return torch.autograd.grad(value, f)[0]
+LOSSES = {
+    "squared": F.mse_loss,
+    "logistic": lambda f, y: F.binary_cross_entropy_with_logits(f, (y > 0).to(f)),
+    "cross_entropy": lambda f, y: F.cross_entropy(f, y.argmax(1)),
+}
 
 
-def trained_by_hand(
-    name: str, loss: str, rate: float, x: Tensor, labels: Tensor, steps: int = 4
-) -> tuple[Net, Tensor]:
+def descended(name: str, loss: str, rate: float, x: Tensor, labels: Tensor) -> tuple[Net, Tensor]:
     """A network after a few steps of descent, and A = −rate · Σ_t ∂L/∂f, (n, c)."""
-    net = make(name, outputs=labels.shape[1])
+    net, coefficients = make(name, outputs=labels.shape[1]), torch.zeros_like(labels)
     net.plain.load_state_dict(net.initial)
-    coefficients = torch.zeros_like(labels)
     parameters = list(net.plain.parameters())
-    for _ in range(steps):
+    for _ in range(4):
         outputs = net.plain(x.reshape(len(x), *net.network.shape))
-        back = slope(loss, outputs, labels)
-        gradients = torch.autograd.grad(outputs, parameters, back)
+        value = LOSSES[loss](outputs, labels)
+        back, *gradients = torch.autograd.grad(value, [outputs, *parameters])
         with torch.no_grad():
             for parameter, change in zip(parameters, gradients, strict=True):
                 parameter -= rate * change
         coefficients -= rate * back
     trained = {key: w.detach().clone() for key, w in net.plain.state_dict().items()}
-    return Net(net.network, net.initial, trained, net.plain), coefficients
+    return replace(net, trained=trained), coefficients
 
 
-@pytest.mark.parametrize("loss", ["squared", "logistic", "cross_entropy"])
+@pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("parameters", ["last", "first", "all", "*.bias"])
 @pytest.mark.parametrize("name", ["two_layer", "mlp", "vit"])
 def test_the_change_is_a_sum_of_gradients_to_second_order_in_the_step(
     name: str, parameters: str, loss: str
 ) -> None:
     """|Δθ − Σ A ∇f| falls by four when the step is halved, and Δθ itself by two."""
-    x = on_sphere(3, make(name).network.dim)
-    labels = gaussian(3, 2, seed=1)
+    x, labels = on_sphere(3, make(name).network.dim), gaussian(3, 2, seed=1)
     errors: dict[str, list[float]] = {point: [] for point in POINTS}
     sizes, values = [], []
     for rate in (2e-3, 1e-3):
-        net, coefficients = trained_by_hand(name, loss, rate, x, labels)
+        net, coefficients = descended(name, loss, rate, x, labels)
+        a = coefficients[:, None] if parameters == "last" else coefficients[..., None]
         for point in POINTS:
-            problem = net.problem(parameters, point)
-            a = coefficients if parameters == "last" else coefficients.reshape(-1, 1)
-            if point == "both":  # half of it at either end
-                rows = 3 if parameters == "last" else 6
-                halves = a.reshape(3, 1, rows // 3, -1).expand(3, 2, rows // 3, -1) / 2
-                a = halves.reshape(2 * rows, -1)
-            combined = problem.features.linearize(x).combine(a)
+            problem, ends = net.problem(parameters, point), 2 if point == "both" else 1
+            halves = torch.cat([a / ends] * ends, 1).flatten(0, 1)  # half of it at either end
+            combined = problem.features.linearize(x).combine(halves)
             errors[point].append((problem.target - combined).norm().item())
         sizes.append(problem.target.norm().item())
         values.append(fitted(net.problem(parameters), x).value)

@@ -14,34 +14,31 @@ from exhume.models.prepare import prepare
 from odd_modules import Make, Shape, Written, mlp, normed
 
 
-def two_heads() -> nn.Module:
-    def forward(self: Any, x: Tensor) -> Tensor:
-        outputs: Tensor = self.main(x.tanh())
-        self.other(x)
-        return outputs.reshape(-1, 3)
-
-    return Written(forward, other=nn.Linear(5, 3), main=nn.Linear(5, 3))
+def with_head(forward: Callable[..., Any], outputs: int = 3, **parts: nn.Module) -> Make:
+    return lambda: Written(forward, a=nn.Linear(5, outputs), **parts)
 
 
-def softmaxed() -> nn.Module:
-    return nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3), nn.Softmax(1))
+def chain(*layers: nn.Module) -> Make:
+    return lambda: nn.Sequential(*layers)
 
 
-def on_tokens() -> nn.Module:
-    parts = {"a": nn.Linear(5, 4), "b": nn.Linear(4, 3)}
-    return Written(lambda self, x: self.b(self.a(x).mean(1)), **parts)
+two_heads = with_head(lambda self, x: (self.a(x.tanh()), self.b(x))[0], b=nn.Linear(5, 3))
+softmaxed = chain(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3), nn.Softmax(1))
+on_tokens = with_head(lambda self, x: self.b(self.a(x).mean(1)), b=nn.Linear(3, 3))
+shared_head = with_head(lambda self, x: self.a(self.a(x).tanh()), 5)
+recurrent = with_head(lambda self, x: self.a(self.b(x)[0][:, -1]), b=nn.GRU(5, 5, batch_first=True))
 
 
 @pytest.mark.parametrize(
     ("make", "shape", "named", "head"),
     [
-        (two_heads, (5,), None, "main"),  # the layer whose output is returned
-        (two_heads, (5,), "other", "other"),
+        (two_heads, (5,), None, "a"),  # the layer whose output is returned
+        (two_heads, (5,), "b", "b"),
         (softmaxed, (5,), "2", "2"),  # a named head may be followed by anything
         (softmaxed, (5,), "0", "0"),
         (on_tokens, (4, 5), None, "b"),
-        (lambda: Written(lambda self, x: self.a(x)[:, 0], a=nn.Linear(5, 1)), (5,), None, "a"),
-        (lambda: Written(lambda self, x: self.a(x).squeeze(), a=nn.Linear(5, 1)), (5,), None, "a"),
+        (with_head(lambda self, x: self.a(x)[:, 0], 1), (5,), None, "a"),
+        (with_head(lambda self, x: self.a(x).squeeze(), 1), (5,), None, "a"),
     ],
 )
 def test_the_head_is_found_or_named(make: Make, shape: Shape, named: str | None, head: str) -> None:
@@ -60,29 +57,6 @@ class Crooked(torch.autograd.Function):
         return gradient
 
 
-def with_head(forward: Callable[..., Any], **parts: nn.Module) -> Make:
-    return lambda: Written(forward, a=nn.Linear(5, 3), **parts)
-
-
-def chain(*layers: nn.Module) -> Make:
-    return lambda: nn.Sequential(*layers)
-
-
-def shared_head() -> nn.Module:
-    return Written(lambda self, x: self.a(self.a(x).tanh()), a=nn.Linear(5, 5))
-
-
-def tied() -> nn.Module:
-    model = nn.Sequential(nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 5))
-    model[2].weight = model[0].weight
-    return model
-
-
-def recurrent() -> nn.Module:
-    parts = {"a": nn.GRU(5, 4, batch_first=True), "head": nn.Linear(4, 3)}
-    return Written(lambda self, x: self.head(self.a(x)[0][:, -1]), **parts)
-
-
 def changed(change: Callable[[nn.Sequential], object]) -> Make:
     def make() -> nn.Module:
         model = mlp()
@@ -93,33 +67,24 @@ def changed(change: Callable[[nn.Sequential], object]) -> Make:
 
 
 class TwoInputs(nn.Linear):
-    def forward(self, x: Tensor, mask: Tensor, *, scale: float, bias: float = 0) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         return super().forward(x)
 
 
+@torch.no_grad()
 def without_gradients(self: Any, x: Tensor) -> Tensor:
-    with torch.no_grad():
-        hidden = self.b(x).tanh()
-    outputs: Tensor = self.a(hidden)
-    return outputs
+    hidden: Tensor = self.b(x).tanh()
+    return hidden
 
 
-def parametrized(by: Callable[[nn.Module], nn.Module]) -> Make:
-    return lambda: nn.Sequential(by(nn.Linear(5, 3)))
-
-
-def pruned(layer: nn.Module) -> nn.Module:
-    return prune.random_unstructured(layer, "weight", 0.5)
+def parametrized(by: Callable[..., nn.Module], *more: Any) -> Make:
+    return lambda: nn.Sequential(by(nn.Linear(5, 3), "weight", *more))
 
 
 UNTRACKED = nn.BatchNorm1d(8, track_running_stats=False)
 
 
-def doubled(module: nn.Module, args: tuple[Tensor, ...], outputs: Tensor) -> Tensor:
-    return 2 * outputs
-
-
-REFUSED: list[tuple[Any, Shape, str]] = [
+REFUSED: list[tuple[Any, ...]] = [
     # what it is
     (lambda: {"weight": 1}, (5,), "expected a torch.nn.Module, got dict"),
     (lambda: nn.LazyLinear(3), (5,), "weight is not initialised yet (a lazy module)"),
@@ -129,7 +94,7 @@ REFUSED: list[tuple[Any, Shape, str]] = [
     (parametrized(parametrizations.weight_norm), (5,), "parametrize.remove_parametrizations."),
     (parametrized(nn.utils.weight_norm), (5,), "with torch.nn.utils.remove_weight_norm."),
     (parametrized(nn.utils.spectral_norm), (5,), "with torch.nn.utils.remove_spectral_norm."),
-    (parametrized(pruned), (5,), "with torch.nn.utils.prune.remove."),
+    (parametrized(prune.random_unstructured, 0.5), (5,), "with torch.nn.utils.prune.remove."),
     (lambda: normed(UNTRACKED), (5,), "1 (BatchNorm1d) has no running statistics"),
     (lambda: torch.jit.trace(mlp(), torch.zeros(1, 5)), (5,), "is TorchScript"),
     (changed(lambda m: setattr(m, "more", 2 * m[0].weight)), (5,), "cannot be copied (RuntimeE"),
@@ -148,7 +113,11 @@ REFUSED: list[tuple[Any, Shape, str]] = [
     (with_head(lambda self, x: F.dropout(self.a(x))), (5,), "two calls with the same inputs"),
     (with_head(lambda self, x: self.a(x - x.mean(0))), (5,), "depend on the other inputs"),
     (with_head(lambda self, x: self.a(x.sub_(1))), (5,), "forward overwrites its input"),
-    (changed(lambda m: m[0].register_forward_hook(doubled)), (5,), "if hooks take part"),
+    (
+        changed(lambda m: m[0].register_forward_hook(lambda *x: 2 * x[2])),
+        (5,),
+        "if hooks take part",
+    ),
     # its head
     (chain(nn.Linear(5, 3), nn.Softmax(1)), (5,), "in softmax; return the logits, the output of 0"),
     (chain(nn.Linear(5, 1), nn.Sigmoid(), nn.Flatten(0)), (5,), "ends in sigmoid; return the log"),
@@ -158,36 +127,28 @@ REFUSED: list[tuple[Any, Shape, str]] = [
     (with_head(lambda self, x: self.a(x[:, None])[:, 0]), (5,), "a tensor of shape (8, 1, 5)"),
     (with_head(lambda self, x: F.linear(x, self.a.weight)), (5,), "none of the linear layers (a)"),
     (shared_head, (5,), "a runs 2 times in one forward"),
-    (tied, (5,), "the weight of 2 is shared with 0.weight"),
+    (changed(lambda m: setattr(m[0], "more", m[2].weight)), (5,), "weight of 2 is shared with 0.m"),
     # its derivatives
     (with_head(lambda self, x: self.a(Crooked.apply(x))), (5,), "torch.func cannot different"),
     (recurrent, (4, 5), "Recurrent layers"),
     (with_head(lambda self, x: self.a(x.round())), (5,), "do not change with random inputs"),
     (with_head(lambda self, x: self.a(x.detach() ** 2)), (5,), "derivatives"),
-    (with_head(without_gradients, b=nn.Linear(5, 5)), (5,), "no_grad"),
+    (with_head(lambda m, x: m.a(without_gradients(m, x)), b=nn.Linear(5, 5)), (5,), "no_grad"),
+    # the layer that is named as its head
+    (mlp, (5,), "'fc' is no linear layer; the linear layers are 0, 2", "fc"),
+    (mlp, (5,), "'1' is no linear layer; the linear layers are 0, 2", "1"),
+    (shared_head, (5,), "a runs 2 times", "a"),
+    (on_tokens, (4, 5), "a is applied to a tensor of shape (8, 4, 5)", "a"),
+    (with_head(lambda self, x: self.a(x), b=mlp()), (5,), "name one that it calls: a", "b.0"),
 ]
 
 
 @pytest.mark.filterwarnings("ignore:`torch:FutureWarning", "ignore:`torch:DeprecationWarning")
-@pytest.mark.parametrize(("make", "shape", "sentence"), REFUSED)
-def test_refusals(make: Make, shape: Shape, sentence: str) -> None:
+@pytest.mark.parametrize("row", REFUSED, ids=lambda row: row[2])
+def test_refusals(row: tuple[Any, ...]) -> None:
+    make, shape, sentence, *head = row
     model, state = make(), torch.get_rng_state()
     with pytest.raises(InputError) as caught:
-        prepare(model, shape)
+        prepare(model, shape, *head)
     assert sentence in str(caught.value)
     assert torch.equal(torch.get_rng_state(), state)
-
-
-@pytest.mark.parametrize(
-    ("make", "shape", "head", "sentence"),
-    [
-        (mlp, (5,), "fc", "'fc' is no linear layer; the linear layers are 0, 2"),
-        (mlp, (5,), "1", "'1' is no linear layer; the linear layers are 0, 2"),
-        (shared_head, (5,), "a", "a runs 2 times"),
-        (on_tokens, (4, 5), "a", r"a is applied to a tensor of shape \(8, 4, 5\)"),
-        (with_head(lambda self, x: self.a(x), b=mlp()), (5,), "b.0", "name one that it calls: a"),
-    ],
-)
-def test_refusals_of_named_heads(make: Make, shape: Shape, head: str, sentence: str) -> None:
-    with pytest.raises(InputError, match=sentence):
-        prepare(make(), shape, head=head)
