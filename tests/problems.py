@@ -16,14 +16,11 @@ from exhume.features.random import RandomFeatures
 from exhume.features.weights import Seeded, Stored
 
 ACTIVATIONS = ["relu", "relu+tanh", "tanh", "gelu", "erf", "softplus", "polynomial:0.5,1,-0.3,0.2"]
-
 THREAT = ThreatModel(knows=("the weights",))
 
 
 @dataclass(frozen=True)
 class Case:
-    """A problem and its answer."""
-
     problem: Problem
     inputs: Tensor  # (n, d) float64
     coefficients: Tensor  # (n, m) float64
@@ -34,9 +31,7 @@ def gaussian(*shape: int, seed: int = 0) -> Tensor:
 
 
 def on_sphere(count: int, dim: int, seed: int = 0) -> Tensor:
-    """Rows of norm √d."""
-    rows = gaussian(count, dim, seed=seed)
-    return dim**0.5 * rows / rows.norm(dim=1, keepdim=True)
+    return dim**0.5 * torch.nn.functional.normalize(gaussian(count, dim, seed=seed), dim=1)
 
 
 def make_features(
@@ -177,7 +172,6 @@ def same_products(
 
 
 def dense_v(features: RandomFeatures) -> Tensor:
-    """V, (p, d) float64."""
     return features.weights.rows(0, features.width).double().cpu()
 
 
@@ -188,7 +182,6 @@ def dense_random(features: RandomFeatures) -> Dense:
 
 
 def dense_phi(features: RandomFeatures, candidates: Tensor) -> Tensor:
-    """Φ, (n, p) float64."""
     return features.activation.value(candidates @ dense_v(features).T)
 
 
@@ -200,7 +193,7 @@ def dense_complement(phi: Tensor) -> Tensor:
 
 
 def make_domain(kind: str, dim: int, seed: int = 0) -> Domain:
-    """A sphere, a box with bounds of its own for each entry, all around 0, or both."""
+    """With bounds of its own for each entry, all around 0."""
     spread = torch.rand(2, dim, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     box = Box(-1.2 - spread[0], 1.2 + spread[1])
     return {"sphere": Sphere(), "box": box, "both": SphereInBox(Sphere(), box)}[kind]

@@ -22,26 +22,15 @@ def parts(domain: Domain) -> list[Domain]:
 
 
 @kinds
-@fast
-@given(seeds, st.integers(1, 4), dims, st.sampled_from([0.1, 1.0, 5.0]))
-def test_projections_lie_in_the_domain(kind: str, seed: int, n: int, d: int, size: float) -> None:
+@settings(max_examples=12, deadline=None)
+@given(seeds, st.integers(1, 4), dims, st.sampled_from([0.1, 1.0, 3.0]))
+def test_projections_and_tangents(kind: str, seed: int, n: int, d: int, size: float) -> None:
     domain = make_domain(kind, d, seed)
     x = domain.project(size * gaussian(n, d, seed=seed))
-    assert x.shape == (n, d)
     for part in (domain, *parts(domain)):
         torch.testing.assert_close(part.project(x), x, rtol=0, atol=1e-12)
     one = domain.project(x[:1] + 0.1)  # rows do not see each other
     torch.testing.assert_close(one, domain.project(x + 0.1)[:1], rtol=0, atol=1e-12)
-
-
-@kinds
-@fast
-@given(seeds, st.integers(1, 4), dims)
-def test_tangents_are_dense_projectors_that_stay_inside(
-    kind: str, seed: int, n: int, d: int
-) -> None:
-    domain = make_domain(kind, d, seed)
-    x = domain.project(3 * gaussian(n, d, seed=seed))
     direction, descent = (gaussian(n, d, seed=seed + k) for k in (1, 2))
     for told in (descent, None):
         expected = torch.einsum("nij,nj->ni", dense_tangent(domain, x, told), direction)

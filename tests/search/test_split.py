@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from exhume.equation.domain import Box, Sphere
+from exhume.equation.domain import Box
 from exhume.errors import InputError
 from exhume.search import split
 from exhume.search.split import chosen_as_published, halves, line_search, smallest_eigenpairs
@@ -37,9 +37,8 @@ def columns(product: split.Product, n: int, d: int) -> Tensor:
 def test_the_splitting_matrix_is_the_second_derivative(name: str, outputs: int) -> None:
     features = make_features(4, 30, name)
     x, a, residual = gaussian(3, 4), gaussian(3, outputs, seed=1), gaussian(30, outputs, seed=2)
-    prior = gaussian(3, 4, seed=3).abs()
-    linearization = features.linearize(x)
-    product = partial(split.splitting_product, linearization, residual, a, prior=prior, scale=0.5)
+    here, prior = features.linearize(x), gaussian(3, 4, seed=3).abs()
+    product = partial(split.splitting_product, here, residual, a, prior=prior, scale=0.5)
     found = columns(product, 3, 4)
     for j in range(3):  # −2 Σ_c A_jc ∂²φ(x_j)ᵀR_c by autograd
         bent = torch.autograd.functional.hessian(
@@ -63,9 +62,8 @@ def test_eigenpairs_of_all_candidates_at_once(n: int, d: int, seed: int, size: f
 
 
 def test_few_iterations_give_an_eigenvalue_within_the_bound() -> None:
-    matrices = symmetric(5, 60, 0)
+    matrices, start = symmetric(5, 60, 0), gaussian(5, 60, seed=1)
     exact = torch.linalg.eigvalsh(matrices)
-    start = gaussian(5, 60, seed=1)
     loose, tight = (smallest_eigenpairs(times(matrices), start, steps) for steps in (8, 25))
     for found in (loose, tight):
         nearest = (exact - found.values[:, None]).abs().amin(1)
@@ -101,28 +99,6 @@ def test_single_precision_and_memory_limit_the_eigenpairs(monkeypatch: pytest.Mo
     monkeypatch.setattr(split, "free_memory", lambda device: 2 * 4 * 20 * 4 * 1.5)
     with pytest.raises(InputError, match="4 candidates of 20 entries"):
         smallest_eigenpairs(product, start, 20)
-
-
-def test_halves_on_a_sphere_feel_its_curvature() -> None:
-    features = make_features(5, 60, "tanh")
-    sphere, x = Sphere(1.3), Sphere(1.3).project(gaussian(4, 5))
-    a, target = gaussian(4, 1, seed=1), gaussian(60, 1, seed=2)
-    linearization = features.linearize(x)
-    residual = target - linearization.combine(a)
-    slope = -2 * linearization.pull(residual, a)
-    free = partial(split.splitting_product, linearization, residual, a)
-    product = split.kept_to(sphere, x, slope, free)
-    pairs = smallest_eigenpairs(product, sphere.tangent(x, gaussian(4, 5, seed=3)), 4)
-    assert torch.allclose((pairs.vectors * x).sum(1), torch.zeros(4).double(), atol=1e-10)
-    matrices = columns(product, 4, 5)
-    assert torch.allclose(matrices, matrices.mT, atol=1e-10)
-    before, epsilon = (target - dense_phi(features, x).T @ a).square().sum(), 1e-3
-    for j in range(4):
-        chosen = torch.tensor([j])
-        moved = sphere.project(halves(x, chosen, pairs.vectors, epsilon))
-        fit = target - dense_phi(features, moved).T @ split.shared(a, chosen)
-        predicted = 0.5 * epsilon**2 * float(pairs.values[j])
-        assert float(fit.square().sum() - before) == pytest.approx(predicted, rel=2e-3)
 
 
 def test_entries_held_at_a_bound_are_not_moved() -> None:

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from exhume import data, victims
-from exhume.data import Data
 from exhume.equation.problem import FirstLayer
 from exhume.errors import InputError
 from exhume.search.subspace import Subspace, estimate, shrinkage
@@ -25,7 +24,7 @@ def outside(found: Subspace, inputs: Tensor) -> float:
     return float(torch.linalg.matrix_norm(span - found.basis @ (found.basis.T @ span), 2))
 
 
-def layer_of(known: Data, **options: Any) -> FirstLayer:
+def layer_of(known: data.Data, **options: Any) -> FirstLayer:
     usual = {"width": 200, "seed": 100, "until": 1e-4, "steps": 400}
     return victims.two_layer(known, **usual | options).problem.first_layer
 
@@ -71,8 +70,7 @@ def test_deeper_networks_have_it_too_and_single_precision_shows_the_rank() -> No
     deep = victims.mlp(known, widths=[60, 50], until=1e-3, steps=400).problem.first_layer
     single = layer_of(known, width=400, dtype=torch.float32)
     assert single.trained.dtype == torch.float32
-    for layer, error in ((deep, 1e-9), (single, 1e-2)):
-        found = estimate(layer)
+    for found, error in ((estimate(deep), 1e-9), (estimate(single), 1e-2)):
         assert found.rank == 4 and outside(found, known.inputs) < error
         assert found.basis.dtype == torch.float64
 
@@ -82,9 +80,9 @@ def test_deeper_networks_have_it_too_and_single_precision_shows_the_rank() -> No
 def test_a_made_up_change_is_found_or_refused_never_wrong(
     d: int, n: int, h: int, seed: int
 ) -> None:
-    layer, x = made_up(d, n, h, seed=seed)
+    plain, x = made_up(d, n, h, seed=seed)
     scale = 10.0 ** (seed % 13 - 6)  # which does not matter
-    layer = FirstLayer(scale * layer.initial, scale * layer.trained)
+    layer = FirstLayer(scale * plain.initial, scale * plain.trained)
     spectrum = torch.linalg.svdvals(layer.trained - layer.initial)
     if n < min(d, h):
         assume(spectrum[n - 1] > 1e-3 * spectrum[0])
@@ -102,9 +100,8 @@ def test_what_is_left_of_the_initial_weights_is_found(
     kept: float, n: int, size: float, seed: int
 ) -> None:
     layer, x = made_up(8, n, 40, kept, size, seed)
-    own = layer.initial.T @ layer.initial
-    mixed = layer.initial.T @ (layer.trained - layer.initial)
-    assert shrinkage(own, mixed) == pytest.approx(kept, abs=1e-9)
+    w, change = layer.initial, layer.trained - layer.initial
+    assert shrinkage(w.T @ w, w.T @ change) == pytest.approx(kept, abs=1e-9)
     spectrum = torch.linalg.svdvals(layer.trained - kept * layer.initial)
     assume(spectrum[n - 1] > 0.05 * spectrum[0] and size > 0.01)
     found = estimate(layer)
@@ -139,10 +136,10 @@ def test_adam_and_as_many_samples_as_dimensions_are_refused(
     d: int, n: int, options: dict[str, Any]
 ) -> None:
     layer = layer_of(data.sphere(d, n, 100), **options)
-    with pytest.raises(InputError, match="spans all directions: no gap") as caught:
+    with pytest.raises(
+        InputError, match="no gap.*Adam.*as many samples.*'exhume', or force a rank"
+    ):
         estimate(layer)
-    for words in ("Adam", "as many samples as input entries", "'exhume'", "force a rank"):
-        assert words in str(caught.value)
     if options:  # a rank is taken where the rule refuses
         assert estimate(layer, 4).rank == 4 and estimate(layer, "energy").rank > 10
     for rank, words in ((0, f"from 1 to {d}"), (d + 1, f"from 1 to {d}"), ("elbow", "got 'elbow'")):
@@ -156,7 +153,6 @@ def test_the_energy_rule_leaves_out_a_millionth() -> None:
     sizes = torch.tensor([1.0, 0.5, 1e-2, 2e-3, 3e-4], dtype=torch.float64)
     layer = FirstLayer(initial, initial + (left * sizes) @ x)
     found = estimate(layer, "energy")
-    assert found.rank == 4  # the fifth has 7e-8 of the energy, the fourth 3e-6
+    assert found.rank == 4 and estimate(layer, "gap").rank == 5  # which has 7e-8 of the energy
     assert outside(found, x[:4]) < 1e-6
     torch.testing.assert_close(found.spectrum[:5], sizes, rtol=1e-6, atol=1e-9)
-    assert estimate(layer, "gap").rank == 5

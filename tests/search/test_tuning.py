@@ -1,7 +1,6 @@
 """Tuning by successive halving, and what two starts have in common."""
 
 import math
-from collections.abc import Callable
 from random import Random
 
 import pytest
@@ -13,31 +12,25 @@ from exhume.search.tuning import Range, Table, Trial, found_again, merit, rungs
 from problems import gaussian
 
 
-def simulated(trials: int, score: Callable[[int, int], float]) -> list[Trial]:
-    """All trials in turn, where score(rung, trial) is the residual."""
-    table, done = Table.empty(trials), list[Trial]()
-    while (here := table.next_trial()) is not None:
-        assert len(done) < 10 * trials
-        done.append(here)
-        table = table.entered(here, 0.5 if here.start else score(here.rung, here.setting))
-    return done
-
-
 @settings(max_examples=100, deadline=None)
 @given(st.integers(1, 30), st.randoms(use_true_random=False), st.floats(0, 1))
 def test_halving_tries_all_and_goes_on_with_the_best(
     trials: int, random: Random, bad: float
 ) -> None:
-    table = [
+    scores = [
         [math.inf if random.random() < bad else random.random() + 1e-6 * i for i in range(trials)]
         for _ in rungs(trials)
     ]
-    done = simulated(trials, lambda rung, trial: table[rung][trial])
+    table, done = Table.empty(trials), list[Trial]()
+    while (here := table.next_trial()) is not None:
+        assert len(done) < 10 * trials
+        done.append(here)
+        table = table.entered(here, 0.5 if here.start else scores[here.rung][here.setting])
     alive = set(range(trials))
     for rung, size in enumerate(rungs(trials)):
         firsts = [trial for r, trial, start in done if (r, start) == (rung, 0)]
         assert set(firsts) == alive and len(firsts) == len(alive) <= size
-        finite = sorted((table[rung][trial], trial) for trial in alive if table[rung][trial] < 2)
+        finite = sorted((scores[rung][trial], trial) for trial in alive if scores[rung][trial] < 2)
         if size <= 2:
             again = {trial for r, trial, start in done if start == 1}
             assert again == {trial for _, trial in finite}
