@@ -66,19 +66,16 @@ class Square:
 
 
 class Unspeakable(Exception):
-    """An error that cannot say its message."""
-
     def __str__(self) -> str:
         raise RuntimeError("not even this")
 
 
 class Unspeakably(Unspeakable):
-    """Nor what it is."""
-
     def __repr__(self) -> str:
         raise KeyboardInterrupt
 
 
+# Every way not to give results, by how it is recorded: what `run` raises, or returns
 FAILURES: dict[str, Any] = {
     "ValueError: one is too many": ValueError("one is too many"),
     "SystemExit: 3": SystemExit(3),
@@ -90,10 +87,8 @@ FAILURES: dict[str, Any] = {
     "KeyboardInterrupt: by hand": KeyboardInterrupt("by hand"),
     "GeneratorExit": GeneratorExit(),
 }
-"""Every way not to give results, by how it is recorded: what `run` raises, or returns."""
-
+# Results that JSON and UTF-8 can only nearly hold, and how they are kept
 AWKWARD = {"y": 0, "z": float("nan"), "by": {1: (2,)}, "\ud800": ["caf\udce9", {"\udce9": "ü"}]}
-"""Results that JSON and UTF-8 can only nearly hold, and how they are kept."""
 KEPT = {"y": 0, "z": None, "by": {"1": [2]}, "\\ud800": ["caf\\udce9", {"\\udce9": "ü"}]}
 
 
@@ -147,8 +142,7 @@ class Gated:
     log: str
 
     def run(self, device: str) -> dict[str, Any]:
-        note(self.log, f"process {os.getpid()}")
-        note(self.log, f"start {self.x}")
+        note(self.log, f"process {os.getpid()}\nstart {self.x}")
         if self.x >= 3:
             wait_for(self.log, "go", 1)
         return {"y": self.x + 0.5}

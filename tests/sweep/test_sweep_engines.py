@@ -183,9 +183,6 @@ def test_a_killed_driver_loses_nothing_and_the_next_resumes(
     assert noted(log, "start") == ["0", "1", "2", "3", "3", "4"]
 
 
-# What is refused, before any work.
-
-
 @pytest.fixture
 def nowhere() -> str:
     """An address where nothing listens."""
@@ -195,20 +192,18 @@ def nowhere() -> str:
 
 
 @pytest.mark.parametrize("engine", ["dask", "ray"])
-def test_an_address_where_no_cluster_is(
+def test_an_engine_that_is_not_installed_or_not_there(
     engine: str, nowhere: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    with monkeypatch.context() as without, pytest.raises(InputError, match=f"{engine}\\]'"):
+        without.setattr(engines, "find_spec", lambda module: None)
+        sweep.run([Square(1.0)], engine, address="127.0.0.1:1")
     pytest.importorskip({"dask": "distributed"}.get(engine, engine))
     monkeypatch.setattr(engines, "PATIENCE", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as other:
         refused = {
-            nowhere: "nothing listens",
-            f"tcp://{nowhere}": "nothing listens",
-            "no.such.host.invalid:99": "nothing listens",
-            "": "address",
-            "127.0.0.1:99999": "address",
-            "a b:c": "address",
-            "tcp://:80": "address",
+            **dict.fromkeys((nowhere, f"tcp://{nowhere}", "none.invalid:99"), "nothing listens"),
+            **dict.fromkeys(("", "127.0.0.1:99999", "a b:c", "tcp://:80"), "address"),
             f"127.0.0.1:{other.getsockname()[1]}": "no cluster answers there",
         }
         for address, words in refused.items():
@@ -247,10 +242,3 @@ def test_a_dask_address_must_be_given_and_if_encrypted_have_certificates(tmp_pat
         ):
             with dask.config.set(settings), pytest.raises(InputError, match=words):
                 sweep.run([Square(1.0)], "dask", address=f"{scheme}://{place}")
-
-
-@pytest.mark.parametrize("engine", ["dask", "ray"])
-def test_an_engine_that_is_not_installed(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines, "find_spec", lambda module: None)
-    with pytest.raises(InputError, match=rf"pip install 'exhume\[{engine}\]'"):
-        sweep.run([Square(1.0)], engine, address="127.0.0.1:1")
