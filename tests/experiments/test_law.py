@@ -6,13 +6,14 @@ import math
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import jsonargparse
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jsonargparse import auto_cli
 from PIL import Image
 
 from exhume import sweep
@@ -21,34 +22,17 @@ from exhume.errors import InputError
 from exhume.experiments import Attack, LabelFit, page
 from exhume.experiments.law import Law, LawCurve, Place, summarise, widths
 from exhume.experiments.phases import draw
+from exhume.experiments.table import Table
 from exhume.report import plots
 from exhume.sweep import Record
 
 TINY: Any = {"dim": "8", "samples": "3", "ratios": "0.5:5:2", "seeds": 1, "products": 100}
 SMALL = Law(dims=(8,), samples=(3,), ratios=(0.1, 0.5, 4.0), seeds=2, products=200)
-TOLD = "tansley2026, subspace told"
+TOLD, ESTIMATED = "tansley2026, subspace told", "tansley2026, subspace estimated"
 
 
 def here(cells: Sequence[Any], **_: Any) -> list[Record]:
     return [Record(cell, cell.run("cpu"), None, 0.5) for cell in cells]
-
-
-@pytest.fixture
-def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweep, "run", here)
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("law") / "new"
-    again(out)
-    return out
-
-
-def again(out: Path) -> None:
-    words = [f"--{key}={value}" for key, value in TINY.items()]
-    arguments = ["law", *words, "--workers", "1", "--out", str(out)]
-    jsonargparse.auto_cli({"law": command.law}, args=arguments)
 
 
 @pytest.fixture(scope="module")
@@ -62,13 +46,12 @@ def test_a_grid_is_every_combination() -> None:
         activations=("relu", "gelu"), losses=("squared", "logistic"),
     )  # fmt: skip
     cells = plan.cells()
-    attacks = [cell for cell in cells if isinstance(cell, Attack)]
-    fits = [cell for cell in cells if isinstance(cell, LabelFit)]
+    attacks, fits = ([c for c in cells if isinstance(c, kind)] for kind in (Attack, LabelFit))
     assert len(attacks) == 2 * 2 * 2 * 3 * 2 * 2 * 2 and len(set(cells)) == len(cells)
     assert {(a.dim, a.rank, a.seed) for a in attacks} == {(f.dim, f.rank, f.seed) for f in fits}
     assert {fit.width for fit in fits if fit.dim == 8} == set(widths(3, 2 * 24))
     networks = replace(SMALL, architectures=("two_layer",)).cells()
-    assert not any(isinstance(cell, LabelFit) for cell in networks)
+    assert {type(cell) for cell in networks} == {Attack}
 
 
 @given(samples=st.integers(1, 500), ratio=st.floats(0.01, 100), dim=st.integers(1, 100))
@@ -95,8 +78,8 @@ IMAGES = {"data": "digits", "dim": None}
         ({"activations": ""}, "activations: expected words"),
         ({"samples": "three"}, "samples: expected whole numbers with commas"),
         ({"ranks": "4,9"}, "rank: expected at most the dimension, 8"),
-        ({"data": "cifar10", "dim": None}, "cifar10 is not in"),
-        ({"data": "faces", "dim": None, "samples": "1000"}, "100"),
+        ({**IMAGES, "data": "cifar10"}, "cifar10 is not in"),
+        ({**IMAGES, "data": "faces", "samples": "1000"}, "100"),
         ({**IMAGES, "size": 3}, "size=3"),
         ({**IMAGES, "samples": "500", "ratios": "1,9999"}, "319,968,000"),
         ({"engine": "slurm"}, "slurm"),
@@ -115,12 +98,8 @@ def test_bad_input_is_refused_before_anything_is_made(
 def test_a_summary_is_over_the_seeds(records: list[Record]) -> None:
     summary = summarise(records)
     ours = next(curve for curve in summary.attacks if curve.method == "exhume")
-    rows = [
-        record.values["error"]
-        for record in records
-        if isinstance(record.cell, Attack) and record.values
-        if (record.cell.method, record.cell.ratio) == ("exhume", 4.0)
-    ]
+    attacks = Table.of(records, Attack).where(method="exhume", ratio=4.0)
+    rows = attacks.present("error")
     last = ours.places[-1]
     assert (last.width, last.seeds) == (96, 2) and len(rows) == 2
     assert last.error == pytest.approx(sum(rows) / 2)
@@ -135,12 +114,9 @@ def test_a_summary_is_over_the_seeds(records: list[Record]) -> None:
 
 def curve(*recovered: float, **setting: Any) -> LawCurve:
     """A curve of shares that come back at p = 720, 1,440, …"""
-    places = tuple(
-        Place(720.0 * 2**k, 1 - share, recovered=share) for k, share in enumerate(recovered)
-    )
-    own = {"architecture": "random_features", "rank": None, "outputs": 1, "method": "exhume"}
-    sizes = {"dim": 60, "samples": 12, "places": places}
-    return LawCurve(activation="relu", loss="squared", **{**own, **sizes, **setting})
+    places = (Place(720.0 * 2**k, 1 - y, recovered=y) for k, y in enumerate(recovered))
+    own = LawCurve("random_features", "relu", "squared", 60, 12, None, 1, "exhume", (*places,))
+    return replace(own, **setting)
 
 
 @pytest.mark.parametrize(
@@ -151,14 +127,8 @@ def curve(*recovered: float, **setting: Any) -> LawCurve:
         (curve(1.0, 0.0), "exhume", "720", "never", "–"),
         (curve(0.0, 1.0, rank=4), "exhume", "720", "1,018", "1.41"),
         (curve(0.0, 1.0, rank=4, method="tansley2026"), TOLD, "48", "1,018", "21.2"),
-        (curve(method="tansley2026"), "tansley2026, subspace estimated", "720", "never", "–"),
-        (
-            curve(rank=2, method="tansley2026", architecture="two_layer"),
-            "tansley2026, subspace estimated",
-            "24",
-            "never",
-            "–",
-        ),
+        (curve(method="tansley2026"), ESTIMATED, "720", "never", "–"),
+        (curve(rank=2, architecture="vit", method="tansley2026"), ESTIMATED, "24", "never", "–"),
         (curve(1.0, method="iurada2025"), "published momentum", "720", "≤ 720", "≤ 1"),
         (curve(1.0, method=None), "labels", "12", "≤ 720", "≤ 60"),
         (curve(0.0, 1.0, outputs=10), "exhume", "83", "1,018", "12.3"),
@@ -172,10 +142,8 @@ def test_thresholds_counted_and_measured(
 
 
 def test_failed_cells_are_listed_and_left_out(records: list[Record]) -> None:
-    broken = [
-        replace(r, values=None, error="ValueError: <b>") if getattr(r.cell, "seed", 0) == 1 else r
-        for r in records
-    ]
+    error: Any = {"values": None, "error": "ValueError: <b>"}
+    broken = [replace(r, **error) if getattr(r.cell, "seed", 0) == 1 else r for r in records]
     summary = summarise(broken)
     assert len(summary.failed) == sum(r.error is not None for r in broken) > 0
     assert {place.seeds for curve in summary.attacks for place in curve.places} == {1}
@@ -204,7 +172,11 @@ def test_the_phase_diagram_marks_thresholds_sizes_models_and_methods(records: li
         assert plots.ACCENT not in inline
 
 
-def test_the_command_writes_everything_and_goes_on_where_it_stopped(finished: Path) -> None:
+def test_the_command_writes_everything_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    finished = tmp_path / "new"
+    words = ["law", *(f"--{key}={value}" for key, value in TINY.items()), "--workers=1"]
+    run = partial(auto_cli, {"law": command.law}, args=[*words, f"--out={finished}"])
+    run()
     assert {path.name for path in finished.iterdir()} <= set(command.FILES)
     assert all(path.stat().st_mode & 0o077 == 0 for path in finished.iterdir())
     with open(finished / "table.csv", newline="") as file:
@@ -219,23 +191,21 @@ def test_the_command_writes_everything_and_goes_on_where_it_stopped(finished: Pa
     cells = {path: path.stat().st_mtime_ns for path in (finished / "cells").iterdir()}
     before = {name: (finished / name).read_bytes() for name in ("law.svg", "law.png", "table.csv")}
     next(iter(cells)).unlink()  # as if it had been stopped
-    again(finished)
+    run()
     after = {path: path.stat().st_mtime_ns for path in (finished / "cells").iterdir()}
     assert sum(cells[path] != after[path] for path in cells) == 1 and len(after) == len(cells)
     assert before == {name: (finished / name).read_bytes() for name in before}
 
 
-@pytest.mark.usefixtures("in_process")
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     for name in (*command.FILES, ".law.html.abc", ".table.csv.x_1", ".sweep.json.0"):
         (tmp_path / name).touch()
     command.check_folder(tmp_path)  # what a killed write left is no obstacle
     there = {path.name for path in tmp_path.iterdir()}
     (tmp_path / ".thesis.tex.abc").write_text("mine")
-    with pytest.raises(InputError, match=r"holds something else \(\.thesis\.tex\.abc\)"):
-        command.law(**TINY, out=tmp_path)
-    with pytest.raises(InputError, match="is a file"):
-        command.law(**TINY, out=tmp_path / ".thesis.tex.abc")
+    for out, words in ((tmp_path, r"else \(\.thesis"), (tmp_path / ".thesis.tex.abc", "is a file")):
+        with pytest.raises(InputError, match=words):
+            command.law(**TINY, out=out)
     assert {path.name for path in tmp_path.iterdir()} == there | {".thesis.tex.abc"}
 
 

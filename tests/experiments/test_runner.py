@@ -16,7 +16,7 @@ from exhume.experiments.cells.identifiability import Rank, TensorTerms
 from exhume.experiments.claims import CLAIMS
 from exhume.experiments.claims.claim import Claim, Finding
 from exhume.experiments.document import document, publish, stored
-from exhume.experiments.runner import missing, perform, without_picture
+from exhume.experiments.runner import missing, perform
 from exhume.experiments.table import Table
 from exhume.report import plots
 from exhume.sweep import Record
@@ -26,8 +26,6 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 @dataclass(frozen=True)
 class Half:
-    """A cell that fails where it is told to."""
-
     seed: int
     data: str = "sphere"
 
@@ -52,7 +50,7 @@ def tiny(name: str = "sphere-thresholds", seeds: Iterable[int] = (1, 2)) -> Clai
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cells are run in this process: workers could not import those of a test."""
+    """Run cells in this process: workers could not import those of a test."""
 
     def run(cells: Any, **_: Any) -> list[Record]:
         found = []
@@ -78,11 +76,8 @@ def test_a_result_holds_what_it_takes_to_find_it_again(tmp_path: Path) -> None:
     assert (folder / "figure.png").read_bytes().startswith(b"\x89PNG")
     assert "<svg" in (folder / "figure.svg").read_text()
     table = (folder / "table.csv").read_text()
-    assert "ValueError: nine" in table and "long" not in table
-    record = Record(Half(1), {"half": 0.5, "picture": "long"}, None, 0.5)
-    assert without_picture(record).values == {"half": 0.5}
+    assert "ValueError: nine" in table and "0.5" in table and "long" not in table
     many = perform(tiny(seeds=(1, 2, 9)), "small", tmp_path / "out")
-    assert json.loads((tmp_path / "out" / "result.json").read_text()) == many
     assert many["verdict"] == "not decided" and "ValueError: nine" in many["note"]
 
 
@@ -110,8 +105,8 @@ def test_documents_keep_what_is_not_among_the_new(tmp_path: Path) -> None:
     assert "![signs, small](reproduction/signs-small.svg)" in page
     assert (docs / "reproduction" / "signs-small.svg").exists()
     (out / "signs-small" / "figure.svg").write_text("x" * 200_001)
-    ((name, why),) = publish(out, tmp_path / "other", known)
-    assert name == "signs-small" and why is not None and "200,001" in why
+    ((_, why),) = publish(out, tmp_path / "other", known)
+    assert why is not None and "200,001" in why
     assert not stored(tmp_path / "other")[0]["drawn"]
     assert "signs-small.svg" not in (tmp_path / "other" / "reproduction.md").read_text()
 
@@ -158,9 +153,8 @@ def test_bad_requests(arguments: dict[str, Any], word: str, tmp_path: Path) -> N
 
 
 def test_a_claim_through_the_engine(tmp_path: Path) -> None:
-    claim = replace(
-        CLAIMS["identifiability"], cells=lambda scale: [Rank(3, 3), TensorTerms(3, 2, 2)]
-    )
+    cells = [Rank(3, 3), TensorTerms(3, 2, 2)]
+    claim = replace(CLAIMS["identifiability"], cells=lambda scale: [*cells])
     first = perform(claim, "small", tmp_path / "out", workers=1)
     assert first["failed"] == 0 and first["verdict"] == "not decided"
     assert perform(claim, "small", tmp_path / "out", workers=1) == first

@@ -33,11 +33,11 @@ PAIRS = 8  # pictures that are kept at each ratio, of the first seed and the fir
 AXES = ("architectures", "activations", "losses", "dims", "samples", "ranks", "methods", "ratios")
 
 WORDS = {
-    **{"relu": "ReLU", "relu+tanh": "ReLU + tanh"},
-    **{"random_features": "Random features", "two_layer": "Two layers"},
-    **{"resnet": "Residual network", "vit": "Vision transformer"},
-    **{"squared": "squared loss", "logistic": "logistic loss", "cross_entropy": "cross-entropy"},
-}
+    "relu": "ReLU", "relu+tanh": "ReLU + tanh",
+    "random_features": "Random features", "two_layer": "Two layers",
+    "resnet": "Residual network", "vit": "Vision transformer",
+    "squared": "squared loss", "logistic": "logistic loss", "cross_entropy": "cross-entropy",
+}  # fmt: skip
 
 # The columns of `LawCurve.row`.
 HEADINGS = ("model", "d", "n", "r", "what", "counted p", "measured p", "p / counted")

@@ -51,12 +51,12 @@ def render(
 ) -> str:
     """Return the page as text, with the command that made it, without pictures if redacted."""
     curves = (*summary.fits, *summary.attacks)
-    medians = [
-        (*curve.row[:5], number(p.width), number(p.error, "–"), *map(percent, shares), str(p.seeds))
-        for curve in summary.attacks
-        for p in curve.places
-        for shares in [(p.recovered, p.exact)]
-    ]
+    medians = []
+    for curve in summary.attacks:
+        for at in curve.places:
+            errors = (number(at.width), number(at.error, "–"))
+            shares = map(percent, (at.recovered, at.exact))
+            medians.append([*curve.row[:5], *errors, *shares, str(at.seeds)])
     pictures = [
         (curve_of(record).model, getattr(record.cell, "ratio", None), record.values["picture"])
         for record in records

@@ -66,8 +66,8 @@ def start(places: Sequence[float], shares: Sequence[float], between: bool = True
     With `between`, it is interpolated to where the share is one half, on a logarithmic axis.
 
     Example:
-        >>> start([1.0, 4.0, 8.0], [0.0, 1.0, 1.0])
-        2.0
+        >>> start([1.0, 2.0, 4.0, 16.0], [1.0, 0.0, 0.0, 1.0])
+        8.0
         >>> start([1.0, 2.0], [1.0, 0.0])
     """
     below = [index for index, share in enumerate(shares) if share < HALF]
@@ -80,12 +80,12 @@ def start(places: Sequence[float], shares: Sequence[float], between: bool = True
     return float(left * (right / left) ** ((HALF - low) / (high - low)))
 
 
-def onset(curve: Curve) -> float | None:
+def rise(curve: Curve) -> float | None:
     """Return from where on a curve of shares is at least one half; None if it ends below."""
     return start(list(curve), list(curve.values()))
 
 
-def fallen(curve: Curve, level: float) -> Curve:
+def fall(curve: Curve, level: float) -> Curve:
     """Return the share of a level by which a curve is below it; none where there is no level."""
     return {x: 1 - y / level if level else 0.0 for x, y in curve.items()}
 
@@ -112,7 +112,7 @@ class Threshold:
         low = [y for x, y in curve.items() if x <= NEAR[0]]
         if not low or max(curve) <= NEAR[1]:
             return None
-        return cls(max(low), onset(curve), curve[max(curve)])
+        return cls(max(low), rise(curve), curve[max(curve)])
 
     @property
     def checks(self) -> tuple[bool, ...]:

@@ -47,10 +47,9 @@ def solvers(
         row = attacked(cell, victim)
         limit = factor * row["seconds"]
         slow, found = momentum_until(victim, 0.95, limit, cell.seed)
-        late = found < 0.95
+        ended, more = (f", ended at {found:.0%}", "> ") if found < 0.95 else ("", "")
         row |= {"slow": slow, "times": slow / row["seconds"], "stopped": slow >= limit}
-        row |= {"ended": f", ended at {found:.0%}" if late else "", "more": "> " if late else ""}
-        rows.append(row)
+        rows.append(row | {"ended": ended, "more": more})
     show(
         "seed: {seed} | ours (s): {seconds:.2f} | exact: {exact:.0%} | error: {error:.1e} | "
         "momentum to 95 % (s): {slow:.1f}{ended} | ratio: {more}{times:.0f}",

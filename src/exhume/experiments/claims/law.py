@@ -12,17 +12,7 @@ from exhume.experiments.cells.fitting import Flips, LabelFit
 from exhume.experiments.claims.claim import Finding, Scale, claim, judged, seeds, undecided
 from exhume.experiments.law import FITTED, MOMENTUM, OURS
 from exhume.experiments.phases import phases
-from exhume.experiments.table import (
-    ABOVE,
-    NEAR,
-    Table,
-    Threshold,
-    fallen,
-    near,
-    onset,
-    percent,
-    place,
-)
+from exhume.experiments.table import ABOVE, NEAR, Table, Threshold, fall, near, percent, place, rise
 from exhume.report.plots import bars, lines, pictures, sheet
 from exhume.sweep import Cell, Grid, Record
 
@@ -150,8 +140,8 @@ def cifar10_thresholds(records: Sequence[Record]) -> Finding:
         return undecided("label fitting and errors far below and far above dn are needed")
     fit, words = fitted
     first, last = errors[min(errors)], errors[max(errors)]
-    gone = fallen(errors, first)
-    half = onset(gone)
+    gone = fall(errors, first)
+    half = rise(gone)
     dn = min(errors, key=lambda ratio: abs(ratio - 1))
     there = 0.25 <= gone[dn] <= 0.75
     return Finding(
@@ -194,7 +184,7 @@ def span_residual(records: Sequence[Record]) -> Finding:
     if not low or max(spans) <= NEAR[1]:
         return undecided("ratios on both sides of 1 are needed")
     level, last = max(low.values()), spans[max(spans)]
-    half = onset(fallen(spans, level))
+    half = rise(fall(spans, level))
     below = min((residuals[ratio] for ratio in low if ratio in residuals), default=level)
     return Finding(
         f"span residual {level:.2f} below {NEAR[0]:g} dn, half of it from {place(half, ' dn')}, "

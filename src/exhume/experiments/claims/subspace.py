@@ -11,7 +11,7 @@ from exhume.experiments.cells.attack import SUBSPACE, Attack
 from exhume.experiments.cells.failure import Failure
 from exhume.experiments.claims.claim import Finding, Scale, claim, judged, seeds, undecided
 from exhume.experiments.law import OURS
-from exhume.experiments.table import Curve, Table, Threshold, near, onset, percent, place
+from exhume.experiments.table import Curve, Table, Threshold, near, percent, place, rise
 from exhume.report.plots import lines, sheet
 from exhume.sweep import Cell, Grid, Record
 from exhume.theory.width import WidthBound, width_bound
@@ -108,20 +108,16 @@ def subspace_synthetic(records: Sequence[Record]) -> Finding:
 
 def _cifar_cells(scale: Scale) -> list[Cell]:
     small = scale == "small"
+    images = {"data": "cifar10", "size": 8 if small else None, "samples": 8 if small else 50}
+    network = {"architecture": NETWORK, "lazy": 30.0, "method": (SUBSPACE, OURS)}
     axes: dict[str, Any] = {
-        "data": "cifar10",
-        "size": 8 if small else None,
-        "samples": 8 if small else 50,
-        "architecture": NETWORK,
-        "lazy": 30.0,
-        "method": (SUBSPACE, OURS),
         "ratio": (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0) if small else (0.03, 0.1, 0.3, 1.0, 3.0),
         "products": 3000,
         "dtype": "float64" if small else "float32",
         "until": 1e-8 if small else 1e-7,
         "seed": seeds(2) if small else range(1),
     }
-    return [*Grid(Attack, axes)]
+    return [*Grid(Attack, {**images, **network, **axes})]
 
 
 def _cifar_draw(records: Sequence[Record]) -> Figure:
@@ -149,7 +145,7 @@ def subspace_cifar10(records: Sequence[Record]) -> Finding:
         return undecided("both attacks at the same widths are needed")
     ahead = sum(inside[ratio] > outside[ratio] for ratio in shared)
     behind = sum(inside[ratio] < outside[ratio] for ratio in shared)
-    first, second = onset(inside), onset(outside)
+    first, second = rise(inside), rise(outside)
     earlier = first is not None and (second is None or first < second)
     return Finding(
         f"half recovered from {place(first, ' dn')} in the subspace, from {place(second, ' dn')} "
