@@ -3,6 +3,7 @@
 import math
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,25 +38,23 @@ def distinct(images: Tensor) -> int:
     return len(images.flatten(1).mul(1e6).round().unique(dim=0))
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=30)
 @given(dim=st.integers(1, 30), samples=st.integers(1, 10), seed=st.integers(0, 99))
 def test_sphere_rows_have_norm_root_d(dim: int, samples: int, seed: int) -> None:
     drawn = data.sphere(dim, samples, seed)
     assert (drawn.dim, drawn.samples, drawn.outputs, drawn.shape) == (dim, samples, 1, (dim,))
     assert drawn.inputs.norm(dim=1).tolist() == pytest.approx([math.sqrt(dim)] * samples)
-    assert drawn.inputs.equal(data.sphere(dim, samples, seed).inputs)
+    own = np.array([dim, samples, seed])  # sizes may be numbers of numpy
+    assert drawn.inputs.equal(data.sphere(*own).inputs)
 
 
-def test_sphere_targets_are_linear_without_noise() -> None:
+def test_sphere_targets_are_linear_without_noise_and_a_seed_has_a_subspace_of_its_own() -> None:
     clean, noisy = data.sphere(10, 400, noise=0.0), data.sphere(10, 400, noise=0.5)
     fit = torch.linalg.lstsq(clean.inputs, clean.targets).solution
     torch.testing.assert_close(clean.inputs @ fit, clean.targets)
     assert (noisy.targets - clean.targets).std().item() == pytest.approx(0.5, rel=0.15)
     first = data.sphere(100, 20, seed=0).inputs[0, :3].tolist()  # the same everywhere
     assert first == pytest.approx([0.13021722, -0.13681936, 0.66327776], abs=1e-7)
-
-
-def test_a_seed_has_a_subspace_of_its_own() -> None:
     one, other = data.subspace(9, 2, seed=1), data.subspace(9, 2, seed=2)
     torch.testing.assert_close(one.T @ one, torch.eye(2, dtype=torch.float64))
     rows = data.sphere(9, 4, seed=1, rank=2).inputs
@@ -65,27 +64,24 @@ def test_a_seed_has_a_subspace_of_its_own() -> None:
 
 @bundled
 def test_bundled(name: str) -> None:
-    plain = data.load(name, samples=12, seed=3, normalise=False)
-    images = plain.images()
+    read = partial(data.load, name, 12, 3)
+    plain, drawn, again, centred = read(normalise=False), read(), read(), read(centre="pixels")
+    images, rescaled = plain.images(), read(centre="pixels", normalise=True)
     assert images.shape == (12, *BUNDLED[name]) and plain.name == name
     assert images.min() >= -1e-12 and 0.5 < images.max() <= 1 + 1e-12
-    assert plain.transform.shift == pytest.approx(images.mean().item())
+    for made in (plain, centred):
+        assert made.transform.shift == pytest.approx(images.mean().item())
+        assert made.transform.norms is None
     assert plain.transform.scale == pytest.approx(images.std(correction=0).item())
     assert plain.inputs.mean().item() == pytest.approx(0.0, abs=1e-12)
-    centred = data.load(name, samples=12, seed=3, centre="pixels")
     torch.testing.assert_close(centred.inputs, (images - images.mean(0)).flatten(1))
-    assert plain.transform.norms is None and centred.transform.norms is None
-    assert centred.transform.shift == pytest.approx(images.mean().item())
-    drawn = data.load(name, samples=12, seed=3)
-    rescaled = data.load(name, samples=12, seed=3, centre="pixels", normalise=True)
     for made in (drawn, rescaled):
         assert made.inputs.norm(dim=1).tolist() == pytest.approx([math.sqrt(made.dim)] * 12)
     for made in (drawn, rescaled, centred):
         torch.testing.assert_close(made.images(), images)
-    again, more, other = (data.load(name, n, seed) for n, seed in ((12, 3), (20, 3), (12, 1)))
     assert drawn.inputs.equal(again.inputs) and drawn.targets.equal(again.targets)
-    torch.testing.assert_close(more.images()[:12], images)  # a prefix stays
-    assert not torch.allclose(other.images(), images)
+    torch.testing.assert_close(data.load(name, 20, 3).images()[:12], images)  # a prefix stays
+    assert not torch.allclose(data.load(name, 12, 1).images(), images)
 
 
 def test_images_are_shrunk_by_averaging_squares() -> None:
@@ -100,27 +96,28 @@ def test_images_are_shrunk_by_averaging_squares() -> None:
 
 def test_every_image_is_drawn_once() -> None:
     drawn = data.load("photos", 520)
-    assert distinct(drawn.images()) == 520
-    assert drawn.targets.sum() == 0
+    assert distinct(drawn.images()) == 520 and drawn.targets.sum() == 0
     photo = pytest.importorskip("sklearn.datasets").load_sample_images().images[1]
     tile = torch.from_numpy(photo[32:64, 96:128].transpose(2, 0, 1) / 255.0)
     assert (drawn.images() - tile).flatten(1).norm(dim=1).min() < 1e-9
 
 
+IN_TURNS = [[-1.0], [1.0], [-1.0], [1.0], [-1.0]]
+
+
 @pytest.mark.parametrize(
     ("classes", "labels", "targets"),
     [
-        ((8, 3), [8, 3] * 2 + [8], [[-1.0], [1.0], [-1.0], [1.0], [-1.0]]),
+        ((8, 3), [8, 3, 8, 3, 8], IN_TURNS),
         ((1, 2, 3), [1, 2, 3, 1, 2], torch.eye(3).repeat(2, 1)[:5].tolist()),
         ("all", [0, 1, 2, 3, 4], torch.eye(10)[:5].tolist()),
-        ("parity", [0, 1, 0, 1, 0], [[-1.0], [1.0], [-1.0], [1.0], [-1.0]]),
+        ("parity", [0, 1, 0, 1, 0], IN_TURNS),
     ],
 )
 def test_labels_belong_to_their_images(classes: Any, labels: list[int], targets: Any) -> None:
     drawn = data.load("digits", 5, classes=classes)
-    found = labels_of(drawn)
-    assert [y % 2 for y in found] == labels if classes == "parity" else found == labels
-    assert drawn.targets.tolist() == targets
+    found = [y % 2 if classes == "parity" else y for y in labels_of(drawn)]
+    assert found == labels and drawn.targets.tolist() == targets
     assert data.load("digits", 4, classes="random").targets.sum() == 0
 
 
@@ -138,44 +135,38 @@ def test_held_out_are_other_images_of_the_same_kind(name: str, centre: Any) -> N
     torch.testing.assert_close(known.transform.apply(images, other.transform.norms), other.inputs)
 
 
-def test_held_out_have_the_labels_of_the_set_and_are_at_most_what_is_left() -> None:
+def test_held_out_have_the_labels_of_the_set_and_leave_out_doubles(tmp_path: Path) -> None:
     other = data.held_out(data.load("digits", 6, classes=(8, 3)), samples=9)
     assert labels_of(other) == [8, 3] * 4 + [8]
     known = data.load("faces", samples=97)
-    left = data.held_out(known, samples=10).images()
-    assert len(left) == 3
-    assert distinct(torch.cat([known.images(), left])) == 100
-
-
-def test_held_out_leaves_out_doubles_and_needs_the_source(tmp_path: Path) -> None:
+    left = data.held_out(known, samples=10).images()  # no more than there are
+    assert len(left) == 3 and distinct(torch.cat([known.images(), left])) == 100
     images = pictures(8, 4, 4)
     images[5] = images[0]
     np.savez(tmp_path / "mnist.npz", x=images, y=np.zeros(8, np.int64))
     known = data.load("mnist", 2, classes="random", normalise=False, root=tmp_path)
     torch.testing.assert_close(known.images(), torch.from_numpy(images[:2] / 255.0))
-    other = data.held_out(known, samples=9, root=tmp_path).images()
+    left = data.held_out(known, samples=9, root=tmp_path).images()
     rest = torch.from_numpy(images[[2, 3, 4, 6, 7]] / 255.0)
-    assert len(other) == 5 and distinct(torch.cat([other, rest])) == 5
+    assert len(left) == 5 and distinct(torch.cat([left, rest])) == 5
     for side, words in ((4, "2 of 2 images are not in mnist"), (5, "25 numbers, these")):
         np.savez(tmp_path / "mnist.npz", x=pictures(9, side, side), y=np.arange(9) % 2)
         with pytest.raises(InputError, match=words):
             data.held_out(known, root=tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("given_shape", "shape"),
-    [
-        *(((4, 6, 5, 3), (3, 6, 5)), ((4, 3, 6, 5), (3, 6, 5)), ((4, 6, 5, 1), (6, 5))),
-        *(((4, 1, 6, 5), (6, 5)), ((4, 6, 5), (6, 5)), ((4, 30), (30,))),
-    ],
-)
-def test_own_images(given_shape: tuple[int, ...], shape: tuple[int, ...]) -> None:
+SHAPES = {(4, 6, 5, 3): (3, 6, 5), (4, 3, 6, 5): (3, 6, 5), (4, 6, 5, 1): (6, 5)}
+SHAPES |= {(4, 1, 6, 5): (6, 5), (4, 6, 5): (6, 5), (4, 30): (30,)}
+
+
+@pytest.mark.parametrize("given_shape", SHAPES, ids=str)
+def test_own_images(given_shape: tuple[int, ...]) -> None:
     images = pictures(*given_shape)
     last = len(given_shape) == 4 and given_shape[3] in (1, 3)
     expected = images.transpose(0, 3, 1, 2) if last else images
+    pixels = torch.from_numpy(expected / 255.0).reshape(4, *SHAPES[given_shape])
     for given_images in (images, torch.from_numpy(images)):
         own = data.from_arrays(given_images, np.arange(4))
-        pixels = torch.from_numpy(expected / 255.0).reshape(4, *shape)
         torch.testing.assert_close(own.images(), pixels)
         assert own.targets[:, 0].tolist() == [0.0, 1.0, 2.0, 3.0]
 
@@ -183,8 +174,7 @@ def test_own_images(given_shape: tuple[int, ...], shape: tuple[int, ...]) -> Non
 def test_own_rows_as_they_are_and_copied() -> None:
     rows = torch.randn(3, 7, requires_grad=True, dtype=torch.bfloat16)
     own = data.from_arrays(rows, torch.eye(3), normalise=False, standardise=False, name="mine")
-    assert own.inputs.equal(rows.detach().double())
-    assert own.images().equal(own.inputs)
+    assert own.inputs.equal(rows.detach().double()) and own.images().equal(own.inputs)
     assert (own.name, own.outputs, own.inputs.requires_grad) == ("mine", 3, False)
     array = np.eye(2)
     own = data.from_arrays(array, array, normalise=False, standardise=False)
@@ -236,8 +226,3 @@ def test_what_is_refused(
         monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(InputError, match=words):
         call()
-
-
-def test_sizes_and_seeds_may_be_numbers_of_numpy() -> None:
-    dim, samples, seed = np.array([9, 4, 2])
-    assert torch.equal(data.sphere(dim, samples, seed).inputs, data.sphere(9, 4, 2).inputs)

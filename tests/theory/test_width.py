@@ -8,49 +8,30 @@ import numpy as np
 import pytest
 import torch
 from scipy import optimize
-from torch import Tensor
+from torch.nn.functional import normalize
 
 from exhume.errors import InputError
 from exhume.experiments.cells.failure import Failure
 from exhume.features.activations import activation as named
 from exhume.theory import hermite, width
-from exhume.theory.width import (
-    Setting,
-    WidthBound,
-    apart,
-    fourth_moment,
-    kernel_gap,
-    ring_kernel,
-    smallest_hit,
-    steepest,
-    width_bound,
-)
+from exhume.theory.width import Setting, WidthBound, kernel_gap, smallest_hit, width_bound
+from problems import gaussian
 
 LOOSE: dict[str, float] = {"tolerance": 0.5, "separation": 1.1}
 
 
-def unit(rows: Tensor) -> Tensor:
-    return rows / rows.norm(dim=-1, keepdim=True)
-
-
 @pytest.mark.parametrize(("sigma", "rank"), [("relu", 2), ("relu", 6), ("erf", 3), ("tanh", 3)])
 def test_no_solution_that_misses_a_sample_is_nearer_than_the_gap(sigma: str, rank: int) -> None:
-    generator = torch.Generator().manual_seed(rank)
-    samples, tolerance, separation = 2, 0.3, 0.7
-    gap = kernel_gap(sigma, rank, tolerance, 2 * samples - 1)
-    smallest = math.inf
-    for _ in range(200):
-        first = torch.eye(rank, dtype=torch.float64)[:1]
-        draw = torch.randn(2, samples, rank, generator=generator, dtype=torch.float64)
-        near = first + 0.4 * draw[0] if torch.rand((), generator=generator) < 0.7 else draw[0]
-        true = torch.cat([first, apart(unit(draw[1, : samples - 1]), separation)])
-        guess = apart(unit(near), tolerance)
-        c = torch.randn(samples, generator=generator, dtype=torch.float64).sign()
-        b = (2 * torch.rand(samples, generator=generator, dtype=torch.float64) - 1).clamp(-1, 1)
+    smallest, first = math.inf, torch.eye(rank, dtype=torch.float64)[:1]
+    for seed in range(200):
+        draw, near = gaussian(2, 2, rank, seed=seed), seed % 10 < 7
+        true = torch.cat([first, width.apart(draw[1, :1], 0.7)])
+        guess = width.apart(first + 0.4 * draw[0] if near else draw[0], 0.3)
+        c, b = gaussian(2, seed=seed).sign(), gaussian(2, seed=seed + 1).clamp(-1, 1)
         atoms, weights = torch.cat([true, guess]), torch.cat([c, -b])
         gram = hermite.kernel(sigma, (atoms @ atoms.T).clamp(-1, 1))
         smallest = min(smallest, float(weights @ gram @ weights))  # E G², from the kernel
-    assert 0 < gap <= smallest
+    assert 0 < kernel_gap(sigma, rank, 0.3, 3) <= smallest
 
 
 @pytest.mark.parametrize("samples", [2, 3])
@@ -67,16 +48,11 @@ def test_the_gap_is_close_to_the_best_solution_that_misses_a_sample(samples: int
         gram = (np.sin(between) + (math.pi - between) * np.cos(between)) / (2 * math.pi)
         return float(weights @ gram @ weights)
 
-    options: dict[str, Any] = {"method": "BFGS", "options": {"maxiter": 200}}
-    best = min(
-        optimize.minimize(
-            squared,
-            generator.standard_normal(2 * count),
-            generator.integers(0, 2, count),
-            **options,
-        ).fun
-        for _ in range(25)
-    )
+    best = math.inf
+    for _ in range(25):
+        start, side = generator.standard_normal(2 * count), generator.integers(0, 2, count)
+        found = optimize.minimize(squared, start, side, method="BFGS", options={"maxiter": 200})
+        best = min(best, found.fun)
     gap = kernel_gap("relu", 2, tolerance, count)
     assert gap < best < 2 * gap
 
@@ -97,18 +73,12 @@ def test_the_gap_of_one_atom_is_the_closed_form_and_what_it_depends_on() -> None
 
 @pytest.mark.parametrize("rank", [2, 3, 4, 9])
 def test_the_average_over_rings_is_that_of_random_points_on_them(rank: int) -> None:
-    generator = np.random.default_rng(0)
     s, t = 0.8, -0.3
-
-    def on_ring(level: float) -> np.ndarray:
-        rest = generator.standard_normal((200_000, rank - 1))
-        rest /= np.linalg.norm(rest, axis=1, keepdims=True)
-        return np.hstack([np.full((len(rest), 1), level), math.sqrt(1 - level**2) * rest])
-
-    inner = (on_ring(s) * on_ring(t)).sum(1)
-    values = np.exp(inner)
-    averaged = ring_kernel(np.exp, rank, np.array([s]), np.array([t]))[0, 0]
-    assert averaged == pytest.approx(values.mean(), abs=5 * values.std() / len(inner) ** 0.5)
+    one, other = normalize(gaussian(2, 50_000, rank - 1), dim=2)
+    inner = s * t + math.sqrt((1 - s**2) * (1 - t**2)) * (one * other).sum(1)
+    averaged = width.ring_kernel(np.exp, rank, np.array([s]), np.array([t]))[0, 0]
+    off = 5 * float(inner.exp().std()) / len(inner) ** 0.5
+    assert averaged == pytest.approx(float(inner.exp().mean()), abs=off)
 
 
 def hit(sigma: str, setting: Setting, tau: float | None = None, **options: int) -> float:
@@ -138,27 +108,27 @@ def test_the_ways_to_the_bound_are_ordered_and_keep_the_probability(bound: Width
     assert bound.failure_at(int(bound.certified) - 1) > bound.failure
     assert bound.failure_at(int(bound.numerical), numerical=True) <= bound.failure
     assert bound.failure_at(1) == 1.0
-    assert fourth_moment(named("relu")) == pytest.approx(1.5, rel=1e-9)
-    assert [steepest(named(name)) for name in ("relu", "tanh")] == [1, 1]
+    assert width.fourth_moment(named("relu")) == pytest.approx(1.5, rel=1e-9)
+    assert [width.steepest(named(name)) for name in ("relu", "tanh")] == [1, 1]
     assert len(bound.assumptions) == 6
 
 
 def test_what_the_width_depends_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(width, "smallest_hit", lambda *setting, **options: 0.2)
-    plain = width_bound(2, 2, "erf", **LOOSE)
-    inside = width_bound(2, 50, "erf", subspace=2, **LOOSE)  # r takes the place of d
-    assert inside.certified == plain.certified
+
+    def bounded(samples: int = 2, dim: int = 2, **options: Any) -> WidthBound:
+        return width_bound(samples, dim, "erf", **LOOSE, **options)
+
+    plain, inside, strict = bounded(), bounded(dim=50, subspace=2), bounded(failure=1e-9)
+    assert inside.certified == plain.certified < bounded(dim=4).certified  # r takes the place of d
     assert "subspace of dimension 2" in " ".join(inside.assumptions)
-    assert width_bound(2, 4, "erf", **LOOSE).certified > inside.certified
-    strict = width_bound(2, 2, "erf", **LOOSE, failure=1e-9)
     assert plain.certified < strict.certified < 2 * plain.certified
-    tiny = width_bound(1, 2, "erf", **LOOSE, failure=1e-320)
-    assert strict.certified / 100 < tiny.certified < math.inf
-    # Coefficients matter by their ratio alone, and the gap by their square.
-    doubled = width_bound(2, 2, "erf", **LOOSE, coefficients=(2.0, 2.0))
+    assert strict.certified / 100 < bounded(1, failure=1e-320).certified < math.inf
+    # coefficients matter by their ratio alone, and the gap by their square
+    doubled = bounded(coefficients=(2.0, 2.0))
     assert doubled.gap == pytest.approx(4 * plain.gap)
     assert doubled.hit_certified == pytest.approx(plain.hit_certified)
-    assert width_bound(2, 2, "erf", **LOOSE, coefficients=(0.5, 1.0)).gap < plain.gap
+    assert bounded(coefficients=(0.5, 1.0)).gap < plain.gap
 
 
 def test_exact_solutions_are_the_samples_above_the_numerical_width_and_not_below_the_count(

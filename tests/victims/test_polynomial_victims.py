@@ -1,8 +1,8 @@
 """Exact KKT points: built, saved, and read by the command line and the measurement."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -35,11 +35,8 @@ def kkt_by_autograd(victim: Victim) -> tuple[Tensor, Tensor, Tensor]:
     """Outputs, how far θ is from the span of their gradients, and the multipliers of that."""
     theta = {name: w.clone().requires_grad_() for name, w in victim.trained.items()}
     outputs = functional_call(victim.model.network.module, theta, (victim.truth.inputs,))[:, 0]
-    gradients = []
-    for f in outputs:
-        parts = torch.autograd.grad(f, list(theta.values()), retain_graph=True)
-        gradients.append(torch.cat([part.flatten() for part in parts]))
-    matrix = torch.stack(gradients, 1)
+    slopes = [torch.autograd.grad(f, list(theta.values()), retain_graph=True) for f in outputs]
+    matrix = torch.stack([torch.cat([part.flatten() for part in parts]) for parts in slopes], 1)
     flat = torch.cat([w.flatten() for w in victim.trained.values()])
     b = torch.linalg.lstsq(matrix, flat[:, None]).solution[:, 0]
     return outputs.detach(), (matrix @ b - flat).norm() / flat.norm(), b
@@ -57,30 +54,21 @@ def test_a_kkt_point_is_one(degree: int, width: int, labelled: Data) -> None:
     f, off, b = kkt_by_autograd(made)
     labels = known.targets[:, 0]
     assert off < 1e-10 and made.training["violation"] < 1e-10
-    assert (b * labels > 0).all()
-    assert torch.allclose(labels * f, torch.ones_like(f), atol=1e-10)
+    assert (b * labels > 0).all() and torch.allclose(labels * f, torch.ones_like(f), atol=1e-10)
     assert made.training["margins"] == pytest.approx([1.0] * known.samples)
     assert made.training["active"] == list(range(known.samples))
     assert len(made.trained["1.weight"]) == width
-
-
-def test_neurons_are_balanced_and_the_truth_leaves_nothing(labelled: Data, victim: Victim) -> None:
-    first, last = victim.trained["1.weight"], victim.trained["3.weight"][0]
-    assert torch.allclose(first.square().sum(1), 3 * last.square())
-    assert residual_at_truth(victim.problem, victim.truth) < 1e-20
-    assert victim.problem.drift == 0
-    assert "KKT" in victim.problem.threat_model.assumes[0]
-    again = victims.polynomial(labelled, 16)
-    assert all(torch.equal(again.trained[name], w) for name, w in victim.trained.items())
+    assert residual_at_truth(made.problem, made.truth) < 1e-20 and made.problem.drift == 0
+    assert "KKT" in made.problem.threat_model.assumes[0]
+    first, last = made.trained["1.weight"], made.trained["3.weight"][0]
+    assert torch.allclose(first.square().sum(1), degree * last.square())  # balanced
 
 
 @pytest.mark.parametrize("degree", [3, 4, 5])
 def test_orthogonal_samples_have_the_eigenvectors_of_theory(degree: int) -> None:
     """u ∝ Σ_S ± b_i^{−1/(α−2)} x_i: 2³ − 1 subsets, with all signs where α is even."""
-    generator = torch.Generator().manual_seed(0)
-    samples = torch.eye(3, dtype=torch.float64)
     b = torch.tensor([1.0, 2.0, 0.5], dtype=torch.float64)
-    found = _eigenneurons(samples, b, degree, generator)
+    found = _eigenneurons(torch.eye(3).double(), b, degree, torch.Generator().manual_seed(0))
     assert len(found) == {3: 7, 4: 13, 5: 7}[degree]
     for w in found:
         a = (b * w**degree).sum()
@@ -99,7 +87,9 @@ def test_a_sample_beyond_the_margin_is_inactive(labelled: Data, victim: Victim) 
     made = victims.polynomial(beyond(labelled, 2.0), 16, active=[3, 1, 0, 2])
     assert made.training["margins"][4] == pytest.approx(8.0)
     assert made.training["active"] == [0, 1, 2, 3]
-    assert all(torch.allclose(made.trained[name], w) for name, w in victim.trained.items())
+    again = victims.polynomial(labelled, 16)
+    for name, w in victim.trained.items():
+        assert torch.allclose(made.trained[name], w) and torch.equal(again.trained[name], w)
 
 
 ZERO = Data(SAMPLES.inputs, 0 * SAMPLES.targets, SAMPLES.shape)
@@ -117,57 +107,45 @@ ZERO = Data(SAMPLES.inputs, 0 * SAMPLES.targets, SAMPLES.shape)
         (lambda known: victims.polynomial(beyond(known, 0.5), 16, active=range(4)), "inactive"),
     ],
 )
-def test_what_cannot_be_built(call: Callable[[Data], object], words: str, labelled: Data) -> None:
+def test_what_cannot_be_built(call: Any, words: str, labelled: Data) -> None:
     with pytest.raises(InputError, match=words):
         call(labelled)
 
 
 def test_identify(
-    victim: Victim,
-    labelled: Data,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    victim: Victim, labelled: Data, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.chdir(tmp_path)
 
-    def identify(*words: object) -> tuple[int, str]:
-        code = 0
+    def identify(code: int, said: str, *words: object) -> None:
+        found = 0
         try:
             main(["identify", *map(str, words)])
         except SystemExit as ending:
-            code = int(str(ending.code))
-        return code, "".join(capsys.readouterr())
+            found = int(str(ending.code))
+        assert found == code and said in "".join(capsys.readouterr())
 
-    folder, out, few = tmp_path / "model", tmp_path / "found", tmp_path / "few"
-    victim.save(folder)
-    code, said = identify(folder, "--out", out)
-    assert code == 0 and "the rank condition holds" in said and "4 active samples" in said
+    known, out = data.sphere(4, 2), Path("found")
+    victim.save(Path("model"))
+    victims.polynomial(labelled, 4).save(Path("few"))
+    victims.two_layer(known, 6, "polynomial:0,1,1", rate=1e-3, steps=5).save(Path("two"))
+    victims.random_features(known, 20).save(Path("random"))
+    torch.save(dict(victim.trained), "weights.pt")
+    identify(0, "4 active samples", "model", "--out", out)
     kept = read_tensors(out / "recovered.safetensors", ("samples", "multipliers"))
     signed = victim.truth.inputs * victim.truth.targets
     assert torch.cdist(signed, kept["samples"]).amin(1).max() < 1e-7
     record = json.loads((out / "identifiability.json").read_text())
     assert record["holds"] and record["rank"] == record["unknowns"] == 20
     assert (out / "recovered.safetensors").stat().st_mode & 0o077 == 0
-    victims.polynomial(labelled, 4).save(few)
-    code, said = identify(few, "--out", tmp_path / "none")
-    assert code == 1 and "the rank condition fails" in said
-    assert not (tmp_path / "none" / "recovered.safetensors").exists()
-    torch.save(dict(victim.trained), tmp_path / "weights.pt")
-    sizes = {"shape": [9], "width": 16, "activation": "polynomial:0,0,0,1"}
-    model = "exhume.models.architectures:two_layer"
-    named = ("--model", model, "--arguments", json.dumps(sizes))
-    code, said = identify(*named, "--trained", tmp_path / "weights.pt")
-    assert code == 0 and "holds" in said
-    known = data.sphere(4, 2)
-    victims.two_layer(known, 6, "polynomial:0,1,1", rate=1e-3, steps=5).save(tmp_path / "two")
-    victims.random_features(known, 20).save(tmp_path / "random")
-    for words, expected in (
-        (named, "--trained"),
-        ((folder, "--out", out), "not empty"),
-        ((), "name a model folder"),
-        ((tmp_path / "two",), "degree 2"),
-        ((tmp_path / "random",), "kind 'network'"),
-    ):
-        code, said = identify(*words)
-        assert code == 2 and expected in said
+    identify(1, "the rank condition fails", "few", "--out", "none")
+    assert not Path("none/recovered.safetensors").exists()
+    sizes = json.dumps({"shape": [9], "width": 16, "activation": "polynomial:0,0,0,1"})
+    named = ("--model", "exhume.models.architectures:two_layer", "--arguments", sizes)
+    identify(0, "the rank condition holds", *named, "--trained", "weights.pt")
+    identify(2, "--trained", *named)
+    identify(2, "not empty", "model", "--out", out)
+    identify(2, "name a model folder")
+    identify(2, "degree 2", "two")
+    identify(2, "kind 'network'", "random")

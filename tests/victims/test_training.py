@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -71,40 +72,35 @@ def test_slopes_and_curvatures_against_autograd(name: str, outputs: int) -> None
 
 
 def test_labels_and_values_by_hand() -> None:
-    targets = torch.tensor([[0.0, 2.0], [1.0, -3.0]])
-    expected = {"squared": targets.tolist(), "logistic": [[-1, 1], [1, -1]]}
-    expected["cross_entropy"] = [[0, 1], [1, 0]]
-    f = torch.tensor([[0.5, -1.0], [2.0, 0.3]])
-    signs = torch.tensor([[-1.0, 1.0], [1.0, -1.0]])
-    values = {
-        "squared": ((f - targets) ** 2).mean(),
-        "logistic": torch.log1p(torch.exp(-signs * f)).mean(),
-        "cross_entropy": nn.functional.cross_entropy(f, torch.tensor([1, 0])),
+    targets, f = torch.tensor([[0.0, 2.0], [1.0, -3.0]]), torch.tensor([[0.5, -1.0], [2.0, 0.3]])
+    signs, classes = torch.tensor([[-1.0, 1.0], [1.0, -1.0]]), torch.tensor([1, 0])
+    expected = {
+        "squared": (targets, ((f - targets) ** 2).mean()),
+        "logistic": (signs, torch.log1p(torch.exp(-signs * f)).mean()),
+        "cross_entropy": (torch.eye(2)[classes], nn.functional.cross_entropy(f, classes)),
     }
-    for name, loss in LOSSES.items():
-        assert loss.labels(targets).tolist() == expected[name]
-        torch.testing.assert_close(loss.value(f, loss.labels(targets)), values[name])
+    for name, (labels, value) in expected.items():
+        assert torch.equal(LOSSES[name].labels(targets), labels)
+        torch.testing.assert_close(LOSSES[name].value(f, labels), value)
 
 
 def by_hand(network: nn.Module, known: Data, how: Training, rate: float) -> list[Tensor]:
     """The weights after `how.steps` steps over all samples, from the formulas alone."""
-    name = "logistic" if known.outputs == 1 and how.loss != "squared" else how.loss
-    labels, network = LOSSES[name].labels(known.targets), copy.deepcopy(network)
+    loss = LOSSES["logistic" if known.outputs == 1 and how.loss != "squared" else how.loss]
+    labels, network = loss.labels(known.targets), copy.deepcopy(network)
     weights = list(network.parameters())
     means, squares = ([torch.zeros_like(w) for w in weights] for _ in range(2))
-    momentum = 0.0 if how.optimizer == "gd" else 0.9
     for step in range(1, how.steps + 1):
-        slopes = torch.autograd.grad(LOSSES[name].value(network(known.inputs), labels), weights)
-        for i, (w, g) in enumerate(zip(weights, slopes, strict=True)):
+        slopes = torch.autograd.grad(loss.value(network(known.inputs), labels), weights)
+        for w, g, mean, square in zip(weights, slopes, means, squares, strict=True):
             if how.optimizer == "adam":
-                w.data *= 1 - rate * how.decay
-                means[i] = 0.9 * means[i] + 0.1 * g
-                squares[i] = 0.999 * squares[i] + 0.001 * g**2
-                size = (squares[i] / (1 - 0.999**step)).sqrt() + 1e-8
-                w.data -= rate * means[i] / (1 - 0.9**step) / size
+                mean.mul_(0.9).add_(0.1 * g)
+                square.mul_(0.999).add_(0.001 * g**2)
+                size = (square / (1 - 0.999**step)).sqrt() + 1e-8
+                w.data.mul_(1 - rate * how.decay).sub_(rate * mean / (1 - 0.9**step) / size)
             else:
-                means[i] = momentum * means[i] + g + how.decay * w.data
-                w.data -= rate * means[i]
+                mean.mul_(0.0 if how.optimizer == "gd" else 0.9).add_(g + how.decay * w.data)
+                w.data -= rate * mean
     return [w.detach() for w in weights]
 
 
@@ -152,42 +148,36 @@ def test_every_optimizer_lowers_every_loss_and_some_stay_in_the_span_of_the_samp
 def test_minibatches_take_every_sample_once_an_epoch() -> None:
     known = data.sphere(10, 7)
     run = training._Run(small(known), known, Training(optimizer="sgd", batch=3, seed=4))
-    turns = [run._rows(turn) for turn in range(9)]
-    rows = [part.tolist() for part in turns if part is not None]
+    rows = [torch.as_tensor(run._rows(turn)).tolist() for turn in range(9)]
     assert [len(part) for part in rows] == [3, 3, 1] * 3
     epochs = [[*itertools.chain(*rows[i : i + 3])] for i in (0, 3, 6)]
     assert all(sorted(epoch) == list(range(7)) for epoch in epochs) and epochs[0] != epochs[1]
     sizes = [largest_eigenvalue(run.network, known.inputs[part]) / len(part) for part in rows[:3]]
     assert run._first_scale(1.0) == pytest.approx(max(sizes))
-
-    def trained(**options: int | None) -> Trained:
-        return train(small(known), known, Training("squared", "sgd", steps=20, until=0, **options))
-
-    assert same(trained(batch=3, seed=1), trained(batch=3, seed=1))
-    assert not same(trained(batch=3, seed=1), trained(batch=3, seed=2))
-    assert same(trained(batch=None), trained(batch=100))
+    one, again, other, whole, most = (
+        train(small(known), known, Training("squared", "sgd", steps=20, until=0, **options))
+        for options in ({"batch": 3}, {"batch": 3}, {"batch": 3, "seed": 1}, {}, {"batch": 100})
+    )
+    assert same(one, again) and not same(one, other) and same(whole, most)
 
 
-@pytest.mark.parametrize(
-    ("network", "shape"),
-    [
-        (mlp((10,), [20, 15], 2, "gelu", True), (10,)),
-        (resnet((6, 6), 3, 2, blocks=1), (6, 6)),
-        (vit((4, 4), 2, 8, 1, 2, 2), (4, 4)),
-    ],
-    ids=["mlp", "resnet", "vit"],
-)
-def test_the_largest_eigenvalue_against_the_dense_one(
-    network: nn.Module, shape: tuple[int, ...]
-) -> None:
+NETWORKS = {
+    "mlp": (mlp((10,), [20, 15], 2, "gelu", True), (10,)),
+    "resnet": (resnet((6, 6), 3, 2, blocks=1), (6, 6)),
+    "vit": (vit((4, 4), 2, 8, 1, 2, 2), (4, 4)),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_largest_eigenvalue_against_the_dense_one(name: str) -> None:
+    network, shape = NETWORKS[name]
     initialise(network.double())
     x, scale = gaussian(3, *shape), torch.tensor([[1.0], [2.0], [0.5]]).double()
-    rows = []
-    for out in network(x).flatten():
-        slopes = torch.autograd.grad(out, list(network.parameters()), retain_graph=True)
-        rows.append(torch.cat([g.flatten() for g in slopes]))
+    weights = list(network.parameters())
+    slopes = [torch.autograd.grad(f, weights, retain_graph=True) for f in network(x).flatten()]
+    rows = torch.stack([torch.cat([g.flatten() for g in parts]) for parts in slopes])
     for factor in (torch.ones_like(scale), scale):
-        jacobian = factor.repeat_interleave(2, 0) * torch.stack(rows)
+        jacobian = factor.repeat_interleave(2, 0) * rows
         exact = torch.linalg.matrix_norm(jacobian, 2).item() ** 2
         assert largest_eigenvalue(network, x, 200, factor) == pytest.approx(exact, rel=1e-6)
         assert 0.8 * exact < largest_eigenvalue(network, x, scale=factor) <= exact * (1 + 1e-12)
@@ -225,8 +215,8 @@ def test_when_training_ends_and_what_is_recorded() -> None:
     for steps in (1, 49, 130):
         result = train(network, ONE, Training(steps=steps, until=1e-24, rate=1e-3))
         record, laziness = result.record, result.record["laziness"]
-        assert record["rate"] == 1e-3 and record["undone"] == 0
-        assert record["steps"] == steps and record["reached"] is False
+        ended = {key: record[key] for key in ("rate", "undone", "steps", "reached")}
+        assert ended == {"rate": 1e-3, "undone": 0, "steps": steps, "reached": False}
         loss = (outputs_of(network, result) - ONE.targets).square().mean()
         assert record["loss"] == pytest.approx(loss.item())
         for name in ("1.weight", "3.weight", "5.weight"):
@@ -242,11 +232,12 @@ def test_when_training_ends_and_what_is_recorded() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_caller_keeps_what_was_handed_over(dtype: torch.dtype) -> None:
-    network = initialise(two_layer(ONE.shape, 30))
-    how = Training("squared", "sgd", batch=3, steps=9)
+    network, how = (
+        initialise(two_layer(ONE.shape, 30)),
+        Training("squared", "sgd", batch=3, steps=9),
+    )
     before, inputs = copy.deepcopy(network.state_dict()), ONE.inputs.clone()
-    everyone = torch.get_rng_state()
-    tf32: list[bool] = []
+    everyone, tf32 = torch.get_rng_state(), list[bool]()
     show: Any = lambda *_: tf32.append(torch.backends.cudnn.allow_tf32)  # noqa: E731
     result = train(network, ONE, how, dtype=dtype, show=show)
     assert torch.equal(everyone, torch.get_rng_state()) and torch.equal(ONE.inputs, inputs)
@@ -256,8 +247,8 @@ def test_the_caller_keeps_what_was_handed_over(dtype: torch.dtype) -> None:
         assert result.initial[name].dtype == result.trained[name].dtype == dtype
         assert torch.equal(result.initial[name], start.to(dtype))
     record = json.loads(json.dumps(result.record, allow_nan=False))
-    assert record["settings"] == {**vars(how), "momentum": 0.9}
-    assert record["dtype"] == str(dtype).removeprefix("torch.") and record["seconds"] > 0
+    assert record["settings"] == {**vars(how), "momentum": 0.9} and record["seconds"] > 0
+    assert record["dtype"] == str(dtype).removeprefix("torch.")
     keys = "settings dtype loss reached steps undone rate seconds laziness"
     assert record.keys() == set(keys.split())
 
@@ -272,46 +263,40 @@ def path(tmp_path: Path) -> Path:
 
 def interrupt(path: Path, windows: int, how: Training = LONG) -> None:
     """Train, and interrupt after some windows, as a user would."""
-    left = itertools.count(windows - 1, -1)
-
-    def show(*_: object) -> None:
-        if next(left) == 0:
-            raise KeyboardInterrupt
-
+    show = Mock(side_effect=[*[None] * (windows - 1), KeyboardInterrupt])
     with pytest.raises(KeyboardInterrupt):
         train(small(), SIGNS, how, show=show, checkpoint=path)
 
 
 @pytest.mark.parametrize(
-    ("how", "undone"),
+    "how",
     [
-        ({"loss": "logistic"}, False),
-        ({"momentum": 0.5}, False),
-        ({"optimizer": "sgd", "batch": 2}, False),
-        ({"optimizer": "adam", "batch": 4, "decay": 0.01}, False),
-        ({"lazy": 5.0}, False),
-        ({"steps": 20 * WINDOW}, True),
-        ({"steps": 20 * WINDOW, "optimizer": "adam"}, True),
+        {"loss": "logistic"},
+        {"momentum": 0.5},
+        {"optimizer": "sgd", "batch": 2},
+        {"optimizer": "adam", "batch": 4, "decay": 0.01},
+        {"lazy": 5.0},
+        {"steps": 20 * WINDOW},
+        {"steps": 20 * WINDOW, "optimizer": "adam"},
     ],
     ids=str,
 )
 def test_an_interrupted_training_ends_as_if_it_had_not_been(
-    how: dict[str, Any], undone: bool, path: Path, monkeypatch: pytest.MonkeyPatch
+    how: dict[str, Any], path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = replace(LONG, **how)
-    if undone:  # begin at a rate that is far too large
+    if "steps" in how:  # begin at a rate that is far too large
         monkeypatch.setattr(training._Run, "_first_scale", lambda run, _: 100.0 if run.adam else 1)
     whole = train(small(), SIGNS, settings)
     for windows in (2, 1):
         interrupt(path, windows, settings)
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    steps: list[int] = []
-    shown: Callable[..., None] = lambda step, _: steps.append(step)  # noqa: E731
-    resumed = train(small(), SIGNS, settings, show=shown, checkpoint=path)
-    assert steps[0] == 4 * WINDOW and same(whole, resumed) and not path.exists()
+    resumed = train(small(), SIGNS, settings, show=(show := Mock()), checkpoint=path)
+    assert show.call_args_list[0].args[0] == 4 * WINDOW
+    assert same(whole, resumed) and not path.exists()
     for key in ("loss", "steps", "undone", "rate", "laziness"):
         assert resumed.record[key] == whole.record[key]
-    assert (whole.record["undone"] > 0) == undone
+    assert (whole.record["undone"] > 0) == ("steps" in how)
 
 
 def test_an_interruption_within_a_window_goes_back_to_its_beginning(
@@ -330,18 +315,16 @@ def test_an_interruption_within_a_window_goes_back_to_its_beginning(
         train(small(), SIGNS, LONG, checkpoint=path)
     monkeypatch.setattr(training, "SAVE_EVERY", -1.0)  # and are written on the way
     seen: list[bool] = []
-    show: Callable[..., None] = lambda *_: seen.append(path.exists())  # noqa: E731
-    assert same(whole, train(small(), SIGNS, LONG, show=show, checkpoint=path))
-    assert len(seen) == 4 and all(seen) and list(path.parent.iterdir()) == []
-    train(small(), SIGNS, LONG, show=show, checkpoint=path)
-    assert seen[4:] == [False] + [True] * 5
+    for _ in range(2):
+        resumed = train(
+            small(), SIGNS, LONG, show=lambda *_: seen.append(path.exists()), checkpoint=path
+        )
+        assert same(whole, resumed) and list(path.parent.iterdir()) == []
+    assert seen == [True] * 4 + [False] + [True] * 5
 
 
 def rewrite(path: Path) -> None:
     write_tensors(path, read_tensors(path), {**read_metadata(path), "place": '{"loss": 1}'})
-
-
-USUAL: dict[str, Any] = {"module": small(), "data": SIGNS, "settings": LONG}
 
 
 @pytest.mark.parametrize(
@@ -366,8 +349,9 @@ def test_other_files_are_refused_and_left_alone(
     if damage is not None:
         damage(path)
     content = path.read_bytes()
+    usual = {"module": small(), "data": SIGNS, "settings": LONG, "checkpoint": path}
     with pytest.raises(InputError, match=f"{path.name}.*{words}"):
-        train(**USUAL | changes, checkpoint=path)
+        train(**usual | changes)
     assert path.read_bytes() == content
 
 
