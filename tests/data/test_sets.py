@@ -1,11 +1,15 @@
-"""Sets by name and of one's own: what is drawn, how it is prepared, what is held out."""
+"""Sets by name and of one's own: what is drawn, held out, kept private, written, and refused."""
 
+import json
 import math
+import os
+import stat
 import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -13,11 +17,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from safetensors.torch import save_file
 from torch import Tensor
 
 from exhume import data
-from exhume.data import Data
+from exhume.data import Data, Transform
+from exhume.equation.pixels import Pixels
 from exhume.errors import InputError
+from problems import gaussian
 
 BUNDLED = {"digits": (8, 8), "faces": (25, 25), "photos": (3, 32, 32)}
 bundled = pytest.mark.parametrize("name", BUNDLED)
@@ -84,17 +91,13 @@ def test_bundled(name: str) -> None:
     assert not torch.allclose(data.load(name, 12, 1).images(), images)
 
 
-def test_images_are_shrunk_by_averaging_squares() -> None:
+def test_images_are_shrunk_by_averaging_squares_and_every_one_is_drawn_once() -> None:
     for name, size, shape in (("digits", 4, (4, 4)), ("photos", 8, (3, 8, 8))):
-        whole = data.load(name, 6, normalise=False)
-        small = data.load(name, 6, normalise=False, size=size)
+        whole, small = (data.load(name, 6, normalise=False, size=s) for s in (None, size))
         means = torch.nn.functional.avg_pool2d(whole.images(), whole.shape[-1] // size)
         torch.testing.assert_close(small.images(), means)
         assert small.shape == data.held_out(small).shape == shape
         assert data.load(name, 6, size=whole.shape[-1]).inputs.equal(data.load(name, 6).inputs)
-
-
-def test_every_image_is_drawn_once() -> None:
     drawn = data.load("photos", 520)
     assert distinct(drawn.images()) == 520 and drawn.targets.sum() == 0
     photo = pytest.importorskip("sklearn.datasets").load_sample_images().images[1]
@@ -182,8 +185,137 @@ def test_own_rows_as_they_are_and_copied() -> None:
     assert own.inputs.tolist() == own.targets.tolist() == [[1.0, 0.0], [0.0, 1.0]]
 
 
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 1000), st.integers(1, 3), st.floats(-1, 1), st.floats(0.1, 10), st.booleans())
+def test_undo_inverts_apply(
+    seed: int, channels: int, shift: float, scale: float, normalise: bool
+) -> None:
+    pixels, size = gaussian(3, 4 * channels, seed=seed), 4 * channels
+    norms = gaussian(3, seed=seed).abs() + 0.1 if normalise else None
+    factors = 1.0 if norms is None else math.sqrt(size) / norms[:, None]
+    mean = torch.arange(float(size)).double()
+    shifts, scales = (tuple(level + c for c in range(channels)) for level in (shift, scale))
+    for transform, rows, left in (
+        (Transform(shift, scale), pixels, shift),
+        (Transform(shifts, scale), pixels, shifts),
+        (Transform(shifts, scales), pixels, shifts),
+        (Transform(2.5, scales, mean=mean), pixels - mean, 0.0),
+    ):
+        inputs = transform.apply(pixels, norms)
+        torch.testing.assert_close(transform.undo(inputs, norms), pixels)
+        plain = Pixels(left, transform.scale).to_inputs(rows)
+        torch.testing.assert_close(inputs, plain * factors)
+    kept = Transform(0.5, 2.0, norms=torch.tensor([7.0]))  # used only if handed over
+    assert kept.undo(torch.tensor([[1.0, 0.0]])).tolist() == [[2.5, 0.5]]
+
+
+def test_a_card_goes_through_json_without_what_is_private() -> None:
+    plain, secret = {"shift": 0.5, "scale": 1.0}, torch.full((3072,), 3.25)
+    for transform, card in (
+        (Transform(0.5), plain),
+        (Transform((0.1, 0.2), 0.2), {"shift": [0.1, 0.2], "scale": 0.2}),
+        (Transform(0.5, norms=secret), plain),
+        (Transform(0.5, mean=secret), {**plain, "centre": "pixels"}),
+    ):
+        written = json.dumps(transform.card())
+        assert json.loads(written) == card and "3.25" not in written + repr(transform)
+
+
+def test_images_of_candidates() -> None:
+    truth = data.load("faces", samples=3)
+    candidates = truth.inputs[:2].float()
+    known, unknown = truth.images(candidates, truth.transform.norms[:2]), truth.images(candidates)
+    torch.testing.assert_close(known, truth.images()[:2].float())
+    torch.testing.assert_close(unknown.flatten(1), truth.display.to_pixels(candidates))
+    assert unknown.shape == (2, 25, 25) and type(truth.display) is Pixels  # nothing private
+    assert data.sphere(3, 2).display is None and "tensor" not in repr(truth)
+
+
+def changed(**changes: Any) -> Data:
+    good = {"inputs": torch.ones(2, 4).double(), "targets": torch.ones(2, 1).double()}
+    return Data(**{**good, "shape": (2, 2)} | changes)
+
+
+ROW = torch.zeros(1, 4)
+NAN = torch.full((2, 4), math.nan, dtype=torch.float64)
+VIEW = gaussian(4, 3).T
+CHANNELS = Data(VIEW, VIEW[:, :1], (2, 2), transform=Transform((0.1, 0.2), (0.3, 0.4)))
+
+
+@pytest.mark.parametrize("how", [{}, {"normalise": False}, {"centre": "pixels"}, None], ids=str)
+def test_save_and_read(how: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = CHANNELS if how is None else data.load("digits", 5, **how)
+    path = tmp_path / "new" / "set.safetensors"
+    data.save(before, path)
+    after = data.read(path)
+    assert after.inputs.equal(before.inputs) and after.targets.equal(before.targets)
+    assert after.images().equal(before.images())
+    assert after.images(before.inputs[:2]).equal(before.images(before.inputs[:2]))
+    for word in ("shape", "name", "transform"):
+        assert getattr(after, word) == getattr(before, word)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    content = path.read_bytes()
+    monkeypatch.setattr(os, "replace", Mock(side_effect=OSError("disk full")))
+    with pytest.raises(InputError, match="disk full"):  # it appears whole or not at all
+        data.save(data.sphere(4, 2), path)
+    assert path.read_bytes() == content and os.listdir(path.parent) == [path.name]
+    for damaged in (b"", content[:4], content[:50], content[:-1], b"text" * 9):
+        path.write_bytes(damaged)
+        with pytest.raises(InputError, match=r"set.safetensors"):
+            data.read(path)
+    path.unlink()
+    with pytest.raises(InputError, match=r"set.safetensors: no such file"):
+        data.read(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        *(({key: None}, f"no '{key}'") for key in ("inputs", "targets", "name", "transform")),
+        ({"transform": "{"}, "cannot be read"),
+        ({"transform": "{}"}, "no 'shift'"),
+        ({"transform": '{"shift": "a", "scale": 1}'}, "shift: expected"),
+        ({"shape": "7"}, "cannot be read"),
+        ({"shape": "[7]"}, "does not hold 3"),
+        ({"inputs": NAN[:, :3].clone()}, "not finite"),
+        ({"norms": torch.ones(5)}, "5 norms"),
+        ({"transform": '{"shift": 0, "scale": 1, "centre": "pixels"}'}, "no 'mean'"),
+    ],
+)
+def test_read_refuses_other_files(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    parts: dict[str, Any] = {"name": "x", "shape": "[3]", "transform": '{"shift": 0, "scale": 1}'}
+    parts |= {"inputs": torch.ones(2, 3).double(), "targets": torch.ones(2, 1).double(), **changes}
+    tensors = {key: value for key, value in parts.items() if isinstance(value, Tensor)}
+    metadata = {key: value for key, value in parts.items() if isinstance(value, str)}
+    path = tmp_path / "set.safetensors"
+    save_file(tensors, path, metadata)
+    with pytest.raises(InputError, match=message) as error:
+        data.read(path)
+    assert str(path) in str(error.value)
+
+
 EYE, TWO = np.eye(2), np.ones(2)
 REFUSED: list[tuple[Callable[[], object], str]] = [
+    (lambda: Transform(scale=0.0), "scale"),
+    (lambda: Transform(norms=torch.tensor([0.0])), "norms must be"),
+    (lambda: Transform(norms=torch.ones(2, 2)), "norms must be"),
+    (lambda: Transform(mean=torch.ones(2, 2)), "mean image must be"),
+    (lambda: Transform(mean=torch.tensor([math.nan])), "mean image must be"),
+    (lambda: Transform((0.0, 0.0, 0.0)).apply(ROW), "3 channels"),
+    (lambda: Transform().undo(ROW, torch.ones(2)), "1 rows but 2 norms"),
+    (lambda: Transform(mean=torch.zeros(3)).undo(ROW), "4 numbers, mean image of 3"),
+    (lambda: changed(inputs=NAN), "not finite"),
+    (lambda: changed(targets=torch.full((2, 1), math.inf).double()), "not finite"),
+    (lambda: changed(targets=torch.zeros(3, 1).double()), "2 samples but 3 targets"),
+    (lambda: changed(targets=torch.zeros(2).double()), "targets of custom"),
+    (lambda: changed(inputs=torch.zeros(0, 4).double()), "at least one row"),
+    (lambda: changed(inputs=torch.zeros(2, 4)), "float32"),
+    (lambda: changed(shape=(3,)), "does not hold 4"),
+    (lambda: changed(shape=(-2, -2)), "does not hold 4"),
+    (lambda: changed(transform=Transform(norms=torch.ones(3))), "3 norms"),
+    (lambda: changed(transform=Transform((0.0, 0.0, 0.0))), "3 channels"),
+    (lambda: changed(transform=Transform(mean=torch.zeros(2))), "mean image of 2 numbers"),
+    (lambda: changed().images(torch.ones(2, 3)), r"expected \(k, 4\)"),
     (lambda: data.sphere(0, 2), "dim"),
     (lambda: data.sphere(2, 0), "samples"),
     (lambda: data.sphere(2, 2, -1), "seed"),

@@ -68,16 +68,11 @@ def test_theta_is_the_interpolator_of_least_norm_or_ridge_regression(
     assert far(random_features(known, 80, name, ridge=10.0).problem.target, theta) < 1e-6
 
 
-def slopes_of_logistic(
-    theta: Tensor, phi: Tensor, labels: Tensor, penalty: float
-) -> tuple[float, float]:
-    """The norm of ∂/∂θ of Σ log(1 + exp(−y f)) + ½ λ |θ|², at θ and at zero."""
-    sizes = []
-    for at in (theta.clone().requires_grad_(), torch.zeros_like(theta, requires_grad=True)):
-        loss = torch.nn.functional.softplus(-labels * (phi @ at)).sum()
-        (slope,) = torch.autograd.grad(loss + penalty / 2 * at.square().sum(), at)
-        sizes.append(slope.norm().item())
-    return sizes[0], sizes[1]
+def slope_of_logistic(theta: Tensor, phi: Tensor, labels: Tensor, penalty: float) -> float:
+    """The norm of ∂/∂θ of Σ log(1 + exp(−y f)) + ½ λ |θ|²."""
+    at = theta.clone().requires_grad_()
+    loss = torch.nn.functional.softplus(-labels * (phi @ at)).sum()
+    return torch.autograd.grad(loss + penalty / 2 * at.square().sum(), at)[0].norm().item()
 
 
 CROWDED = data.sphere(2, 10, seed=19)  # Newton must not run away
@@ -92,8 +87,8 @@ def test_newton_ends_where_the_regularised_loss_is_flat(known: Data, ridge: floa
     alternating = torch.tensor([1.0, -1.0], dtype=torch.float64).repeat(5)
     labels = alternating if known is CROWDED else ONE.targets[:, 0].sign()
     theta = phi.T @ source.logistic(phi @ phi.T, labels, penalty)
-    slope, at_zero = slopes_of_logistic(theta, phi, labels, penalty)
-    assert slope < 1e-6 * at_zero
+    slope = slope_of_logistic(theta, phi, labels, penalty)
+    assert slope < 1e-6 * slope_of_logistic(0 * theta, phi, labels, penalty)
     assert known is CROWDED or slope < 1e-11 * (penalty * theta).norm()
 
 
@@ -101,28 +96,34 @@ def test_newton_ends_where_the_regularised_loss_is_flat(known: Data, ridge: floa
 def test_a_logistic_victim_is_at_the_minimum(name: str) -> None:
     made = random_features(SEVERAL, 80, name, **LOGISTIC)
     (phi, theta), labels = solved(made), SIGNS.targets
-    slope, at_zero = slopes_of_logistic(theta, phi, labels, penalty_of(phi, 0.01))
-    assert slope < 1e-5 * at_zero and ((phi @ theta).sign() == labels).all()
+    how = (phi, labels, penalty_of(phi, 0.01))
+    assert slope_of_logistic(theta, *how) < 1e-5 * slope_of_logistic(0 * theta, *how)
+    assert ((phi @ theta).sign() == labels).all()
     fit = torch.log1p(torch.exp(-labels * (phi @ theta))).mean().item()
     assert made.training["fit"] == pytest.approx(fit, rel=1e-4)
     signs = random_features(SIGNS, 80, name, **LOGISTIC)  # nothing else counts
     assert torch.equal(made.problem.target, signs.problem.target)
 
 
-def test_v_may_be_seeded_stored_or_mapped(tmp_path: Path) -> None:
-    v = Seeded(300, 12, seed=3)
-    dense = v.rows(0, 300)
-    np.save(tmp_path / "v.npy", dense.numpy())
-    made = [
-        random_features(ONE, 300, seed=3, ridge=0.1, weights=weights)
-        for weights in (None, v, Stored(dense), Stored(dense.double()), Mapped(tmp_path / "v.npy"))
-    ]
+def test_v_may_be_seeded_stored_or_mapped_and_is_found_again(tmp_path: Path) -> None:
+    seeded, path = Seeded(300, 12, seed=3), tmp_path / "v.npy"
+    v = seeded.rows(0, 300)
+    np.save(path, v.numpy())
+    kinds = (None, seeded, Stored(v), Stored(v.double()), Mapped(path))
+    made = [random_features(ONE, 300, seed=3, ridge=0.1, weights=kind) for kind in kinds]
     target = made[0].problem.target
     assert all(torch.equal(one.problem.target, target) for one in made)
     assert far(random_features(ONE, 300, seed=4, ridge=0.1).problem.target, target) > 0.1
     # V in half precision does not round the last layer
-    posed = source.random_features_problem(Stored(dense.half()), "relu", target, (12,))
+    posed = source.random_features_problem(Stored(v.half()), "relu", target, (12,))
     assert torch.equal(posed.to("cpu").target, target)
+    for name, weights in (("a", Mapped(path)), ("b", Mapped(path)), ("c", Stored(v))):
+        random_features(ONE, 300, weights=weights).save(tmp_path / name, store=name == "b")
+    assert residual_at_truth(read_model(tmp_path / "a"), ONE) < 1e-12
+    path.unlink()
+    for name in ("b", "c"):
+        assert torch.equal(load_file(tmp_path / name / INITIAL)["first"], v)
+        assert residual_at_truth(read_model(tmp_path / name), ONE) < 1e-12
 
 
 HOLED = Seeded(80, 12, 0).rows(0, 80).index_fill(0, torch.tensor([3]), torch.nan)
@@ -147,11 +148,12 @@ def test_what_cannot_be_trained_is_refused(changes: dict[str, Any], words: str) 
 
 @pytest.mark.parametrize("store", [False, True])
 @pytest.mark.parametrize("name", ["relu", "polynomial:0.1234567890123,1,-0.3333333333333"])
-def test_a_saved_model_poses_the_same_problem(name: str, store: bool, tmp_path: Path) -> None:
-    known, folder, z = data.load("digits", 10), tmp_path / "new" / "model", gaussian(100)
-    made = random_features(known, 300, name, seed=5)
+def test_a_saved_model_poses_the_same_problem_and_the_truth_is_in_its_own_file_alone(
+    name: str, store: bool, tmp_path: Path
+) -> None:
+    known, folder = data.load("digits", 10, seed=123), tmp_path / "new" / "model"
+    made, z, numbers = random_features(known, 300, name, seed=5), gaussian(100), list[float]()
     made.save(folder, store)
-    assert (folder / INITIAL).exists() == store
     problem, truth = read_model(folder), data.read(folder / TRUTH)
     assert torch.equal(problem.target, made.problem.target) and problem.shape == (8, 8)
     assert problem.display is not None and asdict(problem.display) == known.transform.card()
@@ -160,40 +162,20 @@ def test_a_saved_model_poses_the_same_problem(name: str, store: bool, tmp_path: 
     assert torch.equal(after.weights.rows(0, 300), before.weights.rows(0, 300))
     assert isinstance(after.weights, Stored if store else Seeded)
     assert torch.equal(truth.inputs, known.inputs) and residual_at_truth(problem, truth) < 1e-12
-
-
-def test_a_first_layer_of_ones_own_is_found_again(tmp_path: Path) -> None:
-    v = gaussian(80, 12, seed=4).float()
-    for name, own, store in (("a", False, False), ("b", False, True), ("c", True, False)):
-        np.save(tmp_path / "v.npy", v.numpy())
-        weights = Stored(v) if own else Mapped(tmp_path / "v.npy")
-        random_features(ONE, 80, weights=weights).save(tmp_path / name, store)
-        if own or store:
-            (tmp_path / "v.npy").unlink()
-            assert torch.equal(load_file(tmp_path / name / INITIAL)["first"], v)
-        assert residual_at_truth(read_model(tmp_path / name), ONE) < 1e-12
-
-
-def test_the_truth_is_in_its_own_file_and_nowhere_else(tmp_path: Path) -> None:
-    known = data.load("digits", 10, seed=123)
-    random_features(known, 300).save(tmp_path, store=True)
-    others = {CARD, TRAINED, INITIAL}
-    assert {path.name for path in tmp_path.iterdir()} == {TRUTH, *others}
-    shapes = {name: w.shape for name, w in load_file(tmp_path / TRAINED).items()}
-    assert shapes == {"last": (300, 10)}
-    numbers: list[float] = []
-    noted: Any = lambda text: numbers.append(float(text))  # noqa: E731
-    text = (tmp_path / CARD).read_text()
-    json.loads(text, parse_int=noted, parse_float=noted)
-    card = json.loads(text)
+    others = {CARD, TRAINED, INITIAL} if store else {CARD, TRAINED}
+    assert {path.name for path in folder.iterdir()} == {TRUTH, *others}
+    assert {key: w.shape for key, w in load_file(folder / TRAINED).items()} == {"last": (300, 10)}
+    card = json.loads((folder / CARD).read_text())
     words = "schema kind activation width dim outputs shape first display training"
     assert card.keys() == set(words.split())
     assert card["display"].keys() == {"shift", "scale"}
     assert card["training"].keys() == {"data", "loss", "ridge", "seed", "fit"}
+    noted: Any = lambda text: numbers.append(float(text))  # noqa: E731
+    json.loads((folder / CARD).read_text(), parse_int=noted, parse_float=noted)
     assert 123 not in numbers, "the seed of the samples would give all of them away"
     told = torch.tensor(numbers, dtype=torch.float64)
     assert ((told[:, None] - known.transform.norms).abs() > 1e-6).all()
-    raw = b"".join((tmp_path / name).read_bytes() for name in others)
+    raw = b"".join((folder / other).read_bytes() for other in others)
     for secret in (known.inputs, known.inputs.float(), known.images(), known.images().float()):
         for row in secret.flatten(1):
             assert row[20:28].contiguous().numpy().tobytes() not in raw
@@ -203,7 +185,7 @@ def test_the_truth_is_in_its_own_file_and_nowhere_else(tmp_path: Path) -> None:
 def test_the_folder_is_private_and_appears_whole_or_not_at_all(
     exists: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, made = tmp_path / "model", random_features(ONE, 80)
+    folder, made, notes = tmp_path / "model", random_features(ONE, 80), tmp_path / "notes"
     if exists:
         folder.mkdir(mode=0o777)
     for error in (OSError("disk full"), KeyboardInterrupt()):
@@ -218,8 +200,8 @@ def test_the_folder_is_private_and_appears_whole_or_not_at_all(
         os.umask(before)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
-    (tmp_path / "notes").write_text("mine")
-    for used, words in ((".", "not empty"), ("notes", "notes"), ("notes/model", "notes")):
+    notes.write_text("mine")
+    for used, words in ((tmp_path, "not empty"), (notes, "notes"), (notes / "model", "notes")):
         with pytest.raises(InputError, match=words):
-            made.save(tmp_path / used)
-    assert (tmp_path / "notes").read_text() == "mine" and len(list(tmp_path.iterdir())) == 2
+            made.save(used)
+    assert notes.read_text() == "mine" and len(list(tmp_path.iterdir())) == 2

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -56,32 +55,19 @@ def outside(result: Trained) -> float:
 def test_slopes_and_curvatures_against_autograd(name: str, outputs: int) -> None:
     loss, f = LOSSES[name], gaussian(4, outputs)
     y = loss.labels(gaussian(4, outputs, seed=1))
-    slope = torch.autograd.functional.jacobian(lambda g: loss.value(g, y), f)
-    torch.testing.assert_close(loss.slope(f, y), slope)
-    hessian = torch.autograd.functional.hessian(lambda g: loss.value(g, y), f)
-    largest = torch.linalg.eigvalsh(hessian.reshape(f.numel(), -1)).max()
-    assert largest <= loss.bend(f, y) / 4 * (1 + 1e-12)
-    assert loss.bend(f, y) / 4 < 2 * largest
+    value = lambda g: loss.value(g, y)  # noqa: E731
+    torch.testing.assert_close(loss.slope(f, y), torch.autograd.functional.jacobian(value, f))
+    hessian = torch.autograd.functional.hessian(value, f).reshape(f.numel(), -1)
+    largest = torch.linalg.eigvalsh(hessian).max()
+    assert largest / (1 + 1e-12) <= loss.bend(f, y) / 4 < 2 * largest
     if name != "squared":  # a loss that has nearly vanished keeps its digits in float32
-        y = torch.eye(3, dtype=torch.float64)
-        f, y = 30 * (2 * y - 1), loss.labels(y)
-        rounded = loss.slope(f.float(), y.float()).double()
-        torch.testing.assert_close(rounded, loss.slope(f, y), rtol=1e-4, atol=0)
-        bends = loss.bend(f, y).item(), loss.bend(f.float(), y.float()).item()
-        assert 0 < bends[0] < 1e-11 and bends[1] == pytest.approx(bends[0], rel=1e-4)
-
-
-def test_labels_and_values_by_hand() -> None:
-    targets, f = torch.tensor([[0.0, 2.0], [1.0, -3.0]]), torch.tensor([[0.5, -1.0], [2.0, 0.3]])
-    signs, classes = torch.tensor([[-1.0, 1.0], [1.0, -1.0]]), torch.tensor([1, 0])
-    expected = {
-        "squared": (targets, ((f - targets) ** 2).mean()),
-        "logistic": (signs, torch.log1p(torch.exp(-signs * f)).mean()),
-        "cross_entropy": (torch.eye(2)[classes], nn.functional.cross_entropy(f, classes)),
-    }
-    for name, (labels, value) in expected.items():
-        assert torch.equal(LOSSES[name].labels(targets), labels)
-        torch.testing.assert_close(LOSSES[name].value(f, labels), value)
+        f, y = 60 * torch.eye(3).double() - 30, loss.labels(torch.eye(3).double())
+        rounded = (f.float(), y.float())
+        torch.testing.assert_close(
+            loss.slope(*rounded).double(), loss.slope(f, y), rtol=1e-4, atol=0
+        )
+        assert 0 < loss.bend(f, y) < 1e-11
+        assert loss.bend(*rounded).item() == pytest.approx(loss.bend(f, y).item(), rel=1e-4)
 
 
 def by_hand(network: nn.Module, known: Data, how: Training, rate: float) -> list[Tensor]:
@@ -116,33 +102,29 @@ def test_steps_are_those_of_a_plain_loop(optimizer: str, loss: str, known: Data)
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
 
 
+INSIDE: list[dict[str, Any]] = [
+    {"optimizer": "gd"},
+    {"optimizer": "gd", "momentum": 0.9},
+    {"optimizer": "gd", "lazy": 10.0},
+    {"optimizer": "sgd", "batch": 2},
+    {"optimizer": "sgd", "batch": 4, "momentum": 0.0},
+]
+OUTSIDE = [{"optimizer": "adam"}, {"optimizer": "adam", "batch": 4}, {"decay": 1e-3}]
+
+
 @pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize(
-    ("how", "within"),
-    [
-        ({"optimizer": "gd"}, True),
-        ({"optimizer": "gd", "momentum": 0.9}, True),
-        ({"optimizer": "gd", "decay": 1e-3}, False),
-        ({"optimizer": "gd", "lazy": 10.0}, True),
-        ({"optimizer": "sgd", "batch": 2}, True),
-        ({"optimizer": "sgd", "batch": 4, "momentum": 0.0}, True),
-        ({"optimizer": "adam"}, False),
-        ({"optimizer": "adam", "batch": 4}, False),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("how", INSIDE + OUTSIDE, ids=str)
 def test_every_optimizer_lowers_every_loss_and_some_stay_in_the_span_of_the_samples(
-    how: dict[str, Any], within: bool, loss: str
+    how: dict[str, Any], loss: str
 ) -> None:
-    network = small(SEVERAL)
-    until = 1e-3 if loss == "squared" else 0.1
+    network, until = small(SEVERAL), 1e-3 if loss == "squared" else 0.1
     result = train(network, SEVERAL, Training(loss=loss, until=until, steps=3000, **how))
     assert result.record["reached"] and result.record["undone"] == 0
     f = outputs_of(network, result)
     f = 10 * (f - network(SEVERAL.inputs).detach()) if "lazy" in how else f
     found = LOSSES[loss].value(f, LOSSES[loss].labels(SEVERAL.targets)).item()
     assert result.record["loss"] == pytest.approx(found) and found <= until
-    assert outside(result) < 1e-10 if within else outside(result) > 1e-3
+    assert outside(result) < 1e-10 if how in INSIDE else outside(result) > 1e-3
 
 
 def test_minibatches_take_every_sample_once_an_epoch() -> None:
@@ -197,15 +179,15 @@ def test_frozen_weights_do_not_count_and_do_not_move() -> None:
 
 def test_the_loss_falls_and_a_rise_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[int, float]] = []
-    how = Training(loss="logistic", until=1e-3)
-    result = train(small(SEVERAL), SEVERAL, how, show=lambda *now: seen.append(now))
+    watch: Any = lambda *now: seen.append(now)  # noqa: E731
+    result = train(small(SEVERAL), SEVERAL, Training(loss="logistic", until=1e-3), show=watch)
     assert all(after < before for (_, before), (_, after) in itertools.pairwise(seen))
     assert [step for step, _ in seen] == list(range(WINDOW, WINDOW * len(seen) + 1, WINDOW))
     assert seen[-1] == (result.record["steps"], result.record["loss"])
     assert seen[-1][1] <= 1e-3 < seen[-2][1]  # it stops at the first look that is low enough
     seen.clear()
     monkeypatch.setattr(training, "largest_eigenvalue", lambda *_: 1.0)  # far too small
-    result = train(small(), ONE, show=lambda *now: seen.append(now))
+    result = train(small(), ONE, show=watch)
     assert result.record["reached"] and result.record["undone"] >= 2 * WINDOW
     assert all(b <= a for (_, a), (_, b) in itertools.pairwise(seen)) and outside(result) < 1e-10
 
@@ -261,11 +243,18 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "folder" / "training.safetensors"
 
 
-def interrupt(path: Path, windows: int, how: Training = LONG) -> None:
-    """Train, and interrupt after some windows, as a user would."""
-    show = Mock(side_effect=[*[None] * (windows - 1), KeyboardInterrupt])
-    with pytest.raises(KeyboardInterrupt):
-        train(small(), SIGNS, how, show=show, checkpoint=path)
+def interrupt(path: Path, steps: int, how: Training = LONG) -> None:
+    """Train, and interrupt after some steps, as a user would."""
+    step, taken = training._Run.step, itertools.count()
+
+    def interrupted(*given: Any) -> None:
+        if next(taken) == steps:
+            raise KeyboardInterrupt
+        step(*given)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(training._Run, "step", interrupted)
+        train(small(), SIGNS, how, checkpoint=path)
 
 
 @pytest.mark.parametrize(
@@ -281,78 +270,60 @@ def interrupt(path: Path, windows: int, how: Training = LONG) -> None:
     ],
     ids=str,
 )
-def test_an_interrupted_training_ends_as_if_it_had_not_been(
+def test_an_interrupted_training_goes_on_from_its_last_window_as_if_it_had_not_been(
     how: dict[str, Any], path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = replace(LONG, **how)
+    settings, seen = replace(LONG, **how), list[tuple[int, bool]]()
     if "steps" in how:  # begin at a rate that is far too large
         monkeypatch.setattr(training._Run, "_first_scale", lambda run, _: 100.0 if run.adam else 1)
     whole = train(small(), SIGNS, settings)
-    for windows in (2, 1):
-        interrupt(path, windows, settings)
+    for steps in (2 * WINDOW + 7, WINDOW):  # within a window, and at the end of one
+        interrupt(path, steps, settings)
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    resumed = train(small(), SIGNS, settings, show=(show := Mock()), checkpoint=path)
-    assert show.call_args_list[0].args[0] == 4 * WINDOW
-    assert same(whole, resumed) and not path.exists()
-    for key in ("loss", "steps", "undone", "rate", "laziness"):
-        assert resumed.record[key] == whole.record[key]
+    monkeypatch.setattr(training, "SAVE_EVERY", -1.0)  # and it is written on the way
+    show: Any = lambda step, _: seen.append((step, path.exists()))  # noqa: E731
+    for first in ((4 * WINDOW, True), (WINDOW, False)):
+        again = train(small(), SIGNS, settings, show=show, checkpoint=path)
+        assert seen[0] == first and all(there for _, there in seen[1:])
+        assert same(whole, again) and list(path.parent.iterdir()) == []
+        for key in ("loss", "steps", "undone", "rate", "laziness"):
+            assert again.record[key] == whole.record[key]
+        seen.clear()
     assert (whole.record["undone"] > 0) == ("steps" in how)
-
-
-def test_an_interruption_within_a_window_goes_back_to_its_beginning(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = train(small(), SIGNS, LONG)
-    step, taken = training._Run.step, itertools.count()
-
-    def interrupted(*given: Any) -> None:
-        if next(taken) == 2 * WINDOW + 7:
-            raise KeyboardInterrupt
-        step(*given)
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(training._Run, "step", interrupted)
-        train(small(), SIGNS, LONG, checkpoint=path)
-    monkeypatch.setattr(training, "SAVE_EVERY", -1.0)  # and are written on the way
-    seen: list[bool] = []
-    for _ in range(2):
-        resumed = train(
-            small(), SIGNS, LONG, show=lambda *_: seen.append(path.exists()), checkpoint=path
-        )
-        assert same(whole, resumed) and list(path.parent.iterdir()) == []
-    assert seen == [True] * 4 + [False] + [True] * 5
 
 
 def rewrite(path: Path) -> None:
     write_tensors(path, read_tensors(path), {**read_metadata(path), "place": '{"loss": 1}'})
 
 
-@pytest.mark.parametrize(
-    ("damage", "changes", "words"),
-    [
-        (None, {"settings": replace(LONG, until=1e-9)}, "another until"),
-        (None, {"settings": replace(LONG, rate=0.01)}, "another rate"),
-        (None, {"dtype": torch.float32}, "another dtype"),
-        (None, {"module": small(seed=1)}, "another initial weights"),
-        (None, {"module": small(width=31)}, "another initial weights"),
-        (None, {"data": replace(SIGNS, targets=-SIGNS.targets)}, "another data"),
-        (lambda path: path.write_text("not a checkpoint"), {}, ""),
-        (lambda path: path.write_bytes(path.read_bytes()[:-10]), {}, ""),
-        (lambda path: write_tensors(path, {"1.weight": gaussian(3, 3)}), {}, "no checkpoint"),
-        (rewrite, {}, "no checkpoint"),
-    ],
-)
-def test_other_files_are_refused_and_left_alone(
-    damage: Callable[[Path], object] | None, changes: dict[str, Any], words: str, path: Path
-) -> None:
-    interrupt(path, 1)
-    if damage is not None:
-        damage(path)
-    content = path.read_bytes()
+CHANGES: list[tuple[dict[str, Any], str]] = [
+    ({"settings": replace(LONG, until=1e-9)}, "another until"),
+    ({"settings": replace(LONG, rate=0.01)}, "another rate"),
+    ({"dtype": torch.float32}, "another dtype"),
+    ({"module": small(seed=1)}, "another initial weights"),
+    ({"module": small(width=31)}, "another initial weights"),
+    ({"data": replace(SIGNS, targets=-SIGNS.targets)}, "another data"),
+]
+DAMAGES: list[tuple[Callable[[Path], object], str]] = [
+    (lambda path: path.write_text("not a checkpoint"), ""),
+    (lambda path: path.write_bytes(path.read_bytes()[:-10]), ""),
+    (lambda path: write_tensors(path, {"1.weight": gaussian(3, 3)}), "no checkpoint"),
+    (rewrite, "no checkpoint"),
+]
+
+
+def test_other_files_are_refused_and_left_alone(path: Path) -> None:
+    interrupt(path, WINDOW)
+    left = path.read_bytes()
     usual = {"module": small(), "data": SIGNS, "settings": LONG, "checkpoint": path}
-    with pytest.raises(InputError, match=f"{path.name}.*{words}"):
-        train(**usual | changes)
-    assert path.read_bytes() == content
+    for change, words in CHANGES + DAMAGES:
+        path.write_bytes(left)
+        if callable(change):
+            change(path)
+        content = path.read_bytes()
+        with pytest.raises(InputError, match=f"{path.name}.*{words}"):
+            train(**usual | ({} if callable(change) else change))
+        assert path.read_bytes() == content
 
 
 BROKEN, DEAD = small(), small()
