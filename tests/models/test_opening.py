@@ -272,5 +272,5 @@ def test_a_wrong_prior_moves_the_box_and_nothing_else() -> None:
         moved = wrong_prior(replace(made, domain=domain), 0.5)
         assert moved.target is made.target and moved.features is made.features
         assert moved.domain.name == domain.name.replace("[-1, 1]", "[-0.5, 1.5]")
-    with pytest.raises(InputError, match="sphere of radius √d; pose the problem with a box"):
+    with pytest.raises(InputError, match="sphere of radius √d"):
         wrong_prior(made, 0.5)

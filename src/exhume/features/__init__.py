@@ -41,15 +41,13 @@ class Linearization(Protocol):
     def bend(self, direction: Tensor, target: Tensor, coefficients: Tensor) -> Tensor:
         """Return Σ_c A_ic · ∂²φ(x_i)[D_i]ᵀ T_c, (n, d): the derivative of `pull` along D.
 
-        T and A are held fixed. A candidate's row depends on its own direction alone, so one call
-        gives a product with the Hessian of ⟨ΦᵀA, T⟩ for every candidate.
+        A row depends on its own direction alone: Hessians of ⟨ΦᵀA, T⟩, one for each candidate.
         """
 
     def curvature(self, coefficients: Tensor) -> Tensor:
         """Return C_ij = tr(J_iᵀJ_j)/d, (n, n), with J_i = push restricted to candidate i.
 
-        The Gauss-Newton matrix averaged over input directions is the damping and the
-        preconditioner of the solver. Where d > 32 an unbiased estimate will do.
+        It is the solver's damping and preconditioner; where d > 32 an unbiased estimate will do.
         """
 
 

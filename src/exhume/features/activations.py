@@ -22,15 +22,12 @@ class Activation:
 
     name: str  # what the user writes, for example ``relu`` or ``polynomial:1,0,0.5``
     value: Callable[[Tensor], Tensor]  # σ(z)
-    # σ'(z); exact, except in the surrogates that `leaky_backward` and `smoothed_relu` make
-    slope: Callable[[Tensor], Tensor]
-    # whether σ(cz) = cσ(z) for c > 0, so that a sample's norm leaves no trace
-    homogeneous: bool = False
-    # whether a sample can be told from its negative. `lost` if σ is even or odd, `weak` if its odd
-    # part is linear (then flips add up to a linear function), else `determined`
+    slope: Callable[[Tensor], Tensor]  # σ'(z); exact, except in the surrogates of ReLU
+    homogeneous: bool = False  # σ(cz) = cσ(z) for c > 0, so that a sample's norm leaves no trace
+    # can a sample be told from its negative? `lost` if σ is even or odd, `weak` if its odd part is
+    # linear (then flips add up to a linear function), else `determined`
     sign: str = "determined"
-    # whether the slope is constant between kinks, so that its derivatives are zero
-    piecewise_linear: bool = False
+    piecewise_linear: bool = False  # the slope is constant between kinks, its derivatives zero
 
     def second(self, z: Tensor) -> Tensor:
         """Return σ''(z), the derivative of the slope."""

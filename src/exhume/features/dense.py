@@ -1,8 +1,4 @@
-"""Gradients of a chain of dense layers in factored form: nothing of size n·c·p is built.
-
-An output's gradient in W_l is δ_l h_{l−1}ᵀ and in b_l it is δ_l (see `passes`): every product is a
-few passes over the layers.
-"""
+"""Gradients of a chain of dense layers in factored form (see `passes`), never n·c·p numbers."""
 
 import itertools
 from dataclasses import dataclass
@@ -36,9 +32,7 @@ class DenseGradients(ParameterGradients):
         chain = dense_chain(self.network)
         if chain is None:
             kind = type(self.network.module).__name__
-            raise InputError(
-                f"DenseGradients: no chain of dense layers ({kind}); use ParameterGradients."
-            )
+            raise InputError(f"{kind}: is no chain of dense layers; use ParameterGradients.")
         return chain
 
     @cached_property
@@ -91,9 +85,8 @@ class DenseLinearization:
                 delta = self._by_node([here.deltas[k].transpose(0, 1) for here in self.passes])
                 for part in parts:
                     right = delta[part.start :]
-                    block = (delta[part].flatten(0, 1) @ right.flatten(0, 1).T).view(
-                        -1, c, len(right), c
-                    )
+                    block = delta[part].flatten(0, 1) @ right.flatten(0, 1).T
+                    block = block.view(-1, c, len(right), c)
                     gram[part, :, part.start :] += block * outer[part, None, part.start :, None]
         result = gram.view(nodes * c, nodes * c)
         for part in parts:  # only the upper triangle was made
@@ -133,10 +126,9 @@ class DenseLinearization:
                 for k, h in enumerate(here.inputs):
                     weight = layered(h.to(dtype), split.weights[k])
                     moved = total(weight, split.biases[k])  # (m, n or 1, width)
-                    if moved is None:
-                        continue
-                    delta = here.deltas[k].to(dtype)
-                    result += torch.einsum("cnw,mnw->ncm", delta, moved.expand(-1, n, -1))
+                    if moved is not None:
+                        delta = here.deltas[k].to(dtype)
+                        result += torch.einsum("cnw,mnw->ncm", delta, moved.expand(-1, n, -1))
                 results.append(result)
         return torch.cat(results, 1).flatten(0, 1).double()
 
@@ -196,18 +188,14 @@ class DenseLinearization:
 
     def _split(self, target: Tensor) -> Split:
         """T by layer, with T_1 U for the first where there is a basis."""
+        columns, basis, places = target.T, self.features.basis, self.features.places
+        biases = [None if bias is None else columns[:, None, bias] for _, bias in places]
         weights: list[Tensor | None] = []
-        biases: list[Tensor | None] = []
-        columns, basis = target.T, self.features.basis
-        for k, (weight, bias) in enumerate(self.features.places):
-            own = None
-            if weight is not None:
-                shape = self.features.points[0][f"{self.features.chain.names[k]}.weight"].shape
-                own = columns[:, weight].reshape(-1, *shape)
-                if k == 0 and basis is not None:
-                    own = own @ basis.to(own)
-            weights.append(own)
-            biases.append(None if bias is None else columns[:, None, bias])
+        for name, (weight, _) in zip(self.features.chain.names, places, strict=True):
+            shape = self.features.points[0][f"{name}.weight"].shape
+            weights.append(None if weight is None else columns[:, weight].reshape(-1, *shape))
+        if weights[0] is not None and basis is not None:
+            weights[0] = weights[0] @ basis.to(weights[0])
         return Split(weights, biases)
 
     def _assembled(self, by_point: list[list[list[Factor]]]) -> Tensor:

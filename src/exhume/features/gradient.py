@@ -1,8 +1,7 @@
 """Parameter gradients ∇θ f_1 … ∇θ f_c of any block of a module: the unified form.
 
-Products with the rows are forward and reverse derivatives in the parameters; products with their
-Jacobian in the inputs are mixed second derivatives. The rows themselves, n·c·p numbers, are kept
-where they fit, since the Gram matrix comes from them.
+Products with the rows are derivatives in the parameters, those with their Jacobian in the inputs
+mixed second ones. The rows, n·c·p numbers, are kept where they fit, for the Gram matrix.
 """
 
 import itertools
@@ -52,9 +51,7 @@ class ParameterGradients(ModuleFeatures):
         result: Tensor = vmap(one)(inputs)
         return result
 
-    def split(
-        self, weights: Weights
-    ) -> tuple[dict[str, Tensor], Callable[[dict[str, Tensor], Tensor], Tensor]]:
+    def split(self, weights: Weights) -> tuple[dict[str, Tensor], Callable[..., Tensor]]:
         """Return the block's parameters, and f(block, x) with the others held fixed."""
         own = {name: weights[name] for name in self.block}
         rest = {name: w for name, w in weights.items() if name not in own}
@@ -80,13 +77,11 @@ class GradientLinearization(ModuleLinearization):
         """Return ΦT, (n·k, m) float64: forward derivatives of the outputs in the parameters."""
         if self.phi is not None:
             return super().apply(target)
-        columns = []
+        columns, points = [], range(len(self.split))
+        pieces = [self.candidates[part] for part in self.chunks]
         with torch.no_grad(), derivatives(rounded=False):
             for column in target.to(self.candidates.dtype).T:
-                parts = [
-                    torch.cat([self._along(k, column, x) for k in range(len(self.split))], 1)
-                    for x in (self.candidates[part] for part in self.chunks)
-                ]
+                parts = [torch.cat([self._along(k, column, x) for k in points], 1) for x in pieces]
                 columns.append(torch.cat(parts).flatten())
         return torch.stack(columns, 1).double()
 

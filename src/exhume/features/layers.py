@@ -46,8 +46,7 @@ def with_activation(module: nn.Module, surrogate: Activation) -> nn.Module | Non
     ]
     if not found:
         return None
-    tensors = [*module.parameters(), *module.buffers()]
-    shared = copy.deepcopy(module, {id(tensor): tensor for tensor in tensors})
+    shared = copy.deepcopy(module, {id(x): x for x in (*module.parameters(), *module.buffers())})
     for path, name in found:
         layer = Elementwise("relu").train(module.training)
         layer.activation = surrogate

@@ -34,9 +34,7 @@ class ModuleFeatures(Features):
     """Features of a network at one or two points in weight space."""
 
     network: Network  # the module as a function
-    # weights at which the features are taken; with two, a candidate has the rows of both, each with
-    # coefficients of its own
-    points: tuple[Weights, ...]
+    points: tuple[Weights, ...]  # where they are taken; with two, a candidate has the rows of both
     title: str  # what they are, for a report
     chunk: int | None = None  # candidates at a time; chosen from the free memory if None
 
@@ -96,11 +94,9 @@ class ModuleFeatures(Features):
     def all_rows(self, candidates: Tensor) -> Tensor:
         """Return features at every point in full precision, (n, d) → (n, k, p)."""
         with torch.no_grad(), derivatives(rounded=False):
-            parts = [
-                torch.cat([self.rows_at(weights, candidates[part]) for weights in self.points], 1)
-                for part in self.chunks(len(candidates))
-            ]
-            return torch.cat(parts)
+            parts = [candidates[part] for part in self.chunks(len(candidates))]
+            rows = [torch.cat([self.rows_at(w, x) for w in self.points], 1) for x in parts]
+            return torch.cat(rows)
 
     @property
     def undetermined(self) -> tuple[str, ...]:
@@ -122,16 +118,15 @@ class ModuleFeatures(Features):
     @cached_property
     def _activations(self) -> int:
         """Bytes that one candidate leaves in all layers together."""
-        total = 0
+        sizes: list[int] = []
 
         def count(module: object, arguments: object, output: object) -> None:
-            nonlocal total
             if isinstance(output, Tensor):
-                total += output.numel() * output.element_size()
+                sizes.append(output.numel() * output.element_size())
 
         with torch.no_grad(), derivatives(rounded=True), register_module_forward_hook(count):
             self.network(self.points[0], torch.zeros(1, self.dim).to(self._like))
-        return max(total, 1)
+        return max(sum(sizes), 1)
 
 
 class ModuleLinearization:

@@ -5,7 +5,7 @@ Torch's fused LayerNorm has wrong second derivatives, its fused attention has no
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -34,8 +34,7 @@ class Network:
     shape: tuple[int, ...]  # of one input
     outputs: int  # c, the number of outputs
     head: str  # name of the last linear layer
-    # U (d, r), where inputs are given by their coordinates z, x = Uz; or None
-    basis: Tensor | None = None
+    basis: Tensor | None = None  # U (d, r), where inputs are given by coordinates z, x = Uz
 
     @property
     def dim(self) -> int:
@@ -122,17 +121,13 @@ def named_block(trainable: tuple[str, ...], pattern: str) -> tuple[str, ...]:
 
 def midpoint(initial: Weights, trained: Weights) -> dict[str, Tensor]:
     """Return (θ₀ + θ)/2 for floating-point weights, and the trained ones for the others."""
-    return {
-        name: (initial[name] + w) / 2 if w.is_floating_point() else w for name, w in trained.items()
-    }
+    return {n: (initial[n] + w) / 2 if w.is_floating_point() else w for n, w in trained.items()}
 
 
 def moved(weights: Weights, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
     """Return the same weights elsewhere; integers stay integers."""
-    return {
-        name: w.to(device, dtype) if w.is_floating_point() else w.to(device)
-        for name, w in weights.items()
-    }
+    kinds = {name: dtype if w.is_floating_point() else w.dtype for name, w in weights.items()}
+    return {name: w.to(device, kinds[name]) for name, w in weights.items()}
 
 
 def derivatives(rounded: bool) -> AbstractContextManager[None]:
@@ -186,13 +181,7 @@ def layer_norm(
 class _ElementaryLayerNorm(TorchFunctionMode):
     """Torch's layer norm is ours inside, also in modules that call the function themselves."""
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.layer_norm or func is torch.layer_norm:
             func = layer_norm
         return func(*args, **(kwargs or {}))

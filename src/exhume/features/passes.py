@@ -16,9 +16,7 @@ from torch.nn.functional import linear
 
 from exhume.features.activations import Activation
 
-Layers = tuple[tuple[Tensor, Tensor | None], ...]
-"""W_l and b_l of each layer."""
-
+Layers = tuple[tuple[Tensor, Tensor | None], ...]  # W_l and b_l of each layer
 PerLayer = Sequence[Tensor | None]
 
 
@@ -61,13 +59,10 @@ class Pass:
     q_l is the tangent of z_l for weights along T, and a dot is the tangent for candidates along D.
     """
 
-    def __init__(
-        self, layers: Layers, activations: tuple[Activation, ...], candidates: Tensor
-    ) -> None:
+    def __init__(self, layers: Layers, activations: Sequence[Activation], x: Tensor) -> None:
         """Go forward: z_l = W_l h_{l−1} + b_l, h_l = σ(z_l)."""
         self.weights, self.activations = [w for w, _ in layers], activations
-        self.inputs, self.slopes = [candidates], []
-        self._sums = []
+        self.inputs, self.slopes, self._sums = [x], [], []
         self.bent = not all(sigma.piecewise_linear for sigma in activations)  # slopes change
         for (w, b), sigma in zip(layers, activations, strict=False):  # all but the last
             z = linear(self.inputs[-1], w, b)
@@ -105,12 +100,11 @@ class Pass:
         u, v = self._backward(coefficients)
         z_dot, h_dot = self._along(direction)
         _, v_dot = self._backward_along(u, z_dot)
-        result = []
-        for k, h in enumerate(self.inputs):
-            moved = v_dot[k]
-            bent = [] if moved is None else [Factor(moved, h, 1)]
-            result.append([*bent, Factor(v[k], h_dot[k], 0)])
-        return result
+        layers = zip(self.inputs, v, h_dot, v_dot, strict=True)
+        return [
+            [*([] if moved is None else [Factor(moved, h, 1)]), Factor(back, along, 0)]
+            for h, back, along, moved in layers
+        ]
 
     def pull(self, target: Split, coefficients: Tensor) -> Tensor:
         """Return ∂⟨v_l h_{l−1}ᵀ, T_l⟩/∂x summed over layers, (n, d).

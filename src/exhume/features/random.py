@@ -113,9 +113,8 @@ class RandomFeatures(Features):
     def moment(self, weights: Tensor, directions: Tensor) -> Tensor:
         """Return M₂(w) Q with M₂(w) = (1/p) Σ_k w_k (v_k v_kᵀ/s² − I): (p,), (d, k) → (d, k).
 
-        s² = 1/d is the variance of the entries of V, or `spread`² where that is known. For
-        w = Σ A_i σ(Vx_i) with Gaussian V the mean of M₂ is c₂ Σ A_i x_i x_iᵀ / d, c₂ the second
-        Hermite coefficient: the samples are its extreme eigenvectors.
+        s² is the variance of the entries of V. For w = Σ A_i σ(Vx_i) with Gaussian V the mean of M₂
+        is c₂ Σ A_i x_i x_iᵀ / d, c₂ the second Hermite coefficient: samples are its eigenvectors.
         """
         total = torch.zeros_like(directions)
         for part in self.slices():

@@ -73,9 +73,8 @@ class Block(nn.Module):
         self.query_key_value = nn.Linear(dim, 3 * dim)
         self.mix = nn.Linear(dim, dim)
         self.norm_layers = nn.LayerNorm(dim)
-        self.layers = nn.Sequential(
-            nn.Linear(dim, 4 * dim), Elementwise("gelu"), nn.Linear(4 * dim, dim)
-        )
+        wide, narrow = nn.Linear(dim, 4 * dim), nn.Linear(4 * dim, dim)
+        self.layers = nn.Sequential(wide, Elementwise("gelu"), narrow)
 
     def forward(self, z: Tensor) -> Tensor:
         """Map (n, tokens, dim) to the same shape."""

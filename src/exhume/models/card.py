@@ -47,9 +47,7 @@ class DataCard:
                 single = word in ("mean", "std") and len(value) == 1
                 object.__setattr__(self, word, value[0] if single else tuple(value))
         if not isinstance(self.shape, tuple) or not self.shape:
-            raise InputError(
-                f"card: shape: expected sizes such as [3, 32, 32], got {self.shape!r}."
-            )
+            raise InputError(f"card: shape: expected sizes as in [3, 32, 32], got {self.shape!r}.")
         for size in self.shape:
             whole_number("card: shape", size)
         channels = self.shape[0] if len(self.shape) == 3 else 1
@@ -78,9 +76,7 @@ class DataCard:
         if not isinstance(entries, Mapping):
             raise InputError(f"{source}: expected entries such as 'shape: [3, 32, 32]'.")
         if unknown := [str(key) for key in entries if key not in known]:
-            raise InputError(
-                f"{source}: unknown entry {unknown[0]!r}; known are {', '.join(known)}."
-            )
+            raise InputError(f"{source}: unknown entry {unknown[0]!r}; use {', '.join(known)}.")
         given = {key: value for key, value in entries.items() if value is not None}
         if shape is not None:
             given.setdefault("shape", shape)
@@ -142,17 +138,15 @@ class DataCard:
     @property
     def knows(self) -> tuple[str, ...]:
         """Return what was told, for the threat model."""
-        told = []
-        if self.range is not None:
-            told.append(f"the range of the pixels ({self.range[0]:g} to {self.range[1]:g})")
-        if self._normalised:
-            told.append("shift and scale of the pixels")
-        if self.norm is not None:
-            norm = "√d" if isinstance(self.norm, str) else format(self.norm, "g")
-            told.append(f"the norm of the inputs ({norm})")
-        if self.classes is not None:
-            told.append("the number of classes")
-        return tuple(told)
+        low, high = self.range or (0, 0)
+        norm = f"{self.norm:g}" if isinstance(self.norm, int | float) else "√d"
+        told = {
+            f"the range of the pixels ({low:g} to {high:g})": self.range is not None,
+            "shift and scale of the pixels": self._normalised,
+            f"the norm of the inputs ({norm})": self.norm is not None,
+            "the number of classes": self.classes is not None,
+        }
+        return tuple(phrase for phrase, known in told.items() if known)
 
     @property
     def assumes(self) -> tuple[str, ...]:

@@ -137,9 +137,7 @@ def _write_card(
 def _read_card(folder: Path) -> tuple[str, dict[str, Any]]:
     """Return the kind of a model folder, and its card."""
     if not folder.is_dir():
-        raise InputError(
-            f"{folder}: no such folder; make one with `exhume victim … --out {folder}`."
-        )
+        raise InputError(f"{folder}: no such folder; make one with `exhume victim … --out`.")
     card = read_json(folder / CARD)
     kind = card.get("kind") if isinstance(card, dict) else None
     if kind not in ("network", "random_features"):
@@ -203,10 +201,8 @@ def read_model(
     if parameters not in (None, "last") or point is not None:
         raise InputError(f"{folder}: is a random-features model; leave out parameters and point.")
     if chosen is not Premise.CHANGE:
-        raise InputError(
-            f"premise {chosen.value}: is for networks trained as a whole, not for the random "
-            f"features of {folder}; leave it out."
-        )
+        whole = "is for networks trained as a whole; leave it out"
+        raise InputError(f"premise {chosen.value}: {whole} for the random features of {folder}.")
     return _read_random_features(folder, card)
 
 
@@ -231,10 +227,8 @@ def _read_random_features(folder: Path, card: dict[str, Any]) -> Problem:
             raise ValueError(f"first.file = {str(first['file'])!r} is not in this folder")
     last = read_tensors(folder / TRAINED, ("last",))["last"]
     if tuple(last.shape) != (width, outputs):
-        raise InputError(
-            f"{folder / TRAINED}: tensor 'last' has shape {tuple(last.shape)}, but {CARD} says "
-            f"({width}, {outputs})."
-        )
+        shapes = f"has shape {tuple(last.shape)}, but {CARD} says ({width}, {outputs})"
+        raise InputError(f"{folder / TRAINED}: tensor 'last' {shapes}.")
     weights: Weights
     if source == "file":
         stored = read_tensors(file, ("first",))["first"]
@@ -243,9 +237,7 @@ def _read_random_features(folder: Path, card: dict[str, Any]) -> Problem:
         weights = Seeded(width, dim, seed) if source == "seed" else Mapped(file)
         found = weights.shape
     if found != (width, dim):
-        raise InputError(
-            f"{file}: the first layer has shape {found}, but {CARD} says ({width}, {dim})."
-        )
+        raise InputError(f"{file}: the first layer is {found}, but {CARD} says ({width}, {dim}).")
     try:
         return random_features_problem(weights, name, last, shape, display)
     except InputError as error:

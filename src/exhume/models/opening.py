@@ -24,8 +24,7 @@ from exhume.models.state import ZERO_HEAD, Saved, StateOrFile, check_pair
 class Source:
     """Where a model and its weights come from."""
 
-    # a folder; a factory (see `load_factory`); or a module, whose own weights are not used
-    model: nn.Module | str | None
+    model: nn.Module | str | None  # a folder, a factory, or a module (its weights are not used)
     trained: StateOrFile | None = None  # None for a folder, which has its own, and all that follows
     initial: StateOrFile | None = None  # or "zero-head" (see `ZERO_HEAD`)
     card: DataCard | None = None  # what is known of the inputs
@@ -104,9 +103,8 @@ def open_model(
         opened = Opened(problem, parameters or "last", (point or POINT) if problem.drift else None)
         if problem.premise is not Premise.CHANGE:
             opened = Opened(problem, "all", "final")
-    return replace(
-        opened, warnings=(*opened.warnings, *formulation.doubts(opened.problem, samples))
-    )
+    doubts = formulation.doubts(opened.problem, samples)
+    return replace(opened, warnings=(*opened.warnings, *doubts))
 
 
 def open_network(source: Source) -> tuple[Network, str | None] | None:
@@ -114,10 +112,8 @@ def open_network(source: Source) -> tuple[Network, str | None] | None:
     folder = source.folder()
     if folder is None:
         return _prepared(source, check=False)[0].network, None
-    if not is_network(folder):
-        return None
-    model = read_network(folder)
-    return model.network, model.arguments.get("activation")
+    model = read_network(folder) if is_network(folder) else None
+    return None if model is None else (model.network, model.arguments.get("activation"))
 
 
 def open_module(source: Source) -> tuple[nn.Module, StateOrFile]:
@@ -186,14 +182,10 @@ def _change(
     lacking = [n for n in needed(network, after.tensors, block, POINT) if n in missing]
     point = point or ("final" if lacking or frozen else POINT)
     if source.zero_head and (block, point) != ("last", "final"):
-        raise InputError(
-            f"{ZERO_HEAD}: only the last layer was trained; leave out the parameters and the point."
-        )
+        raise InputError(f"{ZERO_HEAD}: is of the last layer; leave out parameters and point.")
     if absent := [n for n in needed(network, after.tensors, block, point) if n in missing]:
-        raise InputError(
-            f"{before.source}: lacks {listed(absent)}, which parameters {block!r} at the "
-            f"point {point!r} need. {_unlocks(network, after.tensors)}"
-        )
+        lacks = f"lacks {listed(absent)}, which parameters {block!r} at the point {point!r} need"
+        raise InputError(f"{before.source}: {lacks}. {_unlocks(network, after.tensors)}")
     told = Told(card.domain(), card.display)
     first, last = _together(before, after)
     problem = formulation.network_problem(network, first, last, block, point, told)
@@ -245,10 +237,8 @@ def _before(source: Source, network: Network, after: Saved) -> Saved:
     """Return the weights before training, as far as they are known."""
     initial, trained = source.initial, source.trained
     if initial is None:
-        raise InputError(
-            "initial weights: none were given, and with the premise change every method starts "
-            f"from what training changed. {_unlocks(network, after.tensors)}"
-        )
+        why = "the premise change starts from what training changed"
+        raise InputError(f"initial weights: none given; {why}. {_unlocks(network, after.tensors)}")
     if source.zero_head:
         own = after.tensors.keys() & {network.head_weight, network.head_bias}
         head = {name: torch.zeros_like(after.tensors[name]) for name in own}

@@ -148,9 +148,8 @@ def _unwrapped(model: nn.Module) -> tuple[nn.Module, list[str]]:
     changes = []
     while (inner := _inner(model)) is not None:
         prefix = next(name for name, child in model.named_children() if child is inner)
-        changes.append(
-            f"Unwrapped {type(model).__name__}: names of parameters lose the prefix {prefix!r}."
-        )
+        lost = f"names of parameters lose the prefix {prefix!r}"
+        changes.append(f"Unwrapped {type(model).__name__}: {lost}.")
         model = inner
     return model, changes
 
@@ -160,9 +159,8 @@ def _copied(model: nn.Module) -> tuple[nn.Module, torch.dtype, list[str]]:
     try:
         copy = deepcopy(model)
     except Exception as error:
-        raise InputError(
-            f"model: cannot be copied ({quoted(error)}); keep computed tensors out of attributes."
-        ) from error
+        advice = "keep computed tensors out of attributes"
+        raise InputError(f"model: cannot be copied ({quoted(error)}); {advice}.") from error
     changes, inside = [], []
     for parent in list(copy.modules()):
         for name, child in list(parent.named_children()):

@@ -59,10 +59,8 @@ def outputs_of(module: nn.Module, x: Tensor) -> Tensor:
     given = tuple(outputs.shape)
     squeezed = n == 1 and given == ()
     if not squeezed and (outputs.ndim not in (1, 2) or given[0] != n or outputs.numel() == 0):
-        raise InputError(
-            f"model: a batch of {n} with inputs of shape {tuple(x.shape[1:])} gives outputs of "
-            f"shape {given}; expected one row for each input, ({n}, c) or ({n},)."
-        )
+        shapes = f"inputs of shape {tuple(x.shape[1:])} gives outputs of shape {given}"
+        raise InputError(f"model: a batch of {n} with {shapes}; expected one row for each input.")
     if not outputs.isfinite().all():
         raise InputError("model: outputs of random inputs of norm √d hold NaN or infinite entries.")
     return outputs.clone()
@@ -103,15 +101,11 @@ def check_forward(
     for i in range(2):
         alone = outputs_of(module, x[i : i + 1])
         if distance(alone.reshape(-1), after[i].reshape(-1), after) > tolerance:
-            raise InputError(
-                "model: the outputs of an input depend on the other inputs of its batch; look for "
-                "statistics over the batch, and for batch_first=False."
-            )
+            advice = "look for statistics over the batch, and for batch_first=False"
+            raise InputError(f"model: outputs depend on the other inputs of a batch; {advice}.")
     if (off := distance(before, after)) > tolerance:
-        raise InputError(
-            f"model: its mended copy has other outputs, by {off:.1e} of their size; if hooks take "
-            "part in computing them, write what they do in forward."
-        )
+        why = "if hooks take part in computing them, write what they do in forward"
+        raise InputError(f"model: its mended copy has other outputs, by {off:.1e}; {why}.")
 
 
 def distance(given: Tensor, expected: Tensor, among: Tensor | None = None) -> float:
@@ -202,10 +196,8 @@ def _errors(by_loop: Pairs, by_func: Pairs, x: Tensor, direction: Tensor, step: 
     forward = sum(part.square().sum() for part in pushed)  # ‖J·D‖² = ⟨D, JᵀJ·D⟩ of one Jacobian
     off = (((pulled * direction).sum() - forward).abs() / forward).item()
     if off > TOLERANCE:
-        raise InputError(
-            f"model: forward and reverse derivatives in the input differ by {off:.1e} of their "
-            "size; look for detach, no_grad and custom autograd functions in forward."
-        )
+        why = "look for detach, no_grad and custom autograd functions in forward"
+        raise InputError(f"model: forward and reverse derivatives differ by {off:.1e}; {why}.")
     least, tiny = ROUNDING / step, torch.finfo(torch.float64).tiny
     scale = torch.maximum(rows.abs(), values[0].abs()).amax(1, keepdim=True)
     of_rows = (pushed[0] - rows).abs() / (rows.abs() + least * scale).clamp_min(tiny)
@@ -296,7 +288,5 @@ def _last(calls: list[Call], outputs: Tensor) -> str:
 
 def _refuse_tokens(head: str, shape: tuple[int, ...], n: int) -> None:
     if len(shape) != 2 or shape[0] != n:
-        raise InputError(
-            f"head: {head or 'the model'} is applied to a tensor of shape {shape}; expected "
-            f"({n}, h), one row for each input: pool before it, or name another with head=."
-        )
+        where = f"{head or 'the model'} is applied to a tensor of shape {shape}"
+        raise InputError(f"head: {where}; expected ({n}, h): pool before it, or name another.")

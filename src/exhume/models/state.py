@@ -45,9 +45,7 @@ class Saved:
             source, tensors = word, {name: tensor.cpu() for name, tensor in state.items()}
         else:
             kind = type(state).__name__
-            raise InputError(
-                f"{word}: expected a state dict or the path of its file, got a {kind}."
-            )
+            raise InputError(f"{word}: expected a state dict, or a file with one, got a {kind}.")
         dtypes = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
         return cls(tensors, frozenset(dtypes), source)
 
