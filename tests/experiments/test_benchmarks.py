@@ -1,6 +1,7 @@
 """Every benchmark at a tiny size, on budgets of products and steps, prints what it measured."""
 
 import re
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,12 @@ from exhume.methods import reconstruct
 from exhume.methods.iurada2025 import Iurada2025
 from exhume.methods.progress import Progress
 
+Bench = Callable[..., str]
 SPHERE = ("--dim", 20, "--samples", 3)
 
 
 def budgeted(products: int) -> Any:
     """The same attack on a budget of products in place of seconds."""
-
     limits = {"time_limit": None, "product_limit": products}
     return lambda *arguments, **options: reconstruct(*arguments, **{**options, **limits})
 
@@ -38,12 +39,16 @@ def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(common, "console", Console(highlight=False, width=300))
 
 
-def bench(capsys: pytest.CaptureFixture[str], *words: object) -> str:
-    main(["bench", *map(str, words)])
-    said = capsys.readouterr()
-    assert said.err == ""
-    assert f"torch {torch.__version__}; exhume {exhume.__version__}; 20" in said.out
-    return said.out
+@pytest.fixture
+def bench(capsys: pytest.CaptureFixture[str]) -> Bench:
+    def run(*words: object) -> str:
+        main(["bench", *map(str, words)])
+        said = capsys.readouterr()
+        assert said.err == ""
+        assert f"torch {torch.__version__}; exhume {exhume.__version__}; 20" in said.out
+        return said.out
+
+    return run
 
 
 def table(said: str) -> list[list[str]]:
@@ -55,16 +60,16 @@ def row(said: str, first: str) -> list[str]:
     return next(cells for cells in table(said) if cells[0] == first)
 
 
-def test_count(capsys: pytest.CaptureFixture[str]) -> None:
-    said = bench(capsys, "count", *SPHERE, "--seeds", 2)
+def test_count(bench: Bench) -> None:
+    said = bench("count", *SPHERE, "--seeds", 2)
     assert "within 1 of 3: 2 of 2 seeds" in said
     assert [cells[2] for cells in table(said)] == ["100%", "100%"]
 
 
-def test_solvers(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_solvers(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     ends = iter(((1e9, 0.5), (0.0, 1.0)))  # seconds and share of momentum
     monkeypatch.setattr(random_features, "momentum_until", lambda *_: next(ends))
-    said = bench(capsys, "solvers", *SPHERE, "--seeds", 2, "--factor", 2)
+    said = bench("solvers", *SPHERE, "--seeds", 2, "--factor", 2)
     assert "sphere d=20 n=3 p=10dn, seeds 0 to 1" in said
     late, early = table(said)
     for cells in (late, early):
@@ -75,29 +80,27 @@ def test_solvers(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyP
     assert "1 of 2 runs were stopped at 2 times our time" in said
 
 
-def test_threshold(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threshold(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(random_features, "momentum_until", lambda *_: (1.0, 0.25))
     for limit, slow in ((0, ["–", "–"]), (1, ["0 of 1", "25%"])):
         words = ("--seeds", 1, "--ratios", "[4,5.5]", "--momentum-limit", limit)
-        said = bench(capsys, "threshold", *SPHERE, *words)
+        said = bench("threshold", *SPHERE, *words)
         for ratio in ("4", "5.5"):
             assert row(said, ratio)[1:4] == ["1 of 1", "1 of 1", "100%"]
             assert row(said, ratio)[6:] == slow
 
 
-def test_streaming(capsys: pytest.CaptureFixture[str]) -> None:
-    said = bench(capsys, "streaming", *SPHERE, "--width", 5000)
+def test_streaming(bench: Bench) -> None:
+    said = bench("streaming", *SPHERE, "--width", 5000)
     assert "n=3 d=20 p=5,000" in said
     assert "objective 0.99" in said and "gradient of norm" in said and "GiB" in said
 
 
-def test_images(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_images(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (60, 5, 5, 3), dtype=np.uint8)
     np.savez(tmp_path / "cifar10.npz", x=noise, y=np.arange(60) % 10)
     monkeypatch.setenv("EXHUME_DATA", str(tmp_path))
-    said = bench(capsys, "images", "--cases", "[4x4, 2x5.5, 3x1.02]", "--device", "cpu")
+    said = bench("images", "--cases", "[4x4, 2x5.5, 3x1.02]", "--device", "cpu")
     assert "images: cifar10" in said
     *whole, short = table(said)
     assert [cells[:3] for cells in whole] == [["4", "1,200", "4"], ["2", "825", "5.5"]]
@@ -107,8 +110,8 @@ def test_images(
     assert short[5] == "–" and short[6] != "100%" and int(short[10]) > 0
 
 
-def test_networks(capsys: pytest.CaptureFixture[str]) -> None:
-    said = bench(capsys, "networks", "--cases", "[blocks]", "--seeds", 1)
+def test_networks(bench: Bench) -> None:
+    said = bench("networks", "--cases", "[blocks]", "--seeds", 1)
     assert "last parameters: recovered 0%" in said
     last, every = table(said)
     assert last[1:4] == ["0", "5", "0.60"] and last[6] == "last parameters"
@@ -116,17 +119,15 @@ def test_networks(capsys: pytest.CaptureFixture[str]) -> None:
     assert float(last[12]) < 1e-6  # 60 numbers are explained by any five samples
 
 
-def test_identifiability(capsys: pytest.CaptureFixture[str]) -> None:
-    said = bench(capsys, "identifiability", "--dim", 8, "--samples", 3, "--seeds", 1)
+def test_identifiability(bench: Bench) -> None:
+    said = bench("identifiability", "--dim", 8, "--samples", 3, "--seeds", 1)
     enough, too_few = table(said)
     assert (enough[2], too_few[2]) == ("holds", "fails") and enough[7] == "3 of 3"
     assert "1 of 1 seeds wholly recovered to 0.0001; with too few neurons it fails in 1" in said
 
 
 @pytest.mark.parametrize("case", ["margin", "classes", "change", "projection"])
-def test_splitting(
-    case: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_splitting(case: str, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     def spent(method: Any, problem: Any, progress: Any, limit: float) -> Any:
         end = progress.total_steps + 60
         while progress.outcome is None and progress.total_steps < end:
@@ -137,7 +138,7 @@ def test_splitting(
     monkeypatch.setattr("exhume.experiments.cells.splitting.TRIALS", 1)
     monkeypatch.setattr("exhume.experiments.cells.splitting.PROBE", 5)
     sizes = ("--samples", 3, "--width", 10, "--seeds", 1)
-    said = bench(capsys, "splitting", "--cases", f"[{case}]", *sizes)
+    said = bench("splitting", "--cases", f"[{case}]", *sizes)
     count = 3 if case == "projection" else 6
     assert row(said, "base")[1] == f"{count}"
     for rule in ("published", "adaptive"):
@@ -148,11 +149,11 @@ def test_splitting(
     assert "split, adaptive, of 1 seeds" in said
 
 
-def test_kkt(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kkt(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     few = partial(data.load, "digits", 4, classes="parity", centre="pixels")
     monkeypatch.setattr(margin, "CASES", {"tiny": margin.Case(few, (20,), "haim2022", 100)})
     monkeypatch.setattr(margin, "reconstruct", budgeted(60))
-    said = bench(capsys, "kkt", "--cases", "[tiny]", "--first-seed", 3, "--device", "cpu")
+    said = bench("kkt", "--cases", "[tiny]", "--first-seed", 3, "--device", "cpu")
     rows = table(said)
     baselines = [("—", "rows of W₁"), ("—", "blank, noise of 0.001")]
     controls = [("[−1, 1] + 2", "exhume"), ("pixels", "trained on the held-out, exhume")]

@@ -3,7 +3,7 @@
 import base64
 import io
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -15,11 +15,10 @@ from PIL import Image
 from exhume.experiments import Attack, Failure, LabelFit
 from exhume.experiments.cells.fitting import Flips
 from exhume.experiments.cells.identifiability import Determined, Rank, TensorTerms
-from exhume.experiments.claims import CLAIMS, subspace
+from exhume.experiments.claims import CLAIMS
 from exhume.experiments.table import NEAR, Table, Threshold
 from exhume.report import plots
 from exhume.sweep import Cell, Record
-from exhume.theory.width import WidthBound
 
 NAMES = list(CLAIMS)
 HOLDS, PART, FAILS, OPEN = "holds", "holds in part", "does not hold", "not decided"
@@ -29,19 +28,6 @@ Values = Callable[[Any], Outcome | None]
 buffer = io.BytesIO()
 Image.new("RGB", (16, 4)).save(buffer, "PNG")
 PNG = base64.b64encode(buffer.getvalue()).decode()
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick_bound() -> Iterator[None]:
-    """Replace the bound on the width, which takes seconds and has tests of its own."""
-
-    def stub(samples: int, dim: int, activation: str, **_: Any) -> WidthBound:
-        certified = 1000.0 * samples * dim * len(activation)
-        return WidthBound(2 * certified, certified, 64.0, 0.1, 0.01, 0.1, 5.0, 0.01, ())
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(subspace, "width_bound", stub)
-        yield
 
 
 def attacked(cell: Attack, recovered: float, **more: Any) -> Outcome:

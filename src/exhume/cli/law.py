@@ -174,14 +174,11 @@ def words(option: str, text: str) -> tuple[str, ...]:
 
 def check_folder(out: Path) -> None:
     """Refuse a folder that holds anything but a sweep of the law."""
-    if not out.exists():
-        return
-    if not out.is_dir():
+    if out.is_file():
         raise InputError(f"{out}: is a file; choose another --out.")
     left = tuple(f".{name}." for name in FILES)  # of a write that was killed, see files.py
-    names = (path.name for path in out.iterdir())
-    other = sorted(name for name in names if name not in FILES and not name.startswith(left))
-    if other:
+    names = sorted(path.name for path in out.glob("*"))
+    if other := [name for name in names if name not in FILES and not name.startswith(left)]:
         raise InputError(f"{out}: holds something else ({other[0]}); choose another --out.")
 
 

@@ -26,18 +26,15 @@ def measured(
     """
     records = sweep.run(cells, folder=folder, **options)
     figure = draw(records)
-    sweep.write_csv(folder / "table.csv", map(without_picture, records))
+    plain = [  # a table has no place for a picture
+        replace(r, values=r.values and {k: v for k, v in r.values.items() if k != "picture"})
+        for r in records
+    ]
+    sweep.write_csv(folder / "table.csv", plain)
     if figure is not None:
         write_private(folder / f"{name}.png", plots.png(figure))
         write_private(folder / f"{name}.svg", plots.svg(figure).encode())
     return records, figure
-
-
-def without_picture(record: Record) -> Record:
-    """Return the same record for a table, which has no place for a picture."""
-    if record.values is None:
-        return record
-    return replace(record, values={k: v for k, v in record.values.items() if k != "picture"})
 
 
 def missing(claim: Claim, scale: Scale) -> str | None:

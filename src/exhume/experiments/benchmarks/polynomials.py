@@ -37,10 +37,8 @@ def identifiability(
     """
     chosen = drawn(seeds, first_seed)
     if not 3 <= samples <= dim or degree < 3:
-        raise InputError(
-            f"samples {samples}, dim {dim}, degree {degree}: expected 3 samples or more, no more "
-            "than dimensions, and degree 3 or more."
-        )
+        given = f"samples {samples}, dim {dim}, degree {degree}"
+        raise InputError(f"{given}: expected 3 samples or more, at most dim, and degree 3 or more.")
     enough = 2 * fewest_neurons(degree, samples)
     heading(
         f"identifiability: sphere d={dim} n={samples}, activation z^{degree}, {enough} neurons and "

@@ -127,11 +127,8 @@ def count(
     cells = common.seeded(cell, seeds, first_seed)
     heading(f"count: sphere d={dim} n={samples} p={ratio:g}dn, n not given")
     rows = [attacked(cell, common.trained(cell)) for cell in common.tracked(cells)]
-    show(
-        "seed: {seed} | found: {candidates} | recovered: {recovered:.0%} | exact: {exact:.0%} | "
-        "seconds: {seconds:.1f}",
-        rows,
-    )
+    found = "found: {candidates} | recovered: {recovered:.0%} | exact: {exact:.0%}"
+    show(f"seed: {{seed}} | {found} | seconds: {{seconds:.1f}}", rows)
     within = sum(abs(row["candidates"] - samples) <= 1 for row in rows)
     say(f"within 1 of {samples}: {within} of {seeds} seeds")
 

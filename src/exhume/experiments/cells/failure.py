@@ -81,7 +81,4 @@ class Failure:
             nearest = (x @ x.T).abs().fill_diagonal_(0).max()
             if math.sqrt(max(0.0, 2 - 2 * float(nearest))) >= self.separation:
                 return x * math.sqrt(self.dim)
-        raise InputError(
-            f"separation: no {self.samples} samples {self.separation:g} apart in dimension "
-            f"{self.dim} were found; ask for less."
-        )
+        raise InputError(f"separation: no {self.samples} samples {self.separation:g} apart found.")

@@ -116,10 +116,8 @@ class Stationary:
                 found = self.judged(labelled, width)
                 if found[1].holds:
                     return found
-        raise InputError(
-            f"seed {self.seed}: under no labels of these samples a KKT point with {width} neurons "
-            "fulfils the condition; take a larger --dim, where samples are nearer to orthogonal."
-        )
+        failed = f"seed {self.seed}: no labels give a KKT point of {width} neurons that fulfils it"
+        raise InputError(f"{failed}; take a larger --dim, where samples are nearer to orthogonal.")
 
     def judged(self, known: Data, width: int) -> tuple[Victim, Identifiability]:
         """Return the KKT point of so many neurons, and whether it fulfils the condition."""

@@ -67,6 +67,5 @@ class Samples:
 def check_size(what: str, numbers: int) -> None:
     """Refuse what no memory would hold, before any of it is made."""
     if numbers > MOST_NUMBERS:
-        raise InputError(
-            f"{what}: expected at most {MOST_NUMBERS:,} numbers, got {numbers:,}; take fewer."
-        )
+        most = f"at most {MOST_NUMBERS:,} numbers"
+        raise InputError(f"{what}: expected {most}, got {numbers:,}; take fewer.")
