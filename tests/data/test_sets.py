@@ -294,7 +294,8 @@ def test_read_refuses_other_files(changes: dict[str, Any], message: str, tmp_pat
     assert str(path) in str(error.value)
 
 
-EYE, TWO = np.eye(2), np.ones(2)
+EYE, TWO, SPHERE = np.eye(2), np.ones(2), {"dim": 2, "samples": 2}
+BAD = {"dim": 0, "samples": 0, "seed": -1, "noise": -1.0, "rank": 3}
 REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: Transform(scale=0.0), "scale"),
     (lambda: Transform(norms=torch.tensor([0.0])), "norms must be"),
@@ -316,22 +317,18 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: changed(transform=Transform((0.0, 0.0, 0.0))), "3 channels"),
     (lambda: changed(transform=Transform(mean=torch.zeros(2))), "mean image of 2 numbers"),
     (lambda: changed().images(torch.ones(2, 3)), r"expected \(k, 4\)"),
-    (lambda: data.sphere(0, 2), "dim"),
-    (lambda: data.sphere(2, 0), "samples"),
-    (lambda: data.sphere(2, 2, -1), "seed"),
-    (lambda: data.sphere(2, 2, noise=-1.0), "noise"),
-    (lambda: data.sphere(2, 2, rank=3), "rank=3"),
+    *((partial(data.sphere, **SPHERE | {word: bad}), word) for word, bad in BAD.items()),
     (lambda: data.load("digits"), "pip install scikit-learn"),
     (lambda: data.load("imagenet"), "there are digits, faces"),
     (lambda: data.load("digits", 0), "samples: expected"),
     (lambda: data.load("digits", classes=(1, 1)), "two or more different"),
     (lambda: data.load("digits", classes=(1, 11)), "no images with label 11"),
-    (lambda: data.load("digits", classes="odd"), "parity"),  # type: ignore[arg-type]
+    (lambda: data.load("digits", classes="odd"), "parity"),
     (lambda: data.load("digits", 400, classes=(8, 0)), "348 in 2 equal parts"),
     (lambda: data.load("faces", 101), "101 samples .* 100"),
     (lambda: data.load("faces", classes="all"), "no classes"),
     (lambda: data.load("digits", classes="vehicles"), "for cifar10, not for digits"),
-    (lambda: data.load("digits", centre="image"), "centre: expected"),  # type: ignore[arg-type]
+    (lambda: data.load("digits", centre="image"), "centre: expected"),
     (lambda: data.load("digits", 1, centre="pixels"), "two or more"),
     (lambda: data.load("digits", size=3), "8 × 8: not divisible"),
     (lambda: data.held_out(data.sphere(3, 2)), "no source"),

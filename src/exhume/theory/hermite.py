@@ -123,9 +123,8 @@ def sign_ambiguity(activation: Function) -> SignAmbiguity:
 
 
 def _function(activation: Function) -> Map:
-    if isinstance(activation, str):
-        return named(activation).value
-    return activation.value if isinstance(activation, Activation) else activation
+    sigma = named(activation) if isinstance(activation, str) else activation
+    return sigma.value if isinstance(sigma, Activation) else sigma
 
 
 def _panels(edges: list[float], nodes: int) -> tuple[Tensor, Tensor]:

@@ -336,8 +336,7 @@ def _starts(
     normal: Callable[..., Tensor], starts: int, count: int, space: int
 ) -> tuple[Tensor, Tensor]:
     """Draw samples, without e₁, and candidates: anywhere, near samples, near and in a plane."""
-    others = normal(starts, count - 1, space)
-    candidates = normal(starts, count, space)
+    others, candidates = normal(starts, count - 1, space), normal(starts, count, space)
     own = torch.eye(space, dtype=torch.float64)[:1].expand(starts, 1, space)
     near = torch.cat([own, others], 1)
     near = near / near.norm(dim=2, keepdim=True) + 0.3 * normal(starts, count, space)
