@@ -78,9 +78,8 @@ def test_limits(
     assert limits.endswith("does not show that the model is safe: a better one may succeed.")
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3])
-def test_the_smallest_coefficient_is_that_of_a_candidate(rows: int) -> None:
-    """With k rows each, a candidate with one tiny row and one large one is not a small one."""
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_candidate_with_one_tiny_row_of_several_is_no_small_one(rows: int) -> None:
     blocks = torch.zeros(3, rows, 2, dtype=torch.float64)
     blocks[:, -1, 1] = torch.tensor([3.0, 0.03, 0.3])
     blocks[:, 0, 0] += 1e-9
@@ -97,11 +96,9 @@ TOO_FEW, NO_TRACE = "0.80 equations for each unknown are too few", "no such trac
     ("premise", "residual", "floor", "recovered", "ratio", "words"),
     [
         (CHANGE, 1e-12, 1e-13, 8, 4.0, "All 8 samples recovered"),
-        (CHANGE, None, 0.3, 8, 4.0, "All 8 samples recovered"),
         (CHANGE, 1e-3, 1e-8, 0, 4.0, NONE + TRACE),
         (CHANGE, 1e-3, 1e-8, 5, 4.0, f"5 of 8 samples recovered. {TRACE}"),
         (CHANGE, None, 1e-8, 0, 4.0, "ended at a residual of inf"),
-        (CHANGE, 1e-7, 1e-30, 0, 4.0, TRACE),
         (CHANGE, 1e-3, 1e-2, 0, 4.0, NO_TRACE),
         (CHANGE, 1e-3, math.nan, 0, 4.0, NO_TRACE),
         (CHANGE, 1e-3, 9e-3, 0, 4.0, "fits below the floor with wrong candidates"),
@@ -110,13 +107,11 @@ TOO_FEW, NO_TRACE = "0.80 equations for each unknown are too few", "no such trac
         (CHANGE, 1e-12, 1e-30, 2, 4.0, "fits as well as the samples do with wrong candidates"),
         (CHANGE, 5e-4, 1e-4, 7, 4.0, "7 of 8 samples recovered. The attack fits nearly as well"),
         (CHANGE, 5e-4, 1e-4, 7, 4.0, "the trace of what was missed is too small"),
-        (MARGIN, 1e-3, 0.07, 8, 4.0, "All 8 samples recovered"),
         (MARGIN, 1e-7, 0.07, 0, 4.0, "explain the weights better than the samples do"),
         (MARGIN, 0.1, 0.07, 3, 4.0, "3 of 8 samples recovered. Candidates that are not samples"),
         (MARGIN, 0.1, 0.07, 3, 4.0, "about as well as the samples do"),
         (MARGIN, 0.5, 0.01, 0, 4.0, TRACE),
         (MARGIN, 1e-3, 0.6, 0, 4.0, "The premise margin does not hold for this model"),
-        (MARGIN, 1e-3, math.nan, 0, 4.0, "The premise margin does not hold for this model"),
         (MARGIN, 1e-3, 0.07, 0, 0.8, TOO_FEW),
     ],
 )

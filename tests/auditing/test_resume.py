@@ -27,11 +27,6 @@ from exhume.victims import random_features, two_layer
 from problems import gaussian
 
 
-@pytest.fixture
-def settings(workshop: Path) -> Settings:
-    return Settings(str(workshop / "model"), samples=4)
-
-
 @pytest.fixture(autouse=True)
 def every_move(monkeypatch: pytest.MonkeyPatch) -> None:
     """An event for every move, so that a test can interrupt at each."""
@@ -137,8 +132,8 @@ def late_events(out: Path) -> None:
 
 
 def only_settings(out: Path) -> None:
-    (out / CHECKPOINT).unlink()
-    (out / EVENTS).unlink()
+    for name in (CHECKPOINT, EVENTS):
+        (out / name).unlink()
 
 
 def half_finished(out: Path) -> None:
@@ -161,26 +156,17 @@ def test_a_run_killed_between_two_files_goes_on(
     assert same(out, workshop / "run") and names(out) == FINISHED
 
 
-def plain_checkpoint(out: Path) -> None:
-    save_file({"candidates": gaussian(4, 20)}, out / CHECKPOINT)
-
-
-def cut_checkpoint(out: Path) -> None:
-    (out / CHECKPOINT).write_bytes((out / CHECKPOINT).read_bytes()[:-8])
+OTHER = {"samples": 5, "seed": 1, "method": "iurada2025", "product_limit": 900}
 
 
 @pytest.mark.parametrize(
     ("changes", "damage", "words"),
     [
-        ({"samples": 5}, None, "samples"),
+        *(({word: value}, None, word) for word, value in OTHER.items()),
         ({"samples": None}, None, "samples"),
-        ({"seed": 1}, None, "seed"),
-        ({"method": "iurada2025"}, None, "method"),
-        ({"product_limit": 900}, None, "product_limit"),
-        ({}, cut_checkpoint, CHECKPOINT),
-        ({}, plain_checkpoint, CHECKPOINT),
-        ({}, lambda out: (out / CONFIG).write_bytes(b""), CONFIG),
-        ({}, lambda out: (out / CONFIG).write_bytes(b"model: {"), CONFIG),
+        ({}, lambda out: (out / CHECKPOINT).write_bytes(b"cut"), CHECKPOINT),
+        ({}, lambda out: save_file({"x": gaussian(4, 20)}, out / CHECKPOINT), CHECKPOINT),
+        *(({}, lambda out, x=x: (out / CONFIG).write_bytes(x), CONFIG) for x in (b"", b"model: {")),
     ],
 )
 def test_what_cannot_go_on_is_refused_and_left_alone(

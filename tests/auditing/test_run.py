@@ -27,11 +27,6 @@ from exhume.victims import random_features
 TOLD = DataCard((3, 2, 2), (0, 1), (0.1, 0.2, 0.3), 1.0, "sqrt_d", 2)
 
 
-@pytest.fixture
-def settings(workshop: Path) -> Settings:
-    return Settings(str(workshop / "model"), samples=4)
-
-
 def test_a_run_folder_holds_all_that_a_report_needs(workshop: Path) -> None:
     run = workshop / "run"
     assert names(run) == AUDITED
@@ -145,15 +140,11 @@ def test_relative_names_become_absolute(tmp_path: Path, monkeypatch: pytest.Monk
     assert Settings("package.b:f", trained="t.pt").located().model == "package.b:f"
 
 
-# The truth
-
-
 @pytest.mark.parametrize("change", ["missing", "damaged", "another"])
 def test_the_truth_makes_no_difference(
     change: str, settings: Settings, workshop: Path, tmp_path: Path
 ) -> None:
-    blind = tmp_path / "model"
-    shutil.copytree(workshop / "model", blind)
+    blind = shutil.copytree(workshop / "model", tmp_path / "model")
     (blind / TRUTH).unlink()
     if change == "damaged":
         (blind / TRUTH).write_bytes(b"\xff" * 100)

@@ -16,8 +16,8 @@ from exhume.cli import main
 from exhume.methods import METHODS
 from exhume.models.folder import CARD, INITIAL
 
-COMMANDS = ["victim", "audit", "score", "report", "identify"]
-COMMANDS += ["bound", "law", "reproduce", "demo", "bench"]
+COMMANDS = ["victim", "audit", "score", "report", "identify", "bound", "law", "reproduce"]
+COMMANDS += ["demo", "bench"]
 
 
 def config_of(run: Path) -> dict[str, object]:
@@ -71,17 +71,11 @@ def test_words_may_stand_anywhere_with_dashes_or_underscores(
     assert (config_of(out)["model"], config_of(out)["product_limit"]) == (model, 3)
 
 
+STORED = ("--store", "--store true", "--store=true", "--store --seed 3", "--data-seed 3 --store")
+
+
 @pytest.mark.parametrize(
-    ("words", "stored"),
-    [
-        ("", False),
-        ("--store", True),
-        ("--store true", True),
-        ("--store=true", True),
-        ("--store false", False),
-        ("--store --seed 3", True),
-        ("--data-seed 3 --store", True),
-    ],
+    ("words", "stored"), [("", False), ("--store false", False), *((x, True) for x in STORED)]
 )
 def test_a_switch_may_stand_alone_and_a_folder_have_an_odd_name(
     words: str, stored: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -122,20 +116,15 @@ def test_a_config_file_stands_for_options(workshop: Path, tmp_path: Path) -> Non
         ("victim", "data"),
         ("victim sphere --samples many", "samples"),
         ("victim sphere --loss hinge", "hinge"),
-        ("victim sphere --depth 3", "--depth"),
         ("victim digits --classes odd", "classes"),
-        ("victim digits --centre middle", "middle"),
         ("victim sphere --ratio nan", "ratio"),
-        ("audit model --samples 1.5", "samples"),
         ("audit model --time-limit nan", "time_limit"),
-        ("audit model --time-limit soon", "time_limit"),
         ("audit model --product-limit 2.5", "product_limit"),
         ("audit model --resume maybe", "maybe"),
         ("audit model other", "other"),
         ("audit model --speed 3", "--speed"),
         ("audit model --rank most", "rank"),
         ("audit model --point middle", "middle"),
-        ("audit model --premise rest", "rest"),
         ("audit model --arguments 3", "arguments"),
         ("audit model --input-shape a,b", "input_shape"),
         ("audit --config nowhere.yaml", "nowhere.yaml"),

