@@ -84,22 +84,10 @@ def combined(
     return Problem(target, features, THREAT, (2, 3), Box(-1.0, 1.0), premise=PREMISES[rule])
 
 
-@dataclass(frozen=True)
-class Planted:
-    """A problem with a known answer: samples (n, d) and coefficients (n,)."""
-
-    problem: Problem
-    samples: Tensor
-    coefficients: Tensor
-
-    def cells(self, x: Tensor) -> Tensor:
-        """Which first neurons are on, (n, h): within such a cell all gradients are affine in x."""
-        weights = self.problem.features.points[0]
-        return x @ weights["1.weight"].T + weights["1.bias"] > 0
-
-
-def planted(premise: Premise = Premise.MARGIN, width: int = 100, seed: int = 0) -> Planted:
-    """Δ = Φ(X)ᵀA at weights of random ReLUs that are not Δ.
+def planted(
+    premise: Premise = Premise.MARGIN, width: int = 100, seed: int = 0
+) -> tuple[Problem, Tensor, Tensor]:
+    """Δ = Φ(X)ᵀA at weights of random ReLUs that are not Δ, with X (n, d) and A (n,).
 
     For the margin A = K⁻¹(γy), so that ΦΔ = γy: all samples are exactly on it. Else A is random.
     ‖Δ‖ is the norm of the weights, so that sharpness has its usual unit.
@@ -121,23 +109,17 @@ def planted(premise: Premise = Premise.MARGIN, width: int = 100, seed: int = 0) 
     target = there.combine(a)
     first = target[: width * DIM, 0].reshape(width, DIM)
     told = {"first_layer": FirstLayer(torch.zeros_like(first), first), "premise": premise}
-    problem = Problem(target, features, THREAT, (DIM,), Box(-1.0, 1.0), **told)
-    return Planted(problem, x, a[:, 0])
+    return Problem(target, features, THREAT, (DIM,), Box(-1.0, 1.0), **told), x, a[:, 0]
 
 
-class SmoothedRelu(torch.autograd.Function):
-    """ReLU forward, sigmoid(αz) backward."""
+def softplus(z: Tensor, beta: float = 11.0) -> Tensor:
+    return torch.log1p(torch.exp(beta * z)) / beta
 
-    @staticmethod
-    def forward(context: Any, z: Tensor, alpha: float) -> Tensor:
-        context.save_for_backward(z)
-        context.alpha = alpha
-        return torch.relu(z)
 
-    @staticmethod
-    def backward(context: Any, slope: Tensor) -> tuple[Tensor, None]:
-        (z,) = context.saved_tensors
-        return slope * torch.sigmoid(context.alpha * z), None
+def smoothed_relu(z: Tensor) -> Tensor:
+    """ReLU forward, sigmoid(7z) backward."""
+    soft = softplus(z, 7.0)
+    return torch.relu(z).detach() + (soft - soft.detach())
 
 
 Sigma = Callable[[Tensor], Tensor]
@@ -221,12 +203,12 @@ def spot(kind: str) -> Oracle:
     recipe: Penalised
     if kind in ("change", "both"):
         recipe, values = Loo2023(rate=0.02, smoothness=30.0, sparsity=0.01), {"rate": 0.02}
-        sigma, entries = (lambda z: torch.log1p(torch.exp(11 * z)) / 11), 4 if kind == "both" else 2
+        sigma, entries = softplus, 4 if kind == "both" else 2
     else:
         recipe = Haim2022() if outputs == 1 else Buzaglo2023()
         values = {"rate": 0.01, "scale": 1.0, "threshold": 0.4, "sharpness": 7.0}
         values |= {"multiplier_rate": 0.05} if outputs > 1 else {}
-        sigma, entries = (lambda z: SmoothedRelu.apply(z, 7.0)), 2 if rule is Rule.FREE else 1
+        sigma, entries = smoothed_relu, 2 if rule is Rule.FREE else 1
     multipliers = gaussian(4, entries, seed=2)
     multipliers = multipliers.abs() if rule is Rule.MARGIN else multipliers
     chosen = recipe.hyperparameters(problem, values)

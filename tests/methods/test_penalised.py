@@ -175,15 +175,14 @@ def test_tuning_takes_the_better_of_two(terrible: Mapping[str, float], turned: b
 
 
 def test_a_trial_that_ends_above_its_start_is_dropped() -> None:
-    worse = {**GOOD, "rate": 3.0, "scale": 1.0}
-    method, problem = Few(probe=2, settings=(worse, GOOD)), replace(MARGIN, domain=Box(-1.0, 1.0))
+    method = Few(probe=2, settings=({**GOOD, "rate": 3.0, "scale": 1.0}, GOOD))
+    problem = replace(MARGIN, domain=Box(-1.0, 1.0))
     first = method.init(problem, 3, 0)
-    chosen = method.settings_of(problem, first)
+    chosen, after = method.settings_of(problem, first), method.advance(problem, first)
     end = advanced(problem, chosen, first.state, 2)
     assert first.state.began < loss_at(problem, chosen, end.place).relative < math.inf
-    after = method.advance(problem, first)
-    assert after.tuning is not None and after.state.trial == 1
-    assert after.tuning.table.residuals[0][0] == math.inf and after.tuning.best is None
+    assert after.state.trial == 1 and after.tuning.best is None
+    assert after.tuning.table.residuals[0][0] == math.inf
 
 
 def test_the_run_goes_on_from_the_better_of_two_starts() -> None:
@@ -220,8 +219,7 @@ def test_a_run_that_explodes_has_diverged_and_ends_at_its_last_finite_look() -> 
 def test_what_is_given_is_not_tuned_and_the_rest_lies_in_the_published_ranges() -> None:
     method = Haim2022(rate=0.123)
     first = method.init(MARGIN, 2, 0)
-    assert first.phase == "tune"
-    assert Haim2022(**GOOD).init(MARGIN, 2, 0).phase == "run"
+    assert (first.phase, Haim2022(**GOOD).init(MARGIN, 2, 0).phase) == ("tune", "run")
     for trial in range(30):
         there = replace(first, state=replace(first.state, trial=trial))
         chosen = method.settings_of(MARGIN, there)

@@ -156,8 +156,7 @@ def test_too_few_candidates_come_loose() -> None:
 def test_smaller_shares_make_smaller_steps_of_the_multipliers() -> None:
     problem, base = combined(), haim(20)
     whole = base.init(problem, 2, 0)
-    shares = torch.tensor([1.0, 0.25, 0.5, 1.0]).double()
-    place = replace(whole.state.place, shares=shares)
+    place = replace(whole.state.place, shares=torch.tensor([1.0, 0.25, 0.5, 1.0]).double())
     progress = replace(whole, state=replace(whole.state, place=place))
     paced_run = replace(progress, state=paced(progress.state))
     slower = base.advance(problem, paced_run).state.place.multipliers
@@ -189,16 +188,13 @@ def test_the_base_follows_from_the_problem() -> None:
         assert type(shen2026.base_for(problem)) is base
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
+def test_settings_that_cannot_be() -> None:
+    for settings, words in (
         ({"rule": "greedy"}, "published or adaptive, got 'greedy'"),
         ({"every": 0}, "at least 1.*got 0, 20 and 3"),
         ({"rounds": -1}, "at least 0.*got None, 20 and -1"),
         ({"iterations": 0}, "at least 1.*got None, 0 and 3"),
         ({"base": Iurada2025()}, "iurada2025 where coefficients are free"),  # not at the margin
-    ],
-)
-def test_settings_that_cannot_be(settings: dict[str, Any], words: str) -> None:
-    with pytest.raises(InputError, match=words):
-        reconstruct(combined(), 2, 0, Shen2026(**settings))
+    ):
+        with pytest.raises(InputError, match=words):
+            reconstruct(combined(), 2, 0, Shen2026(**settings))

@@ -152,7 +152,7 @@ def test_at_least_a_share_of_the_candidates_starts_again() -> None:
 
 def test_trials_begin_from_the_best_at_the_greatest_sharpness(unused: Unused) -> None:
     method = Stationary(steps=3, trials=6, sharpness=(20.0, 40.0))
-    moves = moved(method, planted(width=30).problem, SAMPLES, until=999)
+    moves = moved(method, planted(width=30)[0], SAMPLES, until=999)
     assert moves[-1].outcome is Outcome.STALLED and moves[-1].rounds == 5
     ends = [(a, b) for a, b in itertools.pairwise(moves) if b.rounds > a.rounds]
     assert ends[0][1].best is None  # after the first trial, at the lesser sharpness
@@ -198,7 +198,7 @@ def test_nothing_counts_as_explained_before_the_greatest_sharpness() -> None:
 
 
 def test_weights_that_no_samples_left_stay_unexplained() -> None:
-    problem = planted(width=60).problem
+    problem, _, _ = planted(width=60)
     random = problem.target.norm() * gaussian(*problem.target.shape, seed=8)
     layer = random[: 60 * DIM, 0].reshape(60, DIM)
     first = FirstLayer(torch.zeros_like(layer), layer)
@@ -210,15 +210,16 @@ def test_weights_that_no_samples_left_stay_unexplained() -> None:
 @pytest.mark.parametrize(("premise", "number"), [(Premise.MARGIN, 3), (Premise.DECAY, None)])
 def test_planted_samples_are_recovered(premise: Premise, number: int | None) -> None:
     """In each sample's cell its coefficient, and the sample, as sum and mean of candidates."""
-    truth = planted(premise, seed=1)
-    assert truth.problem.ratio(2 * SAMPLES) > 20  # equations over unknowns
-    start = Stationary().init(truth.problem, number, 0).candidates
-    found = reconstruct(truth.problem, number, method="exhume")
+    problem, samples, coefficients = planted(premise, seed=1)
+    assert problem.ratio(2 * SAMPLES) > 20  # equations over unknowns
+    start = Stationary().init(problem, number, 0).candidates
+    found = reconstruct(problem, number, method="exhume")
     assert found.outcome is Outcome.CONVERGED and found.residual < 1e-6
-    near, nearer = (cosines(truth.samples, x).amax(1).min() for x in (start, found.samples))
+    near, nearer = (cosines(samples, x).amax(1).min() for x in (start, found.samples))
     assert near < 0.9 < 0.99 < nearer
-    for x, a in zip(truth.samples, truth.coefficients, strict=True):
-        same = (truth.cells(found.samples) == truth.cells(x[None])).all(1)
+    w, b, *_ = problem.features.points[0].values()  # neurons that are on make a cell
+    for x, a in zip(samples, coefficients, strict=True):
+        same = ((found.samples @ w.T + b > 0) == (x @ w.T + b > 0)).all(1)
         assert same.any()
         shares = found.coefficients[same, 0]
         assert shares.sum().item() == pytest.approx(a.item(), rel=1e-2)

@@ -61,10 +61,9 @@ def method_named(method: str | Method, problem: Problem | None = None) -> Method
         return method
     if method not in METHODS:
         raise InputError(f"unknown method {method!r}; known are {', '.join(METHODS)}.")
-    factory = METHODS[method]
-    if problem is not None and factory is Exhume:
+    if method == "exhume" and problem is not None:
         return default_for(problem)
-    return factory()
+    return METHODS[method]()
 
 
 def check_numbers(
@@ -123,8 +122,7 @@ def reconstruct(
     if samples is not None and samples > (width := problem.features.width):
         raise InputError(f"samples: {samples} are more than the {width} features; all would fit.")
     start = time.perf_counter() - (resume.seconds if resume else 0.0)
-    seconds = math.inf if time_limit is None else time_limit
-    products = math.inf if product_limit is None else product_limit
+    seconds, products = (math.inf if x is None else x for x in (time_limit, product_limit))
     problem = seen_by(recipe, problem)
     with threads_for(problem, samples):
         progress = unpack(problem, resume) if resume else recipe.init(problem, samples, seed)

@@ -32,8 +32,7 @@ class Search(Progress):
     """The progress of this search."""
 
     state: DampedState
-    # the best trial since the last fresh start, its residual infinite where candidates were added
-    best: Found | None = None
+    best: Found | None = None  # since the last fresh start; residual infinite once some are added
     champion: Found | None = None  # the best trial before the last fresh start
     misses: int = 0  # rounds in a row that did not improve on the best
     restarts: int = 0  # fresh starts so far
@@ -76,8 +75,7 @@ class Exhume:
     restarts: int = 2  # fresh starts before the search gives up
     rounds: int = 1000  # most rounds in all
     trial: int = 80  # most solver steps a round
-    # cosines above which candidates are merged before a cut; the first that leaves enough
-    twins: tuple[float, ...] = (0.98, 0.99, 0.999)
+    twins: tuple[float, ...] = (0.98, 0.99, 0.999)  # cosines to merge above, before a cut
     alike: tuple[float, ...] = (0.9, 0.97, 0.99, 0.999)  # the same where the number is unknown
     cheap: float = 1e-2  # share of the target that a cut may cost before others are solved again
     same: float = 1.5  # factor within which two residuals are the same plateau
@@ -91,11 +89,8 @@ class Exhume:
 
     def _fitted_to(self, problem: Problem) -> "Exhume":
         """Return the method with no more asked for than the stored weights' precision allows."""
-        return replace(
-            self,
-            tolerance=max(self.tolerance, problem.resolution),
-            close=max(self.tolerance if problem.drift else self.close, problem.resolution),
-        )
+        close = max(self.tolerance if problem.drift else self.close, problem.resolution)
+        return replace(self, tolerance=max(self.tolerance, problem.resolution), close=close)
 
     def init(self, problem: Problem, samples: int | None, seed: int) -> Search:
         """Begin at random: with a surplus if the number of samples is known, few if not."""
@@ -116,8 +111,7 @@ class Exhume:
 
     def advance(self, problem: Problem, progress: Search) -> Search:
         """Take one solver step, or make the next move when the trial has ended."""
-        self = self._fitted_to(problem)
-        state = progress.state
+        self, state = self._fitted_to(problem), progress.state
         if state.outcome is None and state.steps < self.trial:
             exploring = progress.phase == "explore"
             solver = self._explorer(problem, progress.samples) if exploring else self._polisher
@@ -168,8 +162,7 @@ class Exhume:
             return self._tidy(problem, replace(progress.kept(), tidied=0))
         before = progress.best_residual
         if fit.value < before / self.same:
-            better = replace(progress.kept(), misses=0, returned=0, floor=0.0)
-            return self._explore(problem, better)
+            return self._explore(problem, replace(progress.kept(), misses=0, returned=0, floor=0.0))
         if fit.value <= before * self.same and progress.dropped > 0 and problem.drift > 0:
             found = progress.returned + self._found_again(problem, progress)
             progress = replace(progress, returned=found)
@@ -177,11 +170,10 @@ class Exhume:
         progress = replace(progress.kept(), misses=0) if fit.value < before else missed
         wanted = self._wanted(problem, progress)
         spare = len(progress.leader.candidates) > wanted  # a plateau is no floor without any
+        low = progress.best_residual <= 0.1 * problem.drift
         if progress.samples is None:
-            spare = spare and self._grown(problem, progress)
-        else:
-            spare = spare and progress.best_residual <= 0.1 * problem.drift
-        if spare and progress.returned >= max(1.0, wanted / 2):
+            low = self._grown(problem, progress)
+        if spare and low and progress.returned >= max(1.0, wanted / 2):
             progress = replace(progress, floor=progress.best_residual, returned=0, tidied=0)
             return self._tidy(problem, progress)
         return self._explore(problem, progress)
@@ -209,8 +201,7 @@ class Exhume:
         """Begin a trial with more candidates if their number may grow, else with new for old."""
         if progress.misses >= self.patience or progress.rounds >= self.rounds:
             return self._restart(problem, progress)
-        generator = stream(progress.seed, progress.rounds + 1)
-        best = progress.led(problem)
+        best, generator = progress.led(problem), stream(progress.seed, progress.rounds + 1)
         before, samples = len(best.candidates), progress.samples
         if samples is None and before < self._most(problem) and not self._grown(problem, progress):
             drop, count = 0, min(math.ceil(1.5 * before), self._most(problem))

@@ -215,8 +215,7 @@ class Penalised:
         values = {name: r.at(draw) for (name, r), draw in zip(ranges.items(), draws, strict=True)}
         if trial < len(published):
             values |= published[trial]
-        given = {name: getattr(self, name) for name in ranges}
-        values |= {name: value for name, value in given.items() if value is not None}
+        values |= {name: getattr(self, name) for name in ranges if getattr(self, name) is not None}
         return self.hyperparameters(problem, values)
 
     def advance(self, problem: Problem, progress: Descending) -> Descending:

@@ -155,10 +155,9 @@ class PenalisedLoss:
     def slope(self) -> Tensor:
         """∂L/∂X = −2 pull(R, A) + …, (n, d)."""
         candidates, shape = self.place.candidates, self.problem.shape
-        pulled = self.linearization.pull(self.residual, self.coefficients)
-        slope = -2 * pulled.to(candidates.dtype)
+        pulled = self.linearization.pull(self.residual, self.coefficients).to(candidates.dtype)
         weight = 2 * self.place.shares[:, None]
-        slope = slope + self.settings.box * weight * self._excess
+        slope = -2 * pulled + self.settings.box * weight * self._excess
         if self.settings.smoothness:
             rough = roughness(roughness(candidates, shape), shape)
             slope = slope + self.settings.smoothness * weight * rough

@@ -62,8 +62,7 @@ class Progress:
 
     def next_round(self, state: Any, **changes: Any) -> Self:
         """Begin another trial; the cost of this one is added to the total."""
-        steps, products = self.total_steps, self.total_products
-        rounds = self.rounds + 1
+        steps, products, rounds = self.total_steps, self.total_products, self.rounds + 1
         return replace(self, state=state, rounds=rounds, steps=steps, products=products, **changes)
 
 

@@ -173,9 +173,8 @@ Loss = Penalty | Projection  # what a base method minimises, where a run of it i
 def curvatures(loss: Loss, iterations: int, generator: torch.Generator) -> split.Eigenpairs:
     """Return the way to split each candidate, and what it promises."""
     start = torch.randn(loss.candidates.shape, generator=generator, dtype=torch.float64)
-    return split.smallest_eigenpairs(
-        loss.product, loss.admissible(start.to(loss.candidates)), iterations
-    )
+    start = loss.admissible(start.to(loss.candidates))
+    return split.smallest_eigenpairs(loss.product, start, iterations)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -328,9 +327,8 @@ def paced(run: Descent) -> Descent:
     Halves have the same slope, and their sum moves by the sum of their steps: a run tuned to the
     edge of stability would be thrown off it. Adam's steps do not grow with the slope.
     """
-    if run.moments.square is not None:
-        return run
-    return replace(run, pace=run.place.shares.min().item())
+    adam = run.moments.square is not None
+    return run if adam else replace(run, pace=run.place.shares.min().item())
 
 
 def begun_with(

@@ -43,8 +43,7 @@ class Stationary:
     """A search for problems whose target is the weights: stationary points of their training."""
 
     surplus: float = 2.0  # candidates in units of the samples
-    # of ReLU in trial after trial, in units of what the first neurons are given; the last stays
-    sharpness: tuple[float, ...] = (25.0, 50.0, 125.0, 250.0)
+    sharpness: tuple[float, ...] = (25.0, 50.0, 125.0, 250.0)  # of trials; the last stays
     trials: int = 60  # how many in all
     steps: int = 30  # most solver steps a trial
     renewed: float = 0.1  # share of the candidates that start again after a trial, at least
@@ -104,9 +103,8 @@ class Stationary:
         asked = self.sharpness[min(trial, len(self.sharpness) - 1)]
         if problem.first_layer is None:
             return asked
-        sizes = problem.first_layer.spectrum[0]
+        sizes, neurons = problem.first_layer.spectrum[0], len(problem.first_layer.trained)
         norm = SPREAD * problem.domain.start(8, problem.dim, stream(0, 0)).norm(dim=1).mean()
-        neurons = len(problem.first_layer.trained)
         given = norm * (sizes.pow(3).sum() / sizes.sum() / neurons).sqrt()
         return asked / max(float(given), torch.finfo(given.dtype).tiny)
 
@@ -115,8 +113,7 @@ class Stationary:
         trace = traces(fit)
         unused = max(int((trace == 0).sum()), math.ceil(self.renewed * len(trace)))
         candidates = fit.candidates.clone()
-        gone = trace.argsort()[:unused]
-        candidates[gone] = starts(problem, unused, generator).to(candidates)
+        candidates[trace.argsort()[:unused]] = starts(problem, unused, generator).to(candidates)
         return candidates
 
 

@@ -42,8 +42,7 @@ class Tansley2026:
     rank: int | str = "gap"  # r, or the rule to find it: gap or energy
     search: Exhume | Stationary | None = None  # run in the subspace; the method `exhume` if None
     polish: int = 30  # most solver steps in the full space at the end
-    # U (d, r), orthonormal, where the attacker is told the subspace: nothing is then estimated
-    basis: Tensor | None = field(default=None, repr=False, compare=False)
+    basis: Tensor | None = field(default=None, repr=False, compare=False)  # U (d, r), where told
     name: str = "tansley2026"
 
     def view(self, problem: Problem) -> Problem:
@@ -76,8 +75,8 @@ class Tansley2026:
         if isinstance(problem, Reduced) or isinstance(search, Stationary):
             return search.init(problem, samples, seed)
         count, generator = search.count(problem, samples), stream(seed, 0)
-        weights = problem.target[:, 0]
-        vectors = extreme_eigenvectors(problem, weights, min(2 * count, problem.dim), generator)
+        weights, most = problem.target[:, 0], min(2 * count, problem.dim)
+        vectors = extreme_eigenvectors(problem, weights, most, generator)
         if vectors is None:
             return search.init(problem, samples, seed)
         basis = vectors.double().cpu()
@@ -94,10 +93,8 @@ class Tansley2026:
         fit = search.finish(problem, progress)
         if not isinstance(problem, Reduced):
             return fit
-        full = problem.full
-        basis = problem.subspace.basis.to(fit.candidates)
-        lifted = fitted(full, fit.candidates @ basis.T)
-        count = len(fit.candidates)
+        full, count = problem.full, len(fit.candidates)
+        lifted = fitted(full, fit.candidates @ problem.subspace.basis.to(fit.candidates).T)
         explained = fit.value <= max(search.tolerance, full.resolution)
         if explained or full.ratio(count) < ENOUGH:
             return lifted

@@ -42,8 +42,7 @@ def conjugate_gradients(
         >>> D.tolist(), used
         ([[0.5, 0.5, 0.5]], 1)
     """
-    solution = torch.zeros_like(right_side)
-    residual = right_side
+    solution, residual = torch.zeros_like(right_side), right_side
     search = scaled = preconditioner(residual)
     energy = first = _inner(residual, scaled)
     used = 0
@@ -94,8 +93,7 @@ class LevenbergMarquardt:
         damping = state.damping
         direction, used = damped_step(problem, state.fit, damping, self.accuracy, self.products)
         moved = problem.domain.project(state.fit.candidates + direction)
-        fit = fitted(problem, moved, state.fit)
-        before = state.fit.cost
+        fit, before = fitted(problem, moved, state.fit), state.fit.cost
         accepted = fit.cost < before
         gain = 1 - fit.cost / before if accepted else 0.0
         stalled = 0 if gain > self.progress else state.stalled + 1
