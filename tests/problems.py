@@ -158,6 +158,7 @@ def same_products(
     here, there = one.linearize(x), other.linearize(x)
     gram = there.gram()
     close(here.gram(), gram, relative)
+    assert here.gram().dtype == torch.float64, "sums over p are in double, the rest is not"
     for seed in (1, 5):
         a, t = gaussian(len(gram), m, seed=seed), gaussian(other.width, m, seed=seed + 1)
         direction = gaussian(n, other.dim, seed=seed + 2)
@@ -169,6 +170,8 @@ def same_products(
         close(here.pull(target, own), pulled, steps)
         close(here.curvature(own), there.curvature(a), steps)
         close(here.bend(along, target, own), bent, steps, pulled.abs().max().item())
+        assert here.apply(target).dtype == here.curvature(own).dtype == torch.float64
+        assert here.combine(own).dtype == here.pull(target, own).dtype == one.dtype
 
 
 def dense_v(features: RandomFeatures) -> Tensor:

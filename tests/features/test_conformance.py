@@ -77,11 +77,6 @@ class Unrotated(RandomFeatures):
         return replace(self, weights=Stored(kept))
 
 
-class Forgetful(RandomFeatures):
-    def restrict(self, basis: Tensor) -> RandomFeatures:
-        return replace(super().restrict(basis), bias=None)
-
-
 class Weighed(RandomFeatures):
     """Φ with its i-th row times i: all products fit together, only the order matters."""
 
@@ -98,7 +93,6 @@ class Weighed(RandomFeatures):
     [
         (Skewed, "moment is not a symmetric matrix"),
         (Unrotated, "restrict: has other features"),
-        (Forgetful, "restrict: has other features"),
         (Weighed, "depends on the order of the candidates"),
     ],
 )

@@ -64,12 +64,10 @@ def test_outputs_are_those_of_the_last_point(parameters: str, outputs: int) -> N
 
 
 def with_layers(*between: nn.Module) -> tuple[nn.Sequential, dict[str, Tensor]]:
-    """A net of dense layers of 5 units, with those layers between, on inputs of shape (2, 2)."""
+    """A net of dense layers of 4 units, with those layers between, on inputs of shape (2, 2)."""
     torch.manual_seed(0)
-    layers: list[nn.Module] = [nn.Flatten(), nn.Linear(4, 5)]
-    for middle in between:
-        layers += [middle, nn.Linear(5, 5)]
-    module = nn.Sequential(*layers[:-1], nn.Linear(5, 2)).double().eval()
+    layers = [layer for middle in between for layer in (nn.Linear(4, 4), middle)]
+    module = nn.Sequential(nn.Flatten(), *layers, nn.Linear(4, 2)).double().eval()
     return module, {key: w.detach() for key, w in module.state_dict().items()}
 
 
@@ -129,10 +127,9 @@ def test_activations_of_torch_are_recognised_or_left_to_torch(
 
 def test_the_fast_path_is_not_for_another_head() -> None:
     """With d = h nothing but the values would tell."""
-    net = make("two_layer", outputs=4, width=4)
+    net, x = make("two_layer", outputs=4, width=4), on_sphere(3, 4)
     other = replace(net.network, head="1")
     features = features_at(other, net.initial, net.trained, "last", "final")
-    x = on_sphere(3, 4)
     close(features.linearize(x).combine(torch.eye(3, dtype=torch.float64)).T, x)
 
 
@@ -145,10 +142,6 @@ def test_single_precision_is_close_to_double(name: str, parameters: str) -> None
     same_products(single, double, 1e-3 if name == "vit" else 1e-4, n=2)
     if name == "mlp" and parameters == "all":
         same_products(by_torch(single, keep=False, chunk=1), double, 1e-4)
-    here = single.linearize(on_sphere(2, single.dim))
-    a, t = gaussian(len(here.gram()), 1), gaussian(single.width, 1)
-    assert here.gram().dtype == here.apply(t).dtype == here.curvature(a).dtype == torch.float64
-    assert here.combine(a).dtype == here.pull(t.float(), a).dtype == torch.float32
 
 
 def test_random_probes_have_the_right_mean_and_sums_over_blocks_are_in_double() -> None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from exhume.errors import InputError
 from exhume.features.network import derivatives, known_network, midpoint, moved, named_block
 from nets import SIZES, make
+from odd_modules import Written
 from problems import gaussian, on_sphere
 
 NAMES = ("a.0.weight", "a.0.bias", "b.scale", "b.shift", "head.weight", "head.bias")
@@ -86,6 +87,7 @@ def test_hidden_values_leave_no_hook_behind_also_after_an_error() -> None:
     with pytest.raises(RuntimeError):
         net.network.first_dense({**net.trained, "1.weight": gaussian(3, 3)})
     assert not any(part._forward_pre_hooks for part in net.network.module.modules())
+    assert not torch.nn.modules.module._global_forward_pre_hooks
 
 
 def test_precision_settings_come_back() -> None:
@@ -106,23 +108,18 @@ def test_a_module_that_is_all_head_has_the_inputs_for_hidden_values() -> None:
     assert torch.equal(network.hidden(weights, x), x)
 
 
-class Through(nn.Module):
-    """A dense head after what a function makes of the input and two dense layers."""
-
-    def __init__(self, through: Callable[..., Tensor], gain: bool = False) -> None:
-        super().__init__()  # layers are registered backwards
-        self.head, self.later, self.sooner = nn.Linear(12, 2), nn.Linear(12, 12), nn.Linear(12, 12)
-        self.gain = nn.Parameter(torch.full((12,), 2.0)) if gain else None
-        self.through = through
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.through(self, x.flatten(1)))
+def through(function: Callable[..., Tensor]) -> nn.Module:
+    """A dense head after what a function makes of the input and two layers, registered backwards."""
+    sizes = {"head": 2, "later": 12, "sooner": 12}
+    parts = {name: nn.Linear(12, size) for name, size in sizes.items()}
+    return Written(lambda net, x: net.head(function(net, x.flatten(1))), **parts)
 
 
-SKIPPING = Through(lambda net, x: x + net.later(net.sooner(x).tanh()).tanh())
-SCALED = Through(lambda net, x: net.sooner(x / 255).tanh())
-TOKEN = Through(lambda net, x: net.sooner(x * net.gain).tanh(), gain=True)
-RECURRENT = Through(lambda net, x: net.sooner(net.sooner(x).tanh()).tanh())
+SKIPPING = through(lambda net, x: x + net.later(net.sooner(x).tanh()).tanh())
+SCALED = through(lambda net, x: net.sooner(x / 255).tanh())
+TOKEN = through(lambda net, x: net.sooner(x * net.gain).tanh())
+TOKEN.gain = nn.Parameter(torch.full((12,), 2.0))
+RECURRENT = through(lambda net, x: net.sooner(net.sooner(x).tanh()).tanh())
 
 
 def dense(*before: nn.Module) -> nn.Sequential:
