@@ -213,16 +213,11 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
 def test_pictures_are_kept_and_shown_unless_redacted(
     redact: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept: list[bool] = []
-
-    def run(cells: Sequence[Any], **_: Any) -> list[Record]:
-        kept.extend(getattr(cell, "keep", 0) > 0 for cell in cells)
-        return here(cells)
-
-    monkeypatch.setattr(sweep, "run", run)
+    ran: list[Any] = []
+    monkeypatch.setattr(sweep, "run", lambda cells, **_: ran.extend(cells) or here(cells))
     images = {"data": "digits", "size": 4, "classes": "parity", "samples": "3", "ratios": "4"}
     command.law(**images, seeds=2, products=50, out=tmp_path, redact=redact)
-    assert sum(kept) == (0 if redact else 1)
+    assert sum(getattr(cell, "keep", 0) > 0 for cell in ran) == (0 if redact else 1)
     text = (tmp_path / "law.html").read_text()
     assert text.count("data:image/png;base64,") == (0 if redact else 1)  # first seed and method
     assert ("Redacted" in text) is redact
@@ -230,9 +225,7 @@ def test_pictures_are_kept_and_shown_unless_redacted(
 
 
 def test_all_cells_failing_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def run(cells: Sequence[Any], **_: Any) -> list[Record]:
-        return [Record(cell, None, "MemoryError: no", 0.0) for cell in cells]
-
-    monkeypatch.setattr(sweep, "run", run)
+    failed = partial(Record, values=None, error="MemoryError: no", seconds=0.0)
+    monkeypatch.setattr(sweep, "run", lambda cells, **_: [failed(cell) for cell in cells])
     with pytest.raises(InputError, match=r"all .* cells failed, the first one with MemoryError"):
         command.law(**TINY, out=tmp_path)

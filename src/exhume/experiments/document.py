@@ -29,8 +29,7 @@ Where more than {percent(FAILED)} of the cells failed, nothing is decided.
 def publish(out: Path, docs: Path, claims: Mapping[str, Claim]) -> list[tuple[str, str | None]]:
     """Copy results and figures into docs/reproduction, then write docs/reproduction.md.
 
-    A result that is in the docs and not among the new ones stays. What was copied is returned, each
-    with the reason why its figure was not.
+    Results that are there already stay. Returned is what was copied, and why a figure was not.
     """
     results = {file: read_json(file) for file in sorted(out.glob("*/result.json"))}
     found = {

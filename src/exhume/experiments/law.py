@@ -45,16 +45,12 @@ HEADINGS = ("model", "d", "n", "r", "what", "counted p", "measured p", "p / coun
 
 @dataclass(frozen=True)
 class Law:
-    """A law is what to sweep: every combination of the options of `exhume law`.
-
-    A rank of None stands for the whole space. `pictures` says whether some of the samples may be
-    kept as pictures.
-    """
+    """A law is what to sweep: every combination of the options of `exhume law`."""
 
     data: str = "sphere"
     dims: tuple[int | None, ...] = (60,)
     samples: tuple[int, ...] = (12,)
-    ranks: tuple[int | None, ...] = (None,)
+    ranks: tuple[int | None, ...] = (None,)  # None is the whole space
     ratios: tuple[float, ...] = (0.5, 1.0, 2.0, 5.0)
     seeds: int = 5
     methods: tuple[str, ...] = (OURS, MOMENTUM)
@@ -64,19 +60,13 @@ class Law:
     products: int | None = 30_000
     size: int | None = None
     classes: str | None = None
-    pictures: bool = False
+    pictures: bool = False  # whether some of the samples may be kept as pictures
 
     def cells(self) -> list[Attack | LabelFit]:
-        """Return all cells, checked.
-
-        Raises:
-            InputError: a value that could not be run, data that is not there, or too many cells.
-        """
+        """Return all cells; refuse what could not be run, data that is not there, too many cells."""
         whole_number("seeds", self.seeds)
         for field in AXES:
             values = getattr(self, field)
-            if not values:
-                raise InputError(f"{field}: expected one value or more, got none.")
             if len(set(values)) < len(values):
                 raise InputError(f"{field}: expected different values, got {values}.")
         count = self.seeds * math.prod(len(getattr(self, field)) for field in AXES)
@@ -102,14 +92,9 @@ class Law:
 
     def _attacks(self) -> list[Attack]:
         """Attacks on victims at each ratio; the first seed and method keep pictures if any may."""
-        cells = self._grid(
-            Attack,
-            architecture=self.architectures,
-            loss=self.losses,
-            method=self.methods,
-            products=self.products,
-            ratio=self.ratios,
-        )
+        model = {"architecture": self.architectures, "loss": self.losses}
+        attack = {"method": self.methods, "products": self.products, "ratio": self.ratios}
+        cells = self._grid(Attack, **model, **attack)
         return [
             replace(cell, keep=PAIRS) if self.pictures and self._first(cell) else cell
             for cell in cast(Iterable[Attack], cells)

@@ -105,12 +105,9 @@ class Threshold:
 
     @classmethod
     def of(cls, curve: Curve) -> "Threshold | None":
-        """Read it off the mean share recovered by ratio; None where one side was not measured.
-
-        The upper side lies beyond what counts as about one, so that a start can lie there too.
-        """
+        """Read it off the mean share recovered by ratio; None where one side was not measured."""
         low = [y for x, y in curve.items() if x <= NEAR[0]]
-        if not low or max(curve) <= NEAR[1]:
+        if not low or max(curve) <= NEAR[1]:  # a start may lie beyond what counts as about one
             return None
         return cls(max(low), rise(curve), curve[max(curve)])
 

@@ -123,10 +123,9 @@ def training_shown() -> Callable[[int, float], None]:
 def momentum_until(
     victim: Victim, share: float, limit: float, seed: int, every: int = 50
 ) -> tuple[float, float]:
-    """Run the published recipe until so large a share is recovered, or for `limit` seconds.
+    """Return seconds and share of the published recipe until `share` is recovered, or `limit` ends.
 
     The recipe does not see the truth; this stop-watch does, and its own time is not counted.
-    Seconds used and the share recovered at the end are returned.
     """
     method, samples = Iurada2025(), victim.truth.samples
     start = time.perf_counter()

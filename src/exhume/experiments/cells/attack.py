@@ -85,10 +85,8 @@ class Attack(Samples):
             self._equations(self.dim)
         if self.architecture == "random_features":
             self.check_absent("random_features, which are solved for", "until", "lazy")
-            if self.loss == "cross_entropy":
-                raise InputError("loss: random features take squared or logistic.")
-            if self.block != "last":
-                raise InputError("block: of random features only the last layer is trained.")
+            one_of("loss", self.loss, ("squared", "logistic"))
+            one_of("block", self.block, ("last",))
         elif self.architecture != "two_layer":
             if self.data == "sphere":
                 raise InputError(f"architecture: {self.architecture} takes images, not sphere.")

@@ -62,13 +62,11 @@ def _counted(found: Table) -> list[str]:
     return [f"The equations determine all unknowns from p_L = {first:g} dn on ({below or 'all'})."]
 
 
+Axes = dict[str, Any]
+
+
 def _claim(
-    name: str,
-    what: str,
-    minutes: tuple[float, float],
-    small: dict[str, Any],
-    full: dict[str, Any],
-    counted: tuple[float, ...] = (),
+    name: str, what: str, minutes: tuple[float, float], small: Axes, full: Axes, counted: Any = ()
 ) -> Claim:
     """Attacks at the ratios above unless they are given, and ranks at ratios of their own."""
 
