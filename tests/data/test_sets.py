@@ -175,14 +175,13 @@ def test_own_images(given_shape: tuple[int, ...]) -> None:
 
 
 def test_own_rows_as_they_are_and_copied() -> None:
-    rows = torch.randn(3, 7, requires_grad=True, dtype=torch.bfloat16)
-    own = data.from_arrays(rows, torch.eye(3), normalise=False, standardise=False, name="mine")
+    plain = partial(data.from_arrays, normalise=False, standardise=False)
+    rows, array = torch.randn(3, 7, requires_grad=True, dtype=torch.bfloat16), np.eye(2)
+    own, copied = plain(rows, torch.eye(3), name="mine"), plain(array, array)
     assert own.inputs.equal(rows.detach().double()) and own.images().equal(own.inputs)
     assert (own.name, own.outputs, own.inputs.requires_grad) == ("mine", 3, False)
-    array = np.eye(2)
-    own = data.from_arrays(array, array, normalise=False, standardise=False)
     array[:] = 7.0
-    assert own.inputs.tolist() == own.targets.tolist() == [[1.0, 0.0], [0.0, 1.0]]
+    assert copied.inputs.tolist() == copied.targets.tolist() == [[1.0, 0.0], [0.0, 1.0]]
 
 
 @settings(deadline=None, max_examples=40)

@@ -92,14 +92,12 @@ RHO = torch.tensor(
 
 
 def relu_coefficient(k: int) -> float:
-    """E[relu(g) He_k(g)]/√k! by integrating by parts: He_{k−2}(0) φ(0)/√k! for k ≥ 2."""
-    if k < 2:
-        return (1 / math.sqrt(2 * math.pi), 0.5)[k]
-    if k % 2:
-        return 0.0
-    half = (k - 2) // 2
-    log = math.lgamma(k - 1) - math.lgamma(half + 1) - half * math.log(2) - math.lgamma(k + 1) / 2
-    return (-1) ** half * math.exp(log) / math.sqrt(2 * math.pi)
+    """±√ of the series of its kernel, by κ'' = 1/(2π√(1 − ρ²)); signs alternate from k = 2 on."""
+    j = k // 2 - 1
+    if k < 2 or k % 2:
+        return (1 / math.sqrt(2 * math.pi), 0.5)[k] if k < 2 else 0.0
+    term = math.comb(2 * j, j) / 4**j / ((2 * j + 1) * (2 * j + 2))
+    return (-1) ** j * math.sqrt(term / (2 * math.pi))
 
 
 def test_relu_and_erf_have_their_closed_forms_and_errors_are_honest() -> None:

@@ -264,8 +264,8 @@ def interrupt(path: Path, steps: int, how: Training = LONG) -> None:
         {"optimizer": "sgd", "batch": 2},
         {"optimizer": "adam", "batch": 4, "decay": 0.01},
         {"lazy": 5.0},
-        {"steps": 20 * WINDOW},
-        {"steps": 20 * WINDOW, "optimizer": "adam"},
+        {"steps": 10 * WINDOW},
+        {"steps": 10 * WINDOW, "optimizer": "adam"},
     ],
     ids=str,
 )
