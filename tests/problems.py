@@ -225,11 +225,7 @@ def cosines(a: Tensor, b: Tensor) -> Tensor:
 def with_hidden_flips(
     x: Tensor, a: Tensor, flipped: list[int], mirrored: list[int]
 ) -> tuple[Tensor, Tensor]:
-    """Other candidates and coefficients with the same Σ a_i relu(v·x_i) for every v.
-
-    Flipped samples are off by the linear function Σ_F a_i (v·x_i); so are mirrored ones, of which
-    more than half sits at −x_i. Pairs ±u, one for each rank of the sum, make good for it.
-    """
+    """The same Σ a_i relu(v·x_i) for every v: pairs ±u make good for the linear part of flips."""
     signs, shares = torch.ones(len(x), 1).to(x), torch.zeros(len(x), 1).to(x)
     signs[flipped], shares[mirrored] = -1, 0.55
     off = x[flipped].T @ a[flipped] + (shares * x).T @ a

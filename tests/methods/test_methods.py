@@ -17,7 +17,7 @@ from exhume.methods.progress import pack
 from exhume.methods.stationary import Stationary
 from exhume.search.moves import dropping
 from exhume.solvers import Outcome
-from problems import Case, case, cosines, make_problem, on_sphere
+from problems import Case, case, cosines, on_sphere
 
 IURADA = Iurada2025(rate=4.0, steps=3000)
 
@@ -80,12 +80,10 @@ def test_only_candidates_that_are_there_again_count_as_returned() -> None:
     truth = case(12, 4, 10)
     problem = replace(truth.problem, drift=1.0)
     best = torch.cat([truth.inputs, on_sphere(2, 12, seed=9)])
-    order, _ = dropping(problem, fitted(problem, best))
-    start = best.clone()
+    order, start = dropping(problem, fitted(problem, best))[0], best.clone()
     start[order[2]] = on_sphere(1, 12, seed=8)[0]  # beyond the surplus two were dropped
     begun = Exhume().begin(problem, 4, 0, start)
-    ended = replace(begun.state, outcome=Outcome.STALLED)
-    led = Found(best, begun.residual)
+    ended, led = replace(begun.state, outcome=Outcome.STALLED), Found(best, begun.residual)
     after = Exhume().advance(problem, replace(begun, state=ended, best=led, dropped=2))
     assert (after.phase, after.returned) == ("explore", 1)
 
@@ -112,19 +110,16 @@ def test_a_budget_of_products_ends_a_run_at_the_same_place_every_time(method: st
     assert torch.equal(one.samples, other.samples)
 
 
-def test_weights_that_are_not_numbers_end_the_search() -> None:
-    truth = single(20, 4, 5)
-    broken = replace(activation("relu"), value=torch.log)
-    features = replace(truth.problem.features, activation=broken)
-    found = reconstruct(make_problem(features, truth.problem.target), 4)
-    assert found.outcome is Outcome.DIVERGED
+def test_features_that_are_not_numbers_end_the_search() -> None:
+    problem = single(20, 4, 5).problem
+    broken = replace(problem.features, activation=replace(activation("relu"), value=torch.log))
+    assert reconstruct(replace(problem, features=broken), 4).outcome is Outcome.DIVERGED
 
 
 def test_the_published_recipe_starts_and_steps_as_published() -> None:
     truth = single(100, 20, 1)
     start = Iurada2025().init(truth.problem, 20, seed=0).candidates
-    assert start.mean().abs() < 0.1
-    assert start.std().item() == pytest.approx(1, abs=0.1)
+    assert start.mean().abs() < 0.1 and start.std().item() == pytest.approx(1, abs=0.1)
     assert start.norm(dim=1).std() > 0.1  # not projected before the first step
     assert Iurada2025()._solver(truth.problem).rate == 20
     assert Iurada2025()._solver(replace(truth.problem, shape=(10, 10))).rate == 2000

@@ -19,7 +19,7 @@ from exhume.search.subspace import Subspace, estimate
 from exhume.solvers import Outcome, solve
 from exhume.solvers.levenberg_marquardt import LevenbergMarquardt
 from nets import make
-from problems import gaussian
+from problems import case, gaussian
 
 SHORT = Exhume(patience=8, restarts=0)
 
@@ -75,8 +75,7 @@ def test_what_has_no_floor_is_not_settled(
 
 @pytest.mark.parametrize("samples", [4, 3, None])
 def test_random_features_are_never_settled(samples: int | None) -> None:
-    known = data.sphere(12, 4, 100)
-    problem = victims.random_features(known, width=12 * 4 * 5, seed=100).problem
+    problem = case(12, 4, 5, seed=100, dtype=torch.float32).problem
     assert problem.drift == 0
     found, moves = watched(problem, samples, replace(SHORT, patience=2, rounds=20), 100)
     assert found.outcome is (Outcome.STALLED if samples == 3 else Outcome.CONVERGED)
@@ -98,16 +97,15 @@ def outside(candidates: Tensor, basis: Tensor) -> float:
 
 
 def test_the_subspace_recovers_where_the_full_space_has_too_few_equations() -> None:
-    inside = []
+    recovered = []
     for seed in (100, 101, 102):
         victim, known = two_layer(30, 4, 60, seed, lazy=10.0)
-        assert victim.problem.ratio(4) == 0.5
         found = reconstruct(victim.problem, 4, seed, method="tansley2026")
-        inside.append(score(found.samples, known).recovered)
+        recovered.append(score(found.samples, known).recovered)
         assert found.rank == 4 and found.samples.shape == (4, 30)
         assert outside(found.samples, torch.linalg.qr(known.inputs.T).Q) < 1e-6
         torch.testing.assert_close(Sphere().project(found.samples), found.samples)
-    assert sum(inside) >= 2
+    assert sum(recovered) >= 2 and victim.problem.ratio(4) == 0.5
     other = reconstruct(victim.problem, 4, seed, SHORT, product_limit=3000)
     assert other.rank is None and score(other.samples, known).recovered == 0
 
@@ -115,8 +113,7 @@ def test_the_subspace_recovers_where_the_full_space_has_too_few_equations() -> N
 def test_the_number_of_samples_is_that_of_the_directions() -> None:
     victim, known = two_layer(20, 3, 300, 100, lazy=10.0, decay=1e-4)  # which is no harm
     found = reconstruct(victim.problem, method="tansley2026", product_limit=3000)
-    assert len(found.samples) == found.rank == 3
-    assert score(found.samples, known).recovered == 1
+    assert len(found.samples) == found.rank == 3 and score(found.samples, known).recovered == 1
     few = Tansley2026(rank=3, search=SHORT, polish=0)  # a rank and a radius of one's own are taken
     small = replace(victim.problem, domain=Sphere(2.0))
     found = reconstruct(small, 2, method=few, product_limit=300)
@@ -147,10 +144,7 @@ def test_a_spoiled_basis_is_made_good_for_in_the_full_space_and_an_exact_one_is_
     solver = LevenbergMarquardt(tolerance=1e-14, damping=1e-3, patience=3)
     freer = solve(solver, victim.problem, kept.samples, 30).fit  # a little, which is no evidence
     assert 0.5 * kept.residual < freer.value < kept.residual
-
-
-def test_too_few_equations_for_the_full_space_leave_the_spoiled_basis() -> None:
-    victim, _ = two_layer(40, 4, 224, 100, lazy=10.0)
+    victim, _ = two_layer(40, 4, 224, 100, lazy=10.0)  # too few equations for the full space
     assert victim.problem.ratio(4) == 1.4
     wrong, basis = spoiled(victim.problem, 0.03)
     found = reconstruct(wrong, 4, 100, method=Tansley2026(search=SHORT))
@@ -158,10 +152,8 @@ def test_too_few_equations_for_the_full_space_leave_the_spoiled_basis() -> None:
 
 
 def test_random_features_have_the_moment_for_a_start_and_for_nothing_more() -> None:
-    known = data.sphere(60, 2, 100)
-    square = {"activation": "polynomial:0,0,1", "width": 60 * 2 * 40}
-    problem = victims.random_features(known, seed=100, **square).problem
-    span = torch.linalg.qr(known.inputs.T).Q
+    truth = case(60, 2, 40, "polynomial:0,0,1", seed=100)
+    problem, span = truth.problem, torch.linalg.qr(truth.inputs.T).Q
 
     def inside(method: Exhume | Tansley2026) -> float:
         x = torch.cat([method.init(problem, 2, seed).candidates for seed in range(10)]).double()
@@ -170,12 +162,11 @@ def test_random_features_have_the_moment_for_a_start_and_for_nothing_more() -> N
     assert Tansley2026().view(problem) is problem
     assert inside(Exhume()) < 2 * 2 / 60
     assert inside(Tansley2026()) > 0.5 * 2 / 8  # of 8 directions two are right
-    known = data.sphere(20, 4, 100)
-    problem = victims.random_features(known, width=20 * 4 * 6, seed=100).problem
-    start = Tansley2026().init(problem, 4, 100).candidates.double()
-    found = reconstruct(problem, 4, 100, method="tansley2026")
+    truth = case(20, 4, 6, seed=100, dtype=torch.float32)
+    start = Tansley2026().init(truth.problem, 4, 100).candidates.double()
+    found = reconstruct(truth.problem, 4, 100, method="tansley2026")
     assert found.outcome is Outcome.CONVERGED and found.rank is None
-    assert score(found.samples, known).exact == 1
+    assert score(found.samples, truth.inputs).exact == 1
     assert outside(found.samples, torch.linalg.qr(start.T).Q) > 0.3
 
 
@@ -197,18 +188,16 @@ def test_all_parameters_recover_where_the_last_layer_has_too_few() -> None:
     every, last = victim.posed("all"), victim.posed("last")
     assert last.ratio(3) < 1 < 5 < every.ratio(3)
     found, wrong = reconstruct(every, 3, 102), reconstruct(last, 3, 102)
-    assert found.outcome is wrong.outcome is Outcome.CONVERGED
-    assert score(found.samples, known).exact == 1
-    assert score(wrong.samples, known).recovered == 0  # zero residual with wrong candidates
+    assert found.outcome is wrong.outcome is Outcome.CONVERGED  # the one with wrong candidates
+    assert score(found.samples, known).exact == 1 > score(wrong.samples, known).recovered == 0
 
 
 def test_the_published_recipe_lowers_the_residual_of_a_network() -> None:
     victim, _ = two_layer(12, 3, 360, 100)
     recipe, z = Iurada2025(rate=4.0, steps=150), torch.tensor([-1.0, 2.0]).double()
-    random = victims.random_features(data.sphere(5, 2), width=9).problem
-    for problem, slopes in ((victim.problem, [0, 1]), (random, [0.02, 1])):  # plain in a network
-        features = recipe.view(problem).features
-        assert features.activation.slope(z).tolist() == pytest.approx(slopes)
+    for problem, slopes in ((victim.problem, [0, 1]), (case(5, 2, 9).problem, [0.02, 1])):
+        sigma = recipe.view(problem).features.activation  # plain in a network
+        assert sigma.slope(z).tolist() == pytest.approx(slopes)
     start = recipe.init(recipe.view(victim.problem), 3, 0).residual
     assert reconstruct(victim.problem, 3, method=recipe).residual < 0.2 * start
 

@@ -10,11 +10,11 @@ from recipe_problems import combined, haim, watched
 
 from exhume.equation.coefficients import Rule
 from exhume.equation.objective import fitted, fitted_with
-from exhume.equation.problem import Premise, Problem
+from exhume.equation.problem import Premise
 from exhume.errors import InputError
 from exhume.features.activations import softplus
 from exhume.methods import Buzaglo2023, Haim2022, Iurada2025, Loo2023, reconstruct, shen2026
-from exhume.methods.penalised import Descending, Descent, Moments, Penalised
+from exhume.methods.penalised import Descending, Descent, Moments
 from exhume.methods.penalties import Hyperparameters, Place, balanced_labels, loss_at, outputs
 from exhume.methods.progress import stream
 from exhume.methods.shen2026 import Penalty, Projection, Shen2026, begun_with, curvatures, paced
@@ -81,36 +81,30 @@ def test_a_split_of_no_distance_changes_no_loss(name: str, forget: bool) -> None
 
 
 def test_the_projection_predicts_what_halves_with_half_the_coefficients_do() -> None:
-    known = case(6, 5, 6.0, "tanh", outputs=2)
-    progress = Iurada2025(rate=1e-3).init(known.problem, 3, 0)
-    start = known.problem.domain.project(progress.candidates)
-    state = replace(progress.state, fit=fitted(known.problem, start))
-    loss = Projection(known.problem, replace(progress, state=state))
+    problem, base = case(6, 5, 6.0, "tanh", outputs=2).problem, Iurada2025(rate=1e-3)
+    progress = base.init(problem, 3, 0)
+    fit = fitted(problem, problem.domain.project(progress.candidates))
+    loss = Projection(problem, replace(progress, state=replace(progress.state, fit=fit)))
     pairs = curvatures(loss, 6, stream(0, 0))
     chosen, epsilon = torch.tensor([0, 2]), 1e-3
-    moved = known.problem.domain.project(halves(loss.candidates, chosen, pairs.vectors, epsilon))
-    held = fitted_with(known.problem, moved, shared(state.fit.coefficients, chosen)).value
+    moved = problem.domain.project(halves(loss.candidates, chosen, pairs.vectors, epsilon))
+    held = fitted_with(problem, moved, shared(fit.coefficients, chosen)).value
     predicted = 0.5 * epsilon**2 * float(pairs.values[chosen].sum())
     assert held - loss.value == pytest.approx(predicted, rel=2e-3)
     assert loss.after(moved, chosen) < held
-    base = Iurada2025(rate=1e-3)  # which does not smooth ReLU
-    problem = base.view(case(6, 5, 6.0, "relu").problem)
+    problem = base.view(case(6, 5, 6.0, "relu").problem)  # which it does not smooth
     loss = Projection(problem, base.init(problem, 3, 0))
     assert curvatures(loss, 6, stream(0, 0)).values.min() < 0
 
 
-BASES: dict[str, tuple[Problem, Penalised | Iurada2025]] = {
-    "haim2022": (combined(samples=6), haim(330)),
-    "iurada2025": (case(8, 6, 6.0, "relu+tanh").problem, Iurada2025(rate=1.0, steps=400)),
-}
+HAIM = combined(samples=6), haim(330)
+IURADA = case(8, 6, 6.0, "relu+tanh").problem, Iurada2025(rate=1.0, steps=400)
+RUNS = [(HAIM, "published"), (HAIM, "adaptive"), (IURADA, "adaptive")]
 
 
-@pytest.mark.parametrize(
-    ("name", "rule"),
-    [("haim2022", "published"), ("haim2022", "adaptive"), ("iurada2025", "adaptive")],
-)
-def test_a_run_with_splits(name: str, rule: Any) -> None:
-    problem, base = BASES[name]
+@pytest.mark.parametrize(("posed", "rule"), RUNS)
+def test_a_run_with_splits(posed: Any, rule: Any) -> None:
+    problem, base = posed
     method = Shen2026(base, every=100, rule=rule)
     found, seen = watched(problem, 2, method)
     counts = [len(progress.candidates) for progress in seen]
@@ -118,9 +112,9 @@ def test_a_run_with_splits(name: str, rule: Any) -> None:
     assert len(found.samples) == counts[-1] and seen[-1].looks == 6
     problem = method.view(problem)
     for before, after in itertools.pairwise(seen):
-        parents, count = after.parents, len(after.candidates)
-        assert len(parents) == count
-        if count > len(before.candidates):
+        parents = after.parents
+        assert len(parents) == len(after.candidates)
+        if len(parents) > len(before.candidates):
             assert before.state.steps == after.state.steps >= 100
             assert after.total_products >= before.total_products + method.iterations + 1
             less, more = (shen2026.loss_of(base, problem, one).value for one in (after, before))
@@ -128,9 +122,8 @@ def test_a_run_with_splits(name: str, rule: Any) -> None:
         if isinstance(after, Descending):
             place, start = after.state.place, counts[0]
             total = torch.zeros(start, dtype=torch.float64).index_add(0, parents, place.shares)
-            assert torch.allclose(total, torch.ones_like(total))
+            assert torch.allclose(total, torch.ones_like(total)) and place.divisor == start
             assert torch.equal(place.labels, seen[0].state.place.labels[parents])
-            assert place.divisor == start
             assert after.state.pace == (place.shares.min().item() if rule == "adaptive" else 1.0)
 
 
@@ -167,7 +160,7 @@ def test_smaller_shares_make_smaller_steps_of_the_multipliers() -> None:
 
 
 def test_the_control_has_as_many_candidates() -> None:
-    for problem, base in BASES.values():
+    for problem, base in (HAIM, IURADA):
         begun = begun_with(base, base.view(problem), 7, seed=3)
         assert len(begun.candidates) == 7 and begun.seed == 3 and begun.phase != "tune"
         split = shen2026.with_splits(begun)
