@@ -123,10 +123,8 @@ def spaced(option: str, text: str) -> tuple[float, ...]:
     """Read positive numbers: a:b or a:b:k on a logarithmic axis, or with commas.
 
     Example:
-        >>> spaced("ratios", "0.1:10:3"), spaced("ratios", "2,5")
-        ((0.1, 1.0, 10.0), (2.0, 5.0))
-        >>> len(spaced("ratios", "0.2:10"))
-        12
+        >>> spaced("ratios", "0.1:10:3"), spaced("ratios", "2,5"), len(spaced("ratios", "0.2:10"))
+        ((0.1, 1.0, 10.0), (2.0, 5.0), 12)
     """
     from exhume.sweep import MOST
 
@@ -134,9 +132,8 @@ def spaced(option: str, text: str) -> tuple[float, ...]:
     parts = f"{text}:{STEPS}".split(":")[:3] if spread else [*text.split(","), "2"]
     try:
         numbers, count = [float(x) for x in parts[:-1]], int(parts[-1])
-        if not all(0 < x < math.inf for x in numbers) or count < 2:
-            raise ValueError
-        if spread and numbers[0] >= numbers[1]:
+        rising = not spread or numbers[0] < numbers[1]
+        if not rising or count < 2 or not all(0 < x < math.inf for x in numbers):
             raise ValueError
     except ValueError:
         raise InputError(

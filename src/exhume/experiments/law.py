@@ -63,7 +63,7 @@ class Law:
     pictures: bool = False  # whether some of the samples may be kept as pictures
 
     def cells(self) -> list[Attack | LabelFit]:
-        """Return all cells; refuse what could not be run, data that is not there, too many cells."""
+        """Return all cells; refuse what cannot be run, data that is not there, too many cells."""
         whole_number("seeds", self.seeds)
         for field in AXES:
             values = getattr(self, field)
