@@ -78,7 +78,7 @@ def test_an_audit_that_cannot_be(options: dict[str, Any], words: str, known: Laz
         audit(known, **options)
 
 
-def test_a_module_in_memory_leaves_a_run_that_can_be_read_but_not_opened(
+def test_the_run_of_a_module_in_memory_can_be_read_but_not_opened(
     known: Lazy, tmp_path: Path
 ) -> None:
     out, truth = tmp_path / "run", tmp_path / "truth.safetensors"
@@ -111,7 +111,7 @@ NET = (
 )
 
 
-def test_a_named_model_leaves_a_run_that_can_be_scored_from_anywhere(
+def test_the_run_of_a_named_model_can_be_scored_from_anywhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "elsewhere").mkdir()

@@ -24,6 +24,8 @@ from exhume.evaluate.runs import score_run
 from exhume.models.folder import CARD, TRAINED, TRUTH
 from exhume.victims import random_features
 
+Patch = pytest.MonkeyPatch
+
 TOLD = DataCard((3, 2, 2), (0, 1), (0.1, 0.2, 0.3), 1.0, "sqrt_d", 2)
 
 
@@ -61,7 +63,7 @@ def test_a_run_folder_holds_all_that_a_report_needs(workshop: Path) -> None:
     assert result["claims"] and result["limits"]
 
 
-def test_a_private_folder_whatever_the_umask_with_what_is_shown_and_returned(
+def test_a_private_folder_holds_what_is_shown(
     settings: Settings, workshop: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
@@ -131,7 +133,7 @@ def test_settings_survive_the_file_and_older_files_are_read(tmp_path: Path) -> N
         Settings.of({**old, "speed": 3})
 
 
-def test_relative_names_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_names_become_absolute(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)
     assert Settings("model").located() == Settings(str(tmp_path / "model"))
     named = Settings("a/b.py:f", initial="zero-head", trained="t.pt").located()
@@ -154,9 +156,7 @@ def test_the_truth_makes_no_difference(
     assert same(tmp_path / "run", workshop / "run")
 
 
-def test_the_truth_is_not_opened(
-    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_truth_is_not_opened(settings: Settings, tmp_path: Path, monkeypatch: Patch) -> None:
     opened: list[str] = []
 
     def watched_open(path: Path, **options: Any) -> Any:
@@ -177,8 +177,8 @@ def test_the_truth_is_not_opened(
     assert TRUTH not in opened
 
 
-def test_an_interruption_right_after_a_file_is_renamed_stays_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_interruption_after_a_file_is_renamed_stays_one(
+    tmp_path: Path, monkeypatch: Patch
 ) -> None:
     rename = os.replace
 

@@ -16,6 +16,8 @@ from exhume.models.factory import load_factory
 from exhume.theory import counting, privacy, width
 from exhume.theory.overview import Sizes, overview
 
+Capture = pytest.CaptureFixture[str]
+
 SMALL: dict[str, Any] = {"tolerance": 0.5, "separation": 1.1}
 
 
@@ -33,7 +35,7 @@ def found(tmp_path: Path, **options: Any) -> dict[str, Any]:
     return record
 
 
-def test_sizes_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sizes_alone(tmp_path: Path, capsys: Capture) -> None:
     record = found(tmp_path, dim=8, samples=3, width=20, outputs=2, subspace=4, rho=2.0, **SMALL)
     assert record["counting"]["thresholds"] == {
         "label fitting": 3,
@@ -63,9 +65,7 @@ def test_the_verdict_turns_at_the_thresholds() -> None:
         assert "guarantee" not in record and "privacy" not in record
 
 
-def test_a_width_may_be_left_out_and_rho_come_from_epsilon_and_delta(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_width_and_rho_from_epsilon_and_delta(tmp_path: Path, capsys: Capture) -> None:
     out = tmp_path / "bound.json"
     private = ("--epsilon", 3, "--delta", 1e-5, "--activation", "polynomial:0,0,0,1")
     exhume_("bound", "--dim", 8, "--samples", 5, *private, "--out", out)
@@ -95,7 +95,7 @@ def test_a_folder_of_random_features(tmp_path: Path) -> None:
         bound(model=str(folder), activation="tanh")
 
 
-def test_a_folder_of_a_network(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_of_a_network(tmp_path: Path, capsys: Capture) -> None:
     folder = tmp_path / "model"
     victims.two_layer(data.sphere(dim=6, samples=3), 30, activation="tanh", steps=3).save(folder)
     record = found(tmp_path, model=str(folder), samples=3, **SMALL)
@@ -163,7 +163,7 @@ WRONG |= {"rho": -1.0, "delta": 0.1, "trained": "x.pt"}
 def test_bad_input_is_refused_before_any_work(
     options: dict[str, Any],
     said: str,
-    capsys: pytest.CaptureFixture[str],
+    capsys: Capture,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

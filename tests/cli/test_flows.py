@@ -18,9 +18,12 @@ from exhume import data
 from exhume.auditing.folder import CONFIG, MATCHED, SCORE
 from exhume.models.folder import CARD, INITIAL, TRAINED, TRUTH
 
+Patch = pytest.MonkeyPatch
+Said = Callable[..., str]
+
 
 @pytest.fixture
-def said(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+def said(capsys: pytest.CaptureFixture[str]) -> Said:
     """A command, and what it prints."""
 
     def call(*words: object) -> str:
@@ -31,9 +34,7 @@ def said(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     return call
 
 
-def test_vectors_from_victim_to_report(
-    tmp_path: Path, said: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_vectors_from_victim_to_report(tmp_path: Path, said: Said, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)
     model, run = Path("my model"), Path("RUN")
     sizes = ("--dim", 20, "--samples", 4, "--ratio", 6)
@@ -64,9 +65,7 @@ def test_vectors_from_victim_to_report(
     assert "recovered" in said("score", tmp_path / "new")
 
 
-def test_images_from_victim_to_report(
-    workshop: Path, tmp_path: Path, said: Callable[..., str]
-) -> None:
+def test_images_from_victim_to_report(workshop: Path, tmp_path: Path, said: Said) -> None:
     run = tmp_path / "run"
     shutil.copytree(workshop / "pictures", run)
     printed = said("score", run)  # the truth is in the folder of the model, which is in the config
@@ -84,9 +83,7 @@ def test_images_from_victim_to_report(
     assert "data:image/png" in page and "data:image/png" not in redacted
 
 
-def test_a_demo_can_be_run_twice(
-    tmp_path: Path, said: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_demo_can_be_run_twice(tmp_path: Path, said: Said, monkeypatch: Patch) -> None:
     def small(name: str, samples: int, *_: object, **__: object) -> data.Data:
         assert name == "faces"
         return original("digits", samples, classes="parity")
@@ -113,7 +110,7 @@ FIRST = ("--parameters", "first", "--point", "initial")
     ],
 )
 def test_a_network_from_victim_to_report(
-    architecture: str, sizes: str, block: tuple[str], tmp_path: Path, said: Callable[..., str]
+    architecture: str, sizes: str, block: tuple[str], tmp_path: Path, said: Said
 ) -> None:
     model, run = tmp_path / "model", tmp_path / "run"
     words = ("--samples", 3, "--classes", "parity", "--steps", 20, *sizes.split(), "--out", model)
@@ -133,7 +130,7 @@ def test_a_network_from_victim_to_report(
 
 
 def test_training_can_be_interrupted_and_goes_on(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Patch
 ) -> None:
     def trained(name: str) -> dict[str, torch.Tensor]:
         words = ("--architecture", "mlp", "--widths", 30, "--samples", 3, "--steps", 200)
@@ -166,9 +163,7 @@ def test_training_can_be_interrupted_and_goes_on(
 KKT = ("--architecture", "kkt_mlp", "--classes", "parity", "--samples", 4, "--widths", 30)
 
 
-def test_a_network_at_the_margin_from_victim_to_report(
-    tmp_path: Path, said: Callable[..., str]
-) -> None:
+def test_the_margin_from_victim_to_report(tmp_path: Path, said: Said) -> None:
     model, run = tmp_path / "model", tmp_path / "run"
     printed = said("victim", "digits", *KKT, "--steps", 1500, "--out", model)
     assert "the premise margin holds in direction" in printed and "on their kinks" in printed
@@ -194,7 +189,7 @@ def test_a_network_at_the_margin_from_victim_to_report(
     assert yaml.safe_load((tmp_path / "change" / CONFIG).read_text())["premise"] == "change"
 
 
-def test_weight_decay_that_has_not_come_to_rest(tmp_path: Path, said: Callable[..., str]) -> None:
+def test_weight_decay_that_has_not_come_to_rest(tmp_path: Path, said: Said) -> None:
     model, run = tmp_path / "model", tmp_path / "run"
     quick = ("--decay", 1e-3, "--steps", 100, "--loss", "squared", "--dtype", "float64")
     printed = said("victim", "digits", *KKT, *quick, "--out", model)
@@ -208,7 +203,7 @@ def test_weight_decay_that_has_not_come_to_rest(tmp_path: Path, said: Callable[.
     assert "samples recovered" in said("score", run)
 
 
-def test_weights_that_contradict_a_premise(tmp_path: Path, said: Callable[..., str]) -> None:
+def test_weights_that_contradict_a_premise(tmp_path: Path, said: Said) -> None:
     words = ("--architecture", "two_layer", "--width", 40, "--classes", "parity", "--steps", 20)
     exhume_("victim", "digits", *words, "--samples", 4, "--out", tmp_path / "model")
     audit = ("--premise", "margin", "--samples", 4, "--product-limit", 1, "--out", tmp_path / "run")

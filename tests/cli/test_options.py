@@ -16,6 +16,8 @@ from exhume.cli import main
 from exhume.methods import METHODS
 from exhume.models.folder import CARD, INITIAL
 
+Capture = pytest.CaptureFixture[str]
+
 COMMANDS = ["victim", "audit", "score", "report", "identify", "bound", "law", "reproduce"]
 COMMANDS += ["demo", "bench"]
 
@@ -27,7 +29,7 @@ def config_of(run: Path) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS)], ids=" ".join)
-def test_every_command_has_help(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_has_help(command: list[str], capsys: Capture) -> None:
     with pytest.raises(SystemExit) as ending:
         exhume_(*command, "--help")
     assert ending.value.code == 0
@@ -36,7 +38,7 @@ def test_every_command_has_help(command: list[str], capsys: pytest.CaptureFixtur
     assert command or all(name in said for name in COMMANDS)
 
 
-def test_the_options_of_an_audit_are_the_settings(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_options_of_an_audit_are_the_settings(capsys: Capture) -> None:
     with pytest.raises(SystemExit):
         exhume_("audit", "--help")
     said = " ".join(capsys.readouterr().out.split())
@@ -49,9 +51,7 @@ def test_the_options_of_an_audit_are_the_settings(capsys: pytest.CaptureFixture[
     assert (printed["model"], printed["samples"], printed["device"]) == ("folder", 3, "auto")
 
 
-def test_the_version_is_told(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_version_is_told(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["exhume", "--version"])
     for words in (["--version"], None):  # those of the shell are the default
         with pytest.raises(SystemExit) as ending:
@@ -63,9 +63,7 @@ def test_the_version_is_told(
 @pytest.mark.parametrize(
     "words", ["--product-limit 3 @", "--model @ --product_limit=3", "@ --product-limit=3"]
 )
-def test_words_may_stand_anywhere_with_dashes_or_underscores(
-    words: str, workshop: Path, tmp_path: Path
-) -> None:
+def test_words_may_stand_anywhere_with_dashes(words: str, workshop: Path, tmp_path: Path) -> None:
     model, out = str(workshop / "model"), tmp_path / "a-b"
     exhume_("audit", *words.replace("@", model).split(), "--out", out)
     assert (config_of(out)["model"], config_of(out)["product_limit"]) == (model, 3)
@@ -77,8 +75,8 @@ STORED = ("--store", "--store true", "--store=true", "--store --seed 3", "--data
 @pytest.mark.parametrize(
     ("words", "stored"), [("", False), ("--store false", False), *((x, True) for x in STORED)]
 )
-def test_a_switch_may_stand_alone_and_a_folder_have_an_odd_name(
-    words: str, stored: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_switch_alone_and_an_odd_folder(
+    words: str, stored: bool, tmp_path: Path, capsys: Capture
 ) -> None:
     out = tmp_path / "grün-√ a[b]c[" / "b]"  # markup, were it not escaped
     exhume_("victim", "sphere", "--dim", 5, "--samples", 2, *words.split(), "--out", out)
@@ -131,11 +129,7 @@ def test_a_config_file_stands_for_options(workshop: Path, tmp_path: Path) -> Non
     ],
 )
 def test_a_wrong_command_line_is_explained(
-    command: str,
-    named: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    command: str, named: str, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as ending:

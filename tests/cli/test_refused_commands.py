@@ -15,6 +15,8 @@ from commands import exhume_, tree
 from exhume.auditing.folder import CANDIDATES, CONFIG, RESULT
 from exhume.models.folder import CARD, INITIAL, TRAINED, TRUTH
 
+Said = Callable[..., str]
+
 KKT = "--architecture kkt_mlp --classes parity --samples 4 --widths 30"
 OWN = "audit --model m:f --trained t.pt"
 
@@ -22,7 +24,7 @@ OWN = "audit --model m:f --trained t.pt"
 @pytest.fixture
 def refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., str]:
+) -> Said:
     """A command that must end with code 2 and one paragraph, and write nothing."""
     monkeypatch.chdir(tmp_path)
 
@@ -125,11 +127,7 @@ def refused(
     ],
 )
 def test_what_cannot_be(
-    command: str,
-    named: str,
-    workshop: Path,
-    refused: Callable[..., str],
-    monkeypatch: pytest.MonkeyPatch,
+    command: str, named: str, workshop: Path, refused: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("EXHUME_DATA", raising=False)
     words = command.replace("@", str(workshop)).split()
@@ -202,7 +200,7 @@ def spoiled(value: float) -> Callable[[torch.Tensor], torch.Tensor]:
     ],
 )
 def test_a_damaged_model(
-    file: str, how: Any, named: str, workshop: Path, tmp_path: Path, refused: Callable[..., str]
+    file: str, how: Any, named: str, workshop: Path, tmp_path: Path, refused: Said
 ) -> None:
     shutil.copytree(workshop / "stored", tmp_path / "model")
     damage(tmp_path / "model", file, how)
@@ -223,7 +221,7 @@ def test_a_damaged_model(
     ],
 )
 def test_a_damaged_run_or_truth(
-    file: str, how: Any, named: str, workshop: Path, tmp_path: Path, refused: Callable[..., str]
+    file: str, how: Any, named: str, workshop: Path, tmp_path: Path, refused: Said
 ) -> None:
     shutil.copytree(workshop / "run", tmp_path / "run")
     shutil.copy(workshop / "model" / TRUTH, tmp_path / "run")

@@ -24,6 +24,8 @@ from exhume.sweep.engines import Executor, Task, attempt, work
 from exhume.sweep.store import address_of
 from sweep_cells import FAILURES, KEPT, Fails, Square, in_threads, noted
 
+Patch = pytest.MonkeyPatch
+
 
 def keep(folder: Path, *records: Record) -> None:
     with store.held(folder):
@@ -57,7 +59,7 @@ def test_that_ray_ends_a_worker_is_no_error_of_the_cell() -> None:
     assert attempt(Ended("cells"), 0, "cpu").error == "SystemExit: 1"
 
 
-def test_cells_take_turns_on_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cells_take_turns_on_the_gpus(monkeypatch: Patch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     monkeypatch.setattr(engines, "hardware", str)
 
@@ -128,7 +130,7 @@ def test_a_cluster_gives_a_cell_back_and_it_is_tried_again(tmp_path: Path) -> No
         assert store.read(tmp_path, task.address, task.cell) == found[task.address]
 
 
-def test_workers_that_cannot_run_cells_are_an_input_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_that_cannot_run_cells_are_an_input_error(monkeypatch: Patch) -> None:
     def call(task: Task) -> Record | None:
         raise ModuleNotFoundError("No module named 'exhume'")
 
@@ -157,9 +159,7 @@ def test_workers_that_cannot_run_cells_are_an_input_error(monkeypatch: pytest.Mo
     assert started == [2, 2, 2]
 
 
-def test_an_error_in_show_ends_the_sweep_and_loses_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_in_show_loses_nothing(tmp_path: Path, monkeypatch: Patch) -> None:
     def show(record: Record) -> None:
         raise RuntimeError("the console is gone")
 
@@ -176,9 +176,7 @@ def test_an_error_in_show_ends_the_sweep_and_loses_nothing(
     assert all(ends.count(str(cell.x)) == 1 for cell in grid if address_of(cell) in finished)
 
 
-def test_a_failure_is_kept_unless_it_is_to_be_retried(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failure_is_kept_unless_it_is_to_be_retried(tmp_path: Path, monkeypatch: Patch) -> None:
     log, folder = tmp_path / "log", tmp_path / "sweep"
     cells = [Square(x, log=str(log)) for x in (1.0, 2.0, 3.0)]
     keep(folder, Record(cells[0], None, "OSError: no", 1.0), Record(cells[1], {"y": -1}, None, 1.0))
@@ -226,7 +224,7 @@ def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("solvers/levenberg_marquardt.py", "", "X = 1\n", True),
     ],
 )
-def test_the_code_that_a_cell_can_import_is_in_its_address(
+def test_code_that_a_cell_imports_is_in_its_address(
     name: str, old: str, new: str, counts: bool, copied: Path
 ) -> None:
     module, file = "exhume.methods", copied / name

@@ -23,6 +23,8 @@ from exhume.sweep import engines
 from exhume.sweep.store import address_of
 from sweep_cells import FAILURES, Fails, Gated, Killer, Neighbour, Square, in_threads, note, noted
 
+Patch = pytest.MonkeyPatch
+
 HERE = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
 TABLES: dict[str, bytes] = {}
 """What each engine gave, for the others to be compared with."""
@@ -122,11 +124,7 @@ def ray_address() -> Iterator[str]:
 
 @pytest.mark.parametrize("engine", ["loky", "dask", "ray"])
 def test_a_killed_worker_and_ctrl_c_change_nothing_in_the_table(
-    engine: str,
-    ctrl_c: Any,
-    tmp_path: Path,
-    request: pytest.FixtureRequest,
-    monkeypatch: pytest.MonkeyPatch,
+    engine: str, ctrl_c: Any, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: Patch
 ) -> None:
     address = None if engine == "loky" else request.getfixturevalue(f"{engine}_address")
     folder, log = tmp_path / "sweep", tmp_path / "log"
@@ -165,9 +163,7 @@ def test_a_killed_worker_and_ctrl_c_change_nothing_in_the_table(
     assert folder.stat().st_mode & 0o777 == (folder / "cells").stat().st_mode & 0o777 == 0o700
 
 
-def test_a_killed_driver_loses_nothing_and_the_next_resumes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_driver_loses_nothing(tmp_path: Path, monkeypatch: Patch) -> None:
     folder, log = tmp_path / "sweep", tmp_path / "log"
     with start("-W", "error", "-c", DRIVER, str(folder), str(log)) as driver:
         wait_until(lambda: len(noted(log, "start")) == 4, "cells do not start")
@@ -193,7 +189,7 @@ def nowhere() -> str:
 
 @pytest.mark.parametrize("engine", ["dask", "ray"])
 def test_an_engine_that_is_not_installed_or_not_there(
-    engine: str, nowhere: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: str, nowhere: str, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     with monkeypatch.context() as without, pytest.raises(InputError, match=f"{engine}\\]'"):
         without.setattr(engines, "find_spec", lambda module: None)
@@ -212,9 +208,7 @@ def test_an_engine_that_is_not_installed_or_not_there(
     assert not (tmp_path / "sweep").exists()
 
 
-def test_a_ray_cluster_that_is_gone(
-    nowhere: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_ray_cluster_that_is_gone(nowhere: str, tmp_path: Path, monkeypatch: Patch) -> None:
     pytest.importorskip("ray")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
