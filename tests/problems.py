@@ -156,22 +156,24 @@ def same_products(
     assert (one.dim, one.width) == (other.dim, other.width)
     x = on_sphere(n, other.dim)
     here, there = one.linearize(x), other.linearize(x)
-    gram = there.gram()
-    close(here.gram(), gram, relative)
-    assert here.gram().dtype == torch.float64, "sums over p are in double, the rest is not"
+    found, gram = here.gram(), there.gram()
+    close(found, gram, relative)
     for seed in (1, 5):
         a, t = gaussian(len(gram), m, seed=seed), gaussian(other.width, m, seed=seed + 1)
         direction = gaussian(n, other.dim, seed=seed + 2)
         along, target = (x.to(one.device, one.dtype) for x in (direction, t))
-        own, pulled, bent = a.to(one.device), there.pull(t, a), there.bend(direction, t, a)
-        close(here.apply(t.to(one.device)), there.apply(t), relative)
-        close(here.combine(own), there.combine(a), relative)
+        own, expected = a.to(one.device), there.pull(t, a)
+        applied, curvature = here.apply(t.to(one.device)), here.curvature(own)
+        combined, pulled = here.combine(own), here.pull(target, own)
+        close(applied, there.apply(t), relative)
+        close(combined, there.combine(a), relative)
         close(here.push(along, own), there.push(direction, a), steps)
-        close(here.pull(target, own), pulled, steps)
-        close(here.curvature(own), there.curvature(a), steps)
-        close(here.bend(along, target, own), bent, steps, pulled.abs().max().item())
-        assert here.apply(target).dtype == here.curvature(own).dtype == torch.float64
-        assert here.combine(own).dtype == here.pull(target, own).dtype == one.dtype
+        close(pulled, expected, steps)
+        close(curvature, there.curvature(a), steps)
+        bent, size = there.bend(direction, t, a), expected.abs().max().item()
+        close(here.bend(along, target, own), bent, steps, size)
+        assert found.dtype == applied.dtype == curvature.dtype == torch.float64
+        assert combined.dtype == pulled.dtype == one.dtype, "only sums over p are in double"
 
 
 def dense_v(features: RandomFeatures) -> Tensor:

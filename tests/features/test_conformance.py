@@ -31,7 +31,7 @@ INSTANCES: dict[str, Callable[[], Features]] = {
     "last layer": lambda: of("mlp", "last", "both"),
     "last layer in chunks": lambda: replace(of("mlp", "last", "both", **RELU_NET), chunk=1),
     "gradients": lambda: by_torch(of("mlp", "all", "both")),
-    "streamed gradients": lambda: by_torch(of("mlp", "all", "both", **RELU_NET), keep=False),
+    "streamed gradients": lambda: by_torch(of("two_layer", "all", "both"), keep=False),
     "dense gradients": lambda: of("mlp", "all", "both"),
     "dense gradients of a block": lambda: of("two_layer", "first", "midpoint", **RELU_NET),
     "many axes": lambda: of("two_layer", "first", "midpoint", shape=[40], width=200),

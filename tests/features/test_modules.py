@@ -29,7 +29,7 @@ def test_last_layer_products_against_the_dense_oracle(point: str, chunk: int | N
 @pytest.mark.parametrize(
     ("name", "block", "names", "point", "chunk"),
     [
-        ("mlp", "all", slice(None), "both", 1),
+        ("two_layer", "all", slice(None), "both", 1),
         ("two_layer", "first", slice(2), "midpoint", None),
         ("two_layer", "3.*,1.bias", slice(1, None), "both", 2),
     ],
@@ -111,9 +111,7 @@ def test_a_surrogate_in_a_residual_network(parameters: str) -> None:
     ],
     ids=str,
 )
-def test_activations_of_torch_are_recognised_or_left_to_torch(
-    layer: nn.Module, known: bool
-) -> None:
+def test_activations_of_torch_are_known_or_left_to_torch(layer: nn.Module, known: bool) -> None:
     parts = [nn.Flatten(), nn.Linear(4, 7), layer, nn.Dropout(0.5), nn.Linear(7, 2)]
     module = nn.Sequential(*parts).double().eval()
     weights = {key: w.detach() for key, w in module.state_dict().items()}
@@ -166,8 +164,6 @@ def test_a_subspace_of_a_subspace_is_a_subspace(parameters: str) -> None:
     ("activation", "bias", "said"),
     [("relu", False, NO_NORM), ("relu", True, ""), ("tanh", False, NO_SIGN), ("gelu", False, "")],
 )
-def test_what_a_sample_does_not_leave_is_said(
-    activation: str, bias: bool, said: str, parameters: str
-) -> None:
+def test_what_is_not_left_is_said(activation: str, bias: bool, said: str, parameters: str) -> None:
     features = make("mlp", activation=activation, bias=bias).problem(parameters).features
     assert "".join(features.undetermined) == said

@@ -29,9 +29,7 @@ NAMES = ("a.0.weight", "a.0.bias", "b.scale", "b.shift", "head.weight", "head.bi
         ("head.bias,head.*,", ("head.weight", "head.bias")),
     ],
 )
-def test_blocks_are_in_the_order_of_the_model_and_each_once(
-    pattern: str, expected: tuple[str, ...]
-) -> None:
+def test_blocks_are_in_the_order_of_the_model(pattern: str, expected: tuple[str, ...]) -> None:
     assert named_block(NAMES, pattern) == expected
     names = ("token", "a.weight", "a.bias")  # a parameter without a layer is one of its own
     assert (named_block(names, "first"), named_block(names, "last")) == (names[:1], names[1:])
@@ -109,7 +107,7 @@ def test_a_module_that_is_all_head_has_the_inputs_for_hidden_values() -> None:
 
 
 def through(function: Callable[..., Tensor]) -> nn.Module:
-    """A dense head after what a function makes of the input and two layers, registered backwards."""
+    """A dense head after what a function makes of the input and two layers registered backwards."""
     sizes = {"head": 2, "later": 12, "sooner": 12}
     parts = {name: nn.Linear(12, size) for name, size in sizes.items()}
     return Written(lambda net, x: net.head(function(net, x.flatten(1))), **parts)
@@ -145,9 +143,7 @@ def dense(*before: nn.Module) -> nn.Sequential:
         (nn.Sequential(nn.Unfold(1), nn.Linear(4, 4), nn.Flatten(), nn.Linear(12, 2)), None),
     ],
 )
-def test_a_first_layer_is_dense_and_sees_the_input_itself(
-    module: nn.Module, expected: str | None
-) -> None:
+def test_a_first_layer_is_dense_and_sees_the_input(module: nn.Module, expected: str | None) -> None:
     module = module.double().eval()
     weights = {name: w.detach() for name, w in module.state_dict().items()}
     network = known_network(module, (3, 2, 2), 2)

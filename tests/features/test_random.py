@@ -95,9 +95,7 @@ def test_moment_against_its_formula(block: int | None, spread: float | None) -> 
     close(features.moment(w, q), dense @ q)
 
 
-@pytest.mark.parametrize(
-    ("name", "second"), [("relu", 1 / math.sqrt(2 * math.pi)), ("polynomial:0,0,1", 2.0)]
-)
+@pytest.mark.parametrize(("name", "second"), [("relu", math.tau**-0.5), ("polynomial:0,0,1", 2)])
 def test_moment_points_at_the_samples(name: str, second: float) -> None:
     features = make_features(4, 100_000, name)
     x, a = on_sphere(2, 4), torch.tensor([[1.0], [-2.0]], dtype=torch.float64)

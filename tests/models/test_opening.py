@@ -21,6 +21,7 @@ from exhume.errors import InputError
 from exhume.evaluate import residual_at_truth, wrong_prior
 from exhume.features.gradient import ParameterGradients
 from exhume.features.modules import LastLayer
+from exhume.features.network import moved
 from exhume.methods.tansley2026 import reduced
 from exhume.models import architectures
 from exhume.models.card import DataCard
@@ -65,9 +66,8 @@ def test_an_opened_network_says_what_it_is_and_the_module_is_left_alone(known: L
 
 
 def test_one_precision_for_all_weights_and_the_coarser_one_for_rounding(known: Lazy) -> None:
-    initial, trained = (
-        {name: w.float() for name, w in state.items()} for state in (known.initial, known.trained)
-    )
+    single = torch.device("cpu"), torch.float32
+    initial, trained = (moved(state, *single) for state in (known.initial, known.trained))
     mixed = opened_(known, initial=initial).problem
     assert mixed.target.dtype == mixed.features.dtype == torch.float64
     plain = opened_(known, initial=initial, trained=trained).problem
@@ -269,8 +269,8 @@ def test_a_folder_has_the_premise_of_its_training(victim: Victim, tmp_path: Path
 def test_a_wrong_prior_moves_the_box_and_nothing_else() -> None:
     made = exhume.victims.random_features(data.sphere(6, 2), 30).problem
     for domain in (Box(-1, 1), SphereInBox(Sphere(3.0), Box(-1, 1))):
-        moved = wrong_prior(replace(made, domain=domain), 0.5)
-        assert moved.target is made.target and moved.features is made.features
-        assert moved.domain.name == domain.name.replace("[-1, 1]", "[-0.5, 1.5]")
+        other = wrong_prior(replace(made, domain=domain), 0.5)
+        assert other.target is made.target and other.features is made.features
+        assert other.domain.name == domain.name.replace("[-1, 1]", "[-0.5, 1.5]")
     with pytest.raises(InputError, match="sphere of radius √d"):
         wrong_prior(made, 0.5)

@@ -183,9 +183,7 @@ def test_what_cannot_be_audited_and_what_initial_weights_would_unlock_is_said(
     assert all(word in said for word in words.split(" / "))
 
 
-def test_half_precision_is_enough_where_much_changed_and_refused_where_little(
-    at: Desk, tmp_path: Path
-) -> None:
+def test_half_precision_is_enough_where_much_changed(at: Desk, tmp_path: Path) -> None:
     before, after = ({n: w.bfloat16() for n, w in part.items()} for part in (at.before, at.after))
     files = {"initial": tmp_path / "before.safetensors", "trained": tmp_path / "after.pt"}
     save_file(before, files["initial"])
@@ -197,9 +195,7 @@ def test_half_precision_is_enough_where_much_changed_and_refused_where_little(
     assert at.distance() < 0.1
 
 
-def test_the_head_alone_will_do_and_the_first_layer_opens_the_subspace(
-    at: Desk, tmp_path: Path
-) -> None:
+def test_the_head_will_do_and_the_first_layer_opens_the_subspace(at: Desk, tmp_path: Path) -> None:
     some = tmp_path / "some.safetensors"
     save_file({"module.4.weight": at.before["4.weight"]}, some)
     said = at.audit("wide", *MLP, initial=some)

@@ -53,9 +53,7 @@ BARE = {name: nn.Parameter(w) if "weight" in name else w for name, w in STATE.it
         ("ckpt", {"model": {"state_dict": OrderedDict(STATE)}, "optimizer": {"lr": 0.1}}),
     ],
 )
-def test_bare_and_wrapped_state_dicts(
-    tmp_path: Path, suffix: str, content: Any, zipped: bool
-) -> None:
+def test_bare_and_wrapped_states(tmp_path: Path, suffix: str, content: Any, zipped: bool) -> None:
     file = tmp_path / f"model.{suffix}"
     read = read_state(written(file, content, _use_new_zipfile_serialization=zipped))
     assert_same(read)
@@ -159,7 +157,7 @@ def archive(folder: Path, compression: int = zipfile.ZIP_STORED) -> Path:
     ],
 )
 @pytest.mark.filterwarnings("ignore:`torch:FutureWarning", "ignore:`torch:DeprecationWarning")
-def test_what_is_no_state_dict_is_refused(
+def test_what_is_no_state_is_refused(
     tmp_path: Path, write: Callable[[Path], Path], sentence: str
 ) -> None:
     path = write(tmp_path)
