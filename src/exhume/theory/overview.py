@@ -28,10 +28,7 @@ LAST = (
 )
 AS_MANY = "has as many equations as unknowns"
 DEPENDS = "it depends on whether the attacker knows where the samples lie"
-CONTINUUM = (
-    "a continuum of data sets explains the weights, and not all samples can be recovered from the "
-    "last layer alone"
-)
+CONTINUUM = "a continuum of data sets explains the weights, and not all samples can be recovered"
 TRAINED = "it is for random features, and the layers below the last one were trained here."
 GUESSED = (
     "privacy: one sample is unknown, all others are known to the attacker; the sample is isotropic "
@@ -145,7 +142,7 @@ def _counting(sizes: Sizes, samples: int) -> dict[str, Any]:
         verdict = f"{AS_MANY} for {where}, and fewer in full space: {DEPENDS}."
     else:
         fits = "fits any labels, but has" if reached else "is too narrow to fit any labels, and has"
-        verdict = f"{fits} fewer equations than unknowns: {CONTINUUM}."
+        verdict = f"{fits} fewer equations than unknowns: {CONTINUUM} from the last layer alone."
     ratios = {name: width / least for name, least in thresholds.items()}
     return {"thresholds": thresholds, "ratios": ratios, "verdict": f"Width {width:,} {verdict}"}
 
