@@ -23,7 +23,7 @@ from exhume.solvers import State
 from problems import case
 
 SHORT: dict[str, Any] = {"steps": 55, "trials": 2, "probe": 15}
-SHARP = Stationary(trials=5, steps=4, sharpness=(20.0, 40.0, 80.0))
+SHARP = Stationary(trials=4, steps=3, sharpness=(20.0, 40.0))
 
 
 def random_features() -> Problem:

@@ -103,8 +103,7 @@ def test_reseeding_keeps_what_matters_most_and_looks_where_the_rest_is_missing()
     truth = case(15, 5, 60, "relu+tanh", even=True)
     x = torch.cat([truth.inputs[:4], on_sphere(2, 15, seed=9)])[[4, 0, 1, 5, 2, 3]]
     found = reseed(truth.problem, fitted(truth.problem, x), 2, 7, generator())
-    assert found.shape == (7, 15)
-    assert torch.equal(found[:4], x[[1, 2, 4, 5]])
+    assert found.shape == (7, 15) and torch.equal(found[:4], x[[1, 2, 4, 5]])
     assert cosines(found[4:], truth.inputs[4:]).abs().max() > 0.9
     torch.testing.assert_close(found.norm(dim=1), torch.full((7,), 15.0).double().sqrt())
     found = reseed(truth.problem, fitted(truth.problem, truth.inputs[:4]), 0, 5, generator())
