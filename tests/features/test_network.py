@@ -77,7 +77,11 @@ def test_a_network_is_its_module_with_weights_of_the_callers(name: str) -> None:
     assert net.network.first_dense(net.trained) == first
 
 
-def test_hidden_values_leave_no_hook_behind_also_after_an_error() -> None:
+def test_hidden_values_are_the_inputs_of_the_head_and_no_hook_stays_after_an_error() -> None:
+    module, x = nn.Linear(3, 2).double(), gaussian(4, 3)  # is all head
+    network, weights = known_network(module, (3,), 2), module.state_dict()
+    assert network.head_weight == network.first_dense(weights) == "weight"
+    assert torch.equal(network.hidden(weights, x), x)
     net = make("mlp")
     net.network.hidden(net.trained, on_sphere(2, 4))
     with pytest.raises(RuntimeError):
@@ -97,13 +101,6 @@ def test_precision_settings_come_back() -> None:
             raise ZeroDivisionError
         now = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
         assert now == before
-
-
-def test_a_module_that_is_all_head_has_the_inputs_for_hidden_values() -> None:
-    module, x = nn.Linear(3, 2).double(), gaussian(4, 3)
-    network, weights = known_network(module, (3,), 2), module.state_dict()
-    assert network.head_weight == network.first_dense(weights) == "weight"
-    assert torch.equal(network.hidden(weights, x), x)
 
 
 def through(function: Callable[..., Tensor]) -> nn.Module:
