@@ -47,8 +47,6 @@ def in_threads(
 
 @dataclass(frozen=True)
 class Square:
-    """Quick, and repeatable to the last bit on one core only; refuses a negative number."""
-
     x: float
     power: int = 2
     log: str = ""
@@ -94,8 +92,6 @@ KEPT = {"y": 0, "z": None, "by": {"1": [2]}, "\\ud800": ["caf\\udce9", {"\\udce9
 
 @dataclass(frozen=True)
 class Fails:
-    """Fails as recorded, or gives awkward results."""
-
     recorded: str
 
     def run(self, device: str) -> dict[str, Any]:
@@ -107,8 +103,6 @@ class Fails:
 
 @dataclass(frozen=True)
 class Neighbour:
-    """Is in the middle of its work when the worker of a `Killer` dies."""
-
     log: str
 
     def run(self, device: str) -> dict[str, Any]:

@@ -139,8 +139,8 @@ def only_settings(out: Path) -> None:
 
 
 def half_finished(out: Path) -> None:
-    (out / CANDIDATES).write_bytes(b"from another time")
-    (out / f".{CHECKPOINT}.abc").write_bytes(b"half")
+    for name in (CANDIDATES, f".{CHECKPOINT}.abc"):
+        (out / name).write_bytes(b"from another time")
 
 
 @pytest.mark.parametrize(

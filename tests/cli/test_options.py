@@ -23,7 +23,6 @@ COMMANDS += ["demo", "bench"]
 
 
 def config_of(run: Path) -> dict[str, object]:
-    """What a run was asked for, without what was left out."""
     config = yaml.safe_load((run / CONFIG).read_text())
     return {word: value for word, value in config.items() if value is not None}
 
