@@ -78,7 +78,10 @@ def test_a_transformer_attends_as_torch_does_and_knows_where_a_patch_is() -> Non
 def test_weights_are_normal_and_scaled_by_the_fan_in(
     make: Callable[[], nn.Module], deviations: list[float]
 ) -> None:
-    network = initialise(make().double(), 3)
+    network = make().double()
+    for parameter in network.parameters():
+        parameter.data.fill_(7)
+    initialise(network, 3)
     matrices = [p for p in weights(network).values() if p.ndim > 1]
     for weight, deviation in zip(matrices, deviations, strict=True):
         error = 1 / math.sqrt(weight.numel())
