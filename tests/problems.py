@@ -3,13 +3,18 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
+import numpy as np
+import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from exhume import data
 from exhume.equation.domain import Box, Domain, Sphere, SphereInBox
 from exhume.equation.problem import Problem, ThreatModel
+from exhume.errors import InputError
 from exhume.features import Features
 from exhume.features.activations import activation
 from exhume.features.random import RandomFeatures
@@ -17,6 +22,17 @@ from exhume.features.weights import Seeded, Stored
 
 ACTIVATIONS = ["relu", "relu+tanh", "tanh", "gelu", "erf", "softplus", "polynomial:0.5,1,-0.3,0.2"]
 THREAT = ThreatModel(knows=("the weights",))
+
+
+def refusals(*rows: tuple[Any, str], call: Callable[..., object] | None = None) -> Any:
+    """A test for each row: a call, or what `call` is to be given, and words of the refusal."""
+
+    @pytest.mark.parametrize(("given", "words"), rows, ids=[words for _, words in rows])
+    def test(given: Any, words: str) -> None:
+        with pytest.raises(InputError, match=words):
+            given() if call is None else call(**given)
+
+    return test
 
 
 @dataclass(frozen=True)
@@ -28,6 +44,10 @@ class Case:
 
 def gaussian(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def pictures(count: int, *shape: int) -> NDArray[np.uint8]:
+    return np.random.default_rng(count).integers(0, 256, (count, *shape), dtype=np.uint8)
 
 
 def on_sphere(count: int, dim: int, seed: int = 0) -> Tensor:
