@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from exhume import data
+from exhume import data, victims
 from exhume.equation.domain import Box, Domain, Sphere, SphereInBox
 from exhume.equation.problem import Problem, ThreatModel
 from exhume.errors import InputError
@@ -52,6 +52,12 @@ def pictures(count: int, *shape: int) -> NDArray[np.uint8]:
 
 def on_sphere(count: int, dim: int, seed: int = 0) -> Tensor:
     return dim**0.5 * torch.nn.functional.normalize(gaussian(count, dim, seed=seed), dim=1)
+
+
+@cache
+def kkt_point(degree: int = 3, width: int = 16) -> victims.Victim:
+    """An exact one, of a polynomial with four samples on the margin; not to be changed."""
+    return victims.polynomial(victims.labellings(data.sphere(9, 4, 2), degree)[0], width, degree)
 
 
 def make_features(

@@ -1,9 +1,9 @@
 """Rank conditions, recovery where they hold, what is determined locally, symmetric tensors."""
 
-import functools
 import itertools
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize, pad
 
 from exhume import data, victims
-from exhume.data import Data
 from exhume.equation.objective import fitted
 from exhume.equation.problem import Problem
 from exhume.errors import InputError
@@ -29,7 +28,8 @@ from exhume.theory.identifiability import Identifiability
 from exhume.theory.moments import decompose, dimension, powers, slices
 from exhume.theory.neurons import Neurons, explained, neurons_of, output
 from exhume.victims import Victim
-from problems import dense_phi, gaussian
+from problems import dense_phi, gaussian, refusals
+from problems import kkt_point as victim
 
 CUBE = "polynomial:0,0,0,1"
 NOISES = (1e-9, 1e-7, 1e-5)
@@ -43,16 +43,6 @@ def test_what_samples_explain_is_the_gradient(coefficients: tuple[float, ...]) -
     f = sum(s * (x @ w.T) ** q for q, s in enumerate(coefficients)) @ a
     torch.testing.assert_close(output(neurons, x), f)
     torch.testing.assert_close(explained(neurons, x, b), torch.autograd.grad(b @ f, (w, a)))
-
-
-@functools.cache
-def labelled(degree: int) -> Data:
-    return victims.labellings(data.sphere(9, 4, 2), degree)[0]
-
-
-@functools.cache
-def victim(degree: int = 3, width: int = 16) -> Victim:
-    return victims.polynomial(labelled(degree), width, degree)
 
 
 def judge(made: Victim, state: Mapping[str, Tensor] | None = None, **how: Any) -> Identifiability:
@@ -198,38 +188,31 @@ def test_a_hidden_bias_shows_norm_and_sign() -> None:
 
 class Squashed(nn.Sequential):
     def forward(self, x: Tensor) -> Tensor:
-        return torch.tanh(super().forward(x)) + 1
+        return super().forward(x).tanh() + 1
 
 
 def net_of(activation: str = CUBE, dim: int = 3, width: int = 4, **options: Any) -> nn.Sequential:
     return two_layer((dim,), width, activation=activation, **options)
 
 
-@pytest.mark.parametrize(
-    ("model", "options", "words"),
-    [
-        (net_of("polynomial:0,0,1"), {}, "infinitely many ways.*local"),
-        (net_of("polynomial:0,1,1,0"), {}, "degree 2.*local_ident"),
-        (net_of("polynomial:1,0,0,1"), {}, "constant term 1.*local_ident"),
-        (net_of("relu"), {}, "is no polynomial.*local_ident"),
-        (net_of(outputs=2), {}, "2 outputs and no bias.*local_ident"),
-        (net_of(bias=True), {}, "1 outputs and a bias.*local_ident"),
-        (nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)), {}, "Linear, Tanh, Linear"),
-        (Squashed(*net_of()), {}, "its outputs are not"),
-        (net_of().bfloat16(), {}, "more digits"),
-        (net_of(CUBE, 40, 60), {}, "up to 3000"),
-        (net_of(), {"rank": 20}, "rank"),
-        (net_of(), {"rank": 1}, "outside of 1 dimensions"),
-        (net_of(), {"level": 0.0}, "level"),
-        (net_of(), {"tolerance": 1.0}, "between 0 and 1"),
-    ],
-    ids=lambda case: case if isinstance(case, str) else "",
+PLAIN = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+test_what_cannot_be_judged_is_refused = refusals(
+    ({"model": net_of("polynomial:0,0,1")}, "infinitely many ways.*local"),
+    ({"model": net_of("polynomial:0,1,1,0")}, "degree 2.*local_ident"),
+    ({"model": net_of("polynomial:1,0,0,1")}, "constant term 1.*local_ident"),
+    ({"model": net_of("relu")}, "is no polynomial.*local_ident"),
+    ({"model": net_of(outputs=2)}, "2 outputs and no bias.*local_ident"),
+    ({"model": net_of(bias=True)}, "1 outputs and a bias.*local_ident"),
+    ({"model": PLAIN}, "Linear, Tanh, Linear"),
+    ({"model": Squashed(*net_of())}, "its outputs are not"),
+    ({"model": net_of().bfloat16()}, "more digits"),
+    ({"model": net_of(CUBE, 40, 60)}, "up to 3000"),
+    ({"rank": 20}, "rank"),
+    ({"rank": 1}, "outside of 1 dimensions"),
+    ({"level": 0.0}, "level"),
+    ({"tolerance": 1.0}, "between 0 and 1"),
+    call=partial(identifiability, model=net_of()),
 )
-def test_what_cannot_be_judged_is_refused(
-    model: nn.Module, options: dict[str, Any], words: str
-) -> None:
-    with pytest.raises(InputError, match=words):
-        identifiability(model, **options)
 
 
 def joint_null_space(problem: Problem, candidates: Tensor) -> int:
@@ -286,9 +269,7 @@ def dense(coordinates: Tensor, size: int, degree: int) -> Tensor:
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 4), st.integers(2, 4), st.integers(0, 99))
-def test_coordinates_and_products_are_those_of_the_full_array(
-    size: int, degree: int, seed: int
-) -> None:
+def test_products_are_those_of_the_full_array(size: int, degree: int, seed: int) -> None:
     tensor, other = gaussian(2, dimension(size, degree), seed=seed)
     full, vectors = dense(tensor, size, degree), gaussian(2, size, seed=seed + 1)
     contracted = moments.contract(tensor, vectors, degree)
@@ -306,14 +287,13 @@ def test_coordinates_and_products_are_those_of_the_full_array(
     assert torch.allclose(u @ v, (vectors[0] @ vectors[1]) ** degree)
 
 
-@pytest.mark.parametrize(
-    ("degree", "size"), [(3, 3), (3, 4), (3, 5), (3, 6), (4, 3), (4, 4), (4, 5), (5, 3)]
-)
-def test_fewest_neurons_are_the_fewest(degree: int, size: int) -> None:
-    fewest, most = fewest_neurons(degree, size), dimension(size, degree)
-    rows = slices(normalize(gaussian(fewest, size)), degree)
-    enough, less = (torch.linalg.matrix_rank(r.flatten(0, 1), rtol=1e-10) for r in (rows, rows[1:]))
-    assert enough == most and less < most
+def test_fewest_neurons_are_the_fewest() -> None:
+    for degree, size in ((3, 3), (3, 4), (3, 5), (3, 6), (4, 3), (4, 4), (4, 5), (5, 3)):
+        fewest, most = fewest_neurons(degree, size), dimension(size, degree)
+        rows = slices(normalize(gaussian(fewest, size)), degree)
+        both = (torch.linalg.matrix_rank(r.flatten(0, 1), rtol=1e-10) for r in (rows, rows[1:]))
+        enough, less = both
+        assert enough == most and less < most, (degree, size)
 
 
 @settings(max_examples=8, deadline=None)

@@ -5,6 +5,7 @@ import json
 import os
 import stat
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -22,7 +23,7 @@ from exhume.evaluate import residual_at_truth
 from exhume.features.weights import Mapped, Seeded, Stored
 from exhume.models.folder import CARD, INITIAL, TRAINED, TRUTH, read_model
 from exhume.victims import Victim, random_features, victim
-from problems import ACTIVATIONS, dense_phi, gaussian
+from problems import ACTIVATIONS, dense_phi, gaussian, refusals
 
 source = importlib.import_module("exhume.victims.random_features")  # the name is a function too
 
@@ -30,7 +31,6 @@ ONE = data.sphere(12, 5)
 SEVERAL = Data(ONE.inputs, gaussian(5, 3, seed=7), (12,), "several")
 SIGNS = replace(SEVERAL, targets=SEVERAL.targets.sign())
 LOGISTIC = {"loss": "logistic", "ridge": 0.01}
-both = pytest.mark.parametrize("known", [ONE, SEVERAL], ids=["one", "three"])
 
 
 def solved(made: Victim) -> tuple[Tensor, Tensor]:
@@ -47,7 +47,7 @@ def far(given: Tensor, expected: Tensor) -> float:
     return ((given - expected).norm() / expected.norm()).item()
 
 
-@both
+@pytest.mark.parametrize("known", [ONE, SEVERAL], ids=["one", "three"])
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_theta_is_the_interpolator_of_least_norm_or_ridge_regression(
     name: str, known: Data, monkeypatch: pytest.MonkeyPatch
@@ -75,21 +75,19 @@ def slope_of_logistic(theta: Tensor, phi: Tensor, labels: Tensor, penalty: float
     return torch.autograd.grad(loss + penalty / 2 * at.square().sum(), at)[0].norm().item()
 
 
-CROWDED = data.sphere(2, 10, seed=19)  # Newton must not run away
-
-
-@pytest.mark.parametrize(
-    ("known", "ridge"), [(ONE, 1e-8), (ONE, 1e-2), (ONE, 100.0), (CROWDED, 1e-5)], ids=str
-)
-def test_newton_ends_where_the_regularised_loss_is_flat(known: Data, ridge: float) -> None:
-    phi, _ = solved(random_features(known, 500 if known is CROWDED else 80))
-    penalty = penalty_of(phi, ridge)
-    alternating = torch.tensor([1.0, -1.0], dtype=torch.float64).repeat(5)
-    labels = alternating if known is CROWDED else ONE.targets[:, 0].sign()
-    theta = phi.T @ source.logistic(phi @ phi.T, labels, penalty)
-    slope = slope_of_logistic(theta, phi, labels, penalty)
-    assert slope < 1e-6 * slope_of_logistic(0 * theta, phi, labels, penalty)
-    assert known is CROWDED or slope < 1e-11 * (penalty * theta).norm()
+def test_newton_ends_where_the_regularised_loss_is_flat() -> None:
+    crowded = data.sphere(2, 10, seed=19)  # where it must not run away
+    signs, turns = ONE.targets[:, 0].sign(), torch.tensor([1.0, -1.0]).double().repeat(5)
+    for known, width, labels, ridge in (
+        *((ONE, 80, signs, ridge) for ridge in (1e-8, 1e-2, 100.0)),
+        (crowded, 500, turns, 1e-5),
+    ):
+        phi, _ = solved(random_features(known, width))
+        how = (phi, labels, penalty_of(phi, ridge))
+        theta = phi.T @ source.logistic(phi @ phi.T, *how[1:])
+        slope = slope_of_logistic(theta, *how)
+        assert slope < 1e-6 * slope_of_logistic(0 * theta, *how)
+        assert known is crowded or slope < 1e-11 * (how[2] * theta).norm()
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
@@ -127,7 +125,7 @@ def test_v_may_be_seeded_stored_or_mapped_and_is_found_again(tmp_path: Path) -> 
 
 
 HOLED = Seeded(80, 12, 0).rows(0, 80).index_fill(0, torch.tensor([3]), torch.nan)
-REFUSED: list[tuple[dict[str, Any], str]] = [
+test_what_cannot_be_trained_is_refused = refusals(
     ({"width": 4}, "width 4 .* 5"),
     ({"ridge": -1.0}, "ridge: .*-1.0"),
     ({"ridge": float("nan")}, "ridge: .*nan"),
@@ -137,13 +135,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"activation": "polynomial:1"}, "polynomial"),
     ({"weights": Seeded(80, 11, 0)}, r"\(80, 12\).*\(80, 11\)"),
     ({"weights": Stored(HOLED)}, r"first layer|NaN"),
-]
-
-
-@pytest.mark.parametrize(("changes", "words"), REFUSED, ids=str)
-def test_what_cannot_be_trained_is_refused(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(InputError, match=words):
-        random_features(ONE, **{"width": 80, **changes})
+    call=partial(random_features, ONE, width=80),
+)
 
 
 @pytest.mark.parametrize("store", [False, True])
