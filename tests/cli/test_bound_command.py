@@ -17,26 +17,24 @@ from exhume.theory import counting, privacy, width
 from exhume.theory.overview import Sizes, overview
 
 Capture = pytest.CaptureFixture[str]
-
+OUT = Path("bound.json")
 SMALL: dict[str, Any] = {"tolerance": 0.5, "separation": 1.1}
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The search for the smallest π in fewer steps: its own tests are elsewhere."""
-    search = partial(width.smallest_hit, starts=2, steps=4)
-    monkeypatch.setattr(width, "smallest_hit", search)
+    monkeypatch.setattr(width, "smallest_hit", partial(width.smallest_hit, starts=2, steps=4))
+    monkeypatch.chdir(tmp_path)
 
 
-def found(tmp_path: Path, **options: Any) -> dict[str, Any]:
-    out = tmp_path / "bound.json"
-    bound(**options, out=out)
-    record: dict[str, Any] = json.loads(out.read_text())
-    return record
+def found(**options: Any) -> dict[str, Any]:
+    bound(**options, out=OUT)
+    return json.loads(OUT.read_text())
 
 
-def test_sizes_alone(tmp_path: Path, capsys: Capture) -> None:
-    record = found(tmp_path, dim=8, samples=3, width=20, outputs=2, subspace=4, rho=2.0, **SMALL)
+def test_sizes_alone(capsys: Capture) -> None:
+    record = found(dim=8, samples=3, width=20, outputs=2, subspace=4, rho=2.0, **SMALL)
     assert record["counting"]["thresholds"] == {
         "label fitting": 3,
         "reconstruction in 4 known dimensions": counting.reconstruction(8, 3, 2, 4),
@@ -65,11 +63,10 @@ def test_the_verdict_turns_at_the_thresholds() -> None:
         assert "guarantee" not in record and "privacy" not in record
 
 
-def test_no_width_and_rho_from_epsilon_and_delta(tmp_path: Path, capsys: Capture) -> None:
-    out = tmp_path / "bound.json"
+def test_no_width_and_rho_from_epsilon_and_delta(capsys: Capture) -> None:
     private = ("--epsilon", 3, "--delta", 1e-5, "--activation", "polynomial:0,0,0,1")
-    exhume_("bound", "--dim", 8, "--samples", 5, *private, "--out", out)
-    record = json.loads(out.read_text())
+    exhume_("bound", "--dim", 8, "--samples", 5, *private, "--out", OUT)
+    record = json.loads(OUT.read_text())
     assert "verdict" not in record["counting"]
     assert record["privacy"]["rho"] == privacy.rho_of(3.0, 1e-5)
     assert any("accountant" in sentence for sentence in record["assumptions"])
@@ -80,10 +77,9 @@ def test_no_width_and_rho_from_epsilon_and_delta(tmp_path: Path, capsys: Capture
 
 
 def test_a_folder_of_random_features(tmp_path: Path) -> None:
-    folder = tmp_path / "model"
     truth = data.sphere(dim=6, samples=3)
-    victims.random_features(truth, 40, activation="relu+tanh").save(folder)
-    record = found(tmp_path, model=str(folder))
+    victims.random_features(truth, 40, activation="relu+tanh").save(tmp_path / "model")
+    record = found(model="model")
     (block,) = record["blocks"]
     assert block["parameters"] == 40 * truth.outputs
     assert block["samples"] == counting.most_samples(40 * truth.outputs, 6, truth.outputs)
@@ -92,13 +88,13 @@ def test_a_folder_of_random_features(tmp_path: Path) -> None:
     assert [row["samples"] for row in record["safe_widths"]] == [1, 10, 100, 1000, 10_000]
     assert record["safe_widths"][1]["full_space"] == counting.safe_width(6, 10, truth.outputs)
     with pytest.raises(InputError, match="activation"):
-        bound(model=str(folder), activation="tanh")
+        bound(model="model", activation="tanh")
 
 
 def test_a_folder_of_a_network(tmp_path: Path, capsys: Capture) -> None:
-    folder = tmp_path / "model"
-    victims.two_layer(data.sphere(dim=6, samples=3), 30, activation="tanh", steps=3).save(folder)
-    record = found(tmp_path, model=str(folder), samples=3, **SMALL)
+    victim = victims.two_layer(data.sphere(dim=6, samples=3), 30, activation="tanh", steps=3)
+    victim.save(tmp_path / "model")
+    record = found(model="model", samples=3, **SMALL)
     sizes = {block["name"]: block["parameters"] for block in record["blocks"]}
     assert [sizes[name] for name in ("first layer", "last layer", "all")] == [180, 30, 210]
     assert (record["sizes"]["width"], record["sizes"]["activation"]) == (30, "tanh")
@@ -122,16 +118,14 @@ class Net(nn.Module):
 
 
 def test_a_model_of_ones_own_with_its_head_first(tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text(OWN)
-    model, trained = f"{tmp_path}/own.py:Net", str(tmp_path / "own.pt")
+    Path("own.py").write_text(OWN)
+    model, trained = f"{tmp_path}/own.py:Net", "own.pt"
     torch.save(load_factory(model).state_dict(), trained)
-    record = found(tmp_path, model=model, trained=trained, input_shape=[2, 4])
+    record = found(model=model, trained=trained, input_shape=[2, 4])
     sizes = {block["name"]: block["parameters"] for block in record["blocks"]}
     assert (sizes["last layer"], sizes["all"]) == (36, 36 + 3 + 96 + 12)
-    assert record["sizes"] == {
-        **{"dim": 8, "outputs": 3, "width": 12, "samples": None},
-        **{"subspace": None, "activation": None},
-    }
+    sizes = {key: value for key, value in record["sizes"].items() if value is not None}
+    assert sizes == {"dim": 8, "outputs": 3, "width": 12}
     assert "hermite" not in record
     with pytest.raises(InputError, match="another architecture"):
         bound(model, trained, {"hidden": 5}, 8)
@@ -161,13 +155,8 @@ WRONG |= {"rho": -1.0, "delta": 0.1, "trained": "x.pt"}
     ],
 )
 def test_bad_input_is_refused_before_any_work(
-    options: dict[str, Any],
-    said: str,
-    capsys: Capture,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, Any], said: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     Path("mine").touch()
     monkeypatch.setattr(width, "kernel_gap", None)  # a call would fail
     with pytest.raises(InputError, match=said):

@@ -20,11 +20,13 @@ from exhume.models.folder import CARD, INITIAL, TRAINED, TRUTH
 
 Patch = pytest.MonkeyPatch
 Said = Callable[..., str]
+MODEL, RUN = Path("model"), Path("RUN")
 
 
 @pytest.fixture
-def said(capsys: pytest.CaptureFixture[str]) -> Said:
-    """A command, and what it prints."""
+def said(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Patch) -> Said:
+    """A command in an empty folder, and what it prints."""
+    monkeypatch.chdir(tmp_path)
 
     def call(*words: object) -> str:
         capsys.readouterr()
@@ -35,8 +37,7 @@ def said(capsys: pytest.CaptureFixture[str]) -> Said:
 
 
 def test_vectors_from_victim_to_report(tmp_path: Path, said: Said, monkeypatch: Patch) -> None:
-    monkeypatch.chdir(tmp_path)
-    model, run = Path("my model"), Path("RUN")
+    model = Path("my model")
     sizes = ("--dim", 20, "--samples", 4, "--ratio", 6)
     printed = said("victim", "sphere", *sizes, "--out", model)
     assert "480 features" in printed and "d = 20" in printed and "ratio 6.00" in printed
@@ -44,19 +45,16 @@ def test_vectors_from_victim_to_report(tmp_path: Path, said: Said, monkeypatch: 
 
     (line,) = re.findall(r"^next: exhume (.+)$", printed, re.MULTILINE)  # it can be pasted
     printed = said(*shlex.split(line))
-    assert "converged" in printed and "4 candidates" in printed and str(run / REPORT) in printed
-    assert "recovered" not in printed
-    assert names(run) == AUDITED
-    assert "explain the weights" in (run / REPORT).read_text()
+    assert "converged" in printed and "4 candidates" in printed and str(RUN / REPORT) in printed
+    assert "recovered" not in printed and names(RUN) == AUDITED
+    assert "explain the weights" in (RUN / REPORT).read_text()
 
-    printed = said("score", run, "--truth", model / TRUTH)
+    printed = said("score", RUN, "--truth", model / TRUTH)
     assert re.search(r"recovered\s+│\s+1\s", printed) and "residual at the truth" in printed
-    assert names(run) == AUDITED | {SCORE}
-    assert "4 of 4 training samples recovered, 4 exactly." in (run / REPORT).read_text()
-
-    before = (run / REPORT).read_bytes()
-    assert str(run / REPORT) in said("report", run)
-    assert (run / REPORT).read_bytes() == before
+    assert names(RUN) == AUDITED | {SCORE}
+    before = (RUN / REPORT).read_text()
+    assert "4 of 4 training samples recovered, 4 exactly." in before
+    assert str(RUN / REPORT) in said("report", RUN) and (RUN / REPORT).read_text() == before
 
     exhume_("audit", model, "--out", "new")  # samples may be left out, and names be relative
     result = result_of(Path("new"))
@@ -65,36 +63,29 @@ def test_vectors_from_victim_to_report(tmp_path: Path, said: Said, monkeypatch: 
     assert "recovered" in said("score", tmp_path / "new")
 
 
-def test_images_from_victim_to_report(workshop: Path, tmp_path: Path, said: Said) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(workshop / "pictures", run)
-    printed = said("score", run)  # the truth is in the folder of the model, which is in the config
+def test_images_from_victim_to_report(workshop: Path, said: Said) -> None:
+    shutil.copytree(workshop / "pictures", RUN)
+    printed = said("score", RUN)  # the truth is in the folder of the model, which is in the config
     assert "psnr" in printed and "ssim" in printed
-    assert names(run) == AUDITED | {SCORE, MATCHED}
-    pairs = load_file(run / MATCHED)
+    assert names(RUN) == AUDITED | {SCORE, MATCHED}
+    pairs = load_file(RUN / MATCHED)
     assert pairs["originals"].shape == pairs["reconstructions"].shape == (6, 8, 8)
     assert torch.allclose(pairs["originals"], pairs["reconstructions"], atol=1e-3)
-    known = data.load("digits", 6)
-    assert torch.allclose(pairs["originals"], known.images().float(), atol=1e-6)
-    exhume_("report", run, "--redact")
-    page, redacted = (run / REPORT).read_text(), (run / "report-redacted.html").read_text()
-    for text in (page, redacted):
-        assert "6 of 6 training samples recovered, 6 exactly." in text
+    assert torch.allclose(pairs["originals"], data.load("digits", 6).images().float(), atol=1e-6)
+    exhume_("report", RUN, "--redact")
+    page, redacted = ((RUN / name).read_text() for name in (REPORT, "report-redacted.html"))
+    assert all("6 of 6 training samples recovered, 6 exactly." in text for text in (page, redacted))
     assert "data:image/png" in page and "data:image/png" not in redacted
 
 
-def test_a_demo_can_be_run_twice(tmp_path: Path, said: Said, monkeypatch: Patch) -> None:
-    def small(name: str, samples: int, *_: object, **__: object) -> data.Data:
-        assert name == "faces"
-        return original("digits", samples, classes="parity")
-
-    original = data.load
-    monkeypatch.setattr(data, "load", small)
+def test_a_demo_can_be_run_twice(said: Said, monkeypatch: Patch) -> None:
+    digits, demo = data.load("digits", 10, classes="parity"), Path("demo")
+    monkeypatch.setattr(data, "load", lambda name, *_, **__: {"faces": digits}[name])
     for _ in range(2):
-        printed = said("demo", "--out", tmp_path / "demo")
+        printed = said("demo", "--out", demo)
         assert "10 of 10 faces exact." in printed and "faces.png" in printed
-    assert names(tmp_path / "demo") == {"model", "run", "faces.png", ".demo"}
-    assert names(tmp_path / "demo" / "run") == AUDITED | {SCORE, MATCHED}
+    assert names(demo) == {"model", "run", "faces.png", ".demo"}
+    assert names(demo / "run") == AUDITED | {SCORE, MATCHED}
 
 
 FIRST = ("--parameters", "first", "--point", "initial")
@@ -112,20 +103,16 @@ FIRST = ("--parameters", "first", "--point", "initial")
 def test_a_network_from_victim_to_report(
     architecture: str, sizes: str, block: tuple[str], tmp_path: Path, said: Said
 ) -> None:
-    model, run = tmp_path / "model", tmp_path / "run"
-    words = ("--samples", 3, "--classes", "parity", "--steps", 20, *sizes.split(), "--out", model)
+    words = ("--samples", 3, "--classes", "parity", "--steps", 20, *sizes.split(), "--out", MODEL)
     printed = said("victim", "digits", "--architecture", architecture, *words)
     assert "first layer moved by" in printed and "after 20 steps" in printed
-    assert names(tmp_path) == {"model"} and names(model) == {CARD, INITIAL, TRAINED, TRUTH}
-    card = json.loads((model / CARD).read_text())
-    assert card["architecture"]["name"] == architecture
+    assert names(tmp_path) == {"model"} and names(MODEL) == {CARD, INITIAL, TRAINED, TRUTH}
+    assert json.loads((MODEL / CARD).read_text())["architecture"]["name"] == architecture
 
-    exhume_("audit", model, "--samples", 3, "--product-limit", 10, *block, "--out", run)
-    result = result_of(run)
-    asked = ("first", "initial") if block else ("last", "midpoint")
-    assert (result["parameters"], result["point"]) == asked
-    assert (result["premise"], result["outcome"]) == ("change", "budget")
-    printed = said("score", run)
+    exhume_("audit", MODEL, "--samples", 3, "--product-limit", 10, *block, "--out", RUN)
+    told = [result_of(RUN)[word] for word in ("parameters", "point", "premise", "outcome")]
+    assert told == [*(("first", "initial") if block else ("last", "midpoint")), "change", "budget"]
+    printed = said("score", RUN)
     assert "samples recovered" in printed and "residual at the truth" in printed
 
 
@@ -163,50 +150,45 @@ def test_training_can_be_interrupted_and_goes_on(
 KKT = ("--architecture", "kkt_mlp", "--classes", "parity", "--samples", 4, "--widths", 30)
 
 
-def test_the_margin_from_victim_to_report(tmp_path: Path, said: Said) -> None:
-    model, run = tmp_path / "model", tmp_path / "run"
-    printed = said("victim", "digits", *KKT, "--steps", 1500, "--out", model)
+def test_the_margin_from_victim_to_report(said: Said) -> None:
+    printed = said("victim", "digits", *KKT, "--steps", 1500, "--out", MODEL)
     assert "the premise margin holds in direction" in printed and "on their kinks" in printed
-    training = json.loads((model / CARD).read_text())["training"]
+    training = json.loads((MODEL / CARD).read_text())["training"]
     assert training["premise"] == "margin" and training["stationarity"] <= 1e-3
     assert f"{training['violation']:.1e} of the weights" in printed
-    assert data.read(model / TRUTH).inputs.abs().max() <= 1
+    assert data.read(MODEL / TRUTH).inputs.abs().max() <= 1
 
-    printed = said("audit", model, "--samples", 4, "--product-limit", 100, "--out", run)
+    printed = said("audit", MODEL, "--samples", 4, "--product-limit", 100, "--out", RUN)
     assert "premise margin, as the model's card says" in printed and "warning" not in printed
-    result = result_of(run)
-    told = [result[word] for word in ("premise", "parameters", "point")]
+    told = [result_of(RUN)[word] for word in ("premise", "parameters", "point")]
     assert told == ["margin", "all", "final"]
-    assert yaml.safe_load((run / CONFIG).read_text())["premise"] is None
-    assert "weak evidence" in (run / REPORT).read_text()
-    printed = said("score", run)
+    assert yaml.safe_load((RUN / CONFIG).read_text())["premise"] is None
+    assert "weak evidence" in (RUN / REPORT).read_text()
+    printed = said("score", RUN)
     assert f"residual at the truth {training['violation']:.1e}" in printed
     assert "floor with features at" not in printed and "samples recovered" in printed
 
     words = ("--premise", "change", "--point", "final", "--product-limit", 1, "--samples", 4)
-    printed = said("audit", model, *words, "--out", tmp_path / "change")
-    assert "as the model's card says" not in printed
-    assert yaml.safe_load((tmp_path / "change" / CONFIG).read_text())["premise"] == "change"
+    assert "as the model's card says" not in said("audit", MODEL, *words, "--out", "change")
+    assert yaml.safe_load(Path("change", CONFIG).read_text())["premise"] == "change"
 
 
-def test_weight_decay_that_has_not_come_to_rest(tmp_path: Path, said: Said) -> None:
-    model, run = tmp_path / "model", tmp_path / "run"
+def test_weight_decay_that_has_not_come_to_rest(said: Said) -> None:
     quick = ("--decay", 1e-3, "--steps", 100, "--loss", "squared", "--dtype", "float64")
-    printed = said("victim", "digits", *KKT, *quick, "--out", model)
+    printed = said("victim", "digits", *KKT, *quick, "--out", MODEL)
     assert "the premise decay does not hold yet; give more --steps" in printed
     assert "kinks" not in printed
     words = ("--samples", 4, "--product-limit", 50, "--method", "buzaglo2023")
-    printed = said("audit", model, *words, "--out", run)
+    printed = said("audit", MODEL, *words, "--out", RUN)
     assert "premise decay, as the model's card says" in printed
-    result = result_of(run)
-    assert (result["premise"], result["candidates"]) == ("decay", 8)
-    assert "samples recovered" in said("score", run)
+    assert (result_of(RUN)["premise"], result_of(RUN)["candidates"]) == ("decay", 8)
+    assert "samples recovered" in said("score", RUN)
 
 
-def test_weights_that_contradict_a_premise(tmp_path: Path, said: Said) -> None:
+def test_weights_that_contradict_a_premise(said: Said) -> None:
     words = ("--architecture", "two_layer", "--width", 40, "--classes", "parity", "--steps", 20)
-    exhume_("victim", "digits", *words, "--samples", 4, "--out", tmp_path / "model")
-    audit = ("--premise", "margin", "--samples", 4, "--product-limit", 1, "--out", tmp_path / "run")
-    printed = said("audit", tmp_path / "model", *audit)
+    exhume_("victim", "digits", *words, "--samples", 4, "--out", MODEL)
+    audit = ("--premise", "margin", "--samples", 4, "--product-limit", 1, "--out", RUN)
+    printed = said("audit", MODEL, *audit)
     assert "warning: The weights contradict the premise margin" in printed
-    assert "contradict the premise" in (tmp_path / "run" / REPORT).read_text()
+    assert "contradict the premise" in (RUN / REPORT).read_text()

@@ -83,13 +83,11 @@ def test_a_switch_alone_and_an_odd_folder(
     assert f"{out}: " in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("classes", "outputs"), [("[3,8]", 1), ("[1,2,3]", 3), ("parity", 1), ("all", 10)]
-)
-def test_classes_are_chosen_by_a_list_or_a_word(classes: str, outputs: int, tmp_path: Path) -> None:
-    out = tmp_path / "model"
-    exhume_("victim", "digits", "--samples", 20, "--classes", classes, "--out", out)
-    assert json.loads((out / CARD).read_text())["outputs"] == outputs
+def test_classes_are_chosen_by_a_list_or_a_word(tmp_path: Path) -> None:
+    for classes, outputs in {"[3,8]": 1, "[1,2,3]": 3, "parity": 1, "all": 10}.items():
+        out = tmp_path / classes
+        exhume_("victim", "digits", "--samples", 20, "--classes", classes, "--out", out)
+        assert json.loads((out / CARD).read_text())["outputs"] == outputs
 
 
 def test_a_config_file_stands_for_options(workshop: Path, tmp_path: Path) -> None:
@@ -104,28 +102,21 @@ def test_a_config_file_stands_for_options(workshop: Path, tmp_path: Path) -> Non
     assert torch.equal(one["samples"], other["samples"])
 
 
+WRONG = {
+    "": {"": "subcommand", "dig": "dig", "bench": "subcommand", "victim": "data",
+         "audit --config nowhere.yaml": "nowhere.yaml"},
+    "victim digits": {"--samples many": "samples", "--loss hinge": "hinge",
+                      "--classes odd": "classes", "--ratio nan": "ratio"},
+    "audit model": {"other": "other", "--speed 3": "--speed", "--resume maybe": "maybe",
+                    "--time-limit nan": "time_limit", "--product-limit 2.5": "product_limit",
+                    "--rank most": "rank", "--point middle": "middle",
+                    "--arguments 3": "arguments", "--input-shape a,b": "input_shape"},
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("command", "named"),
-    [
-        ("dig", "dig"),
-        ("", "subcommand"),
-        ("bench", "subcommand"),
-        ("victim", "data"),
-        ("victim sphere --samples many", "samples"),
-        ("victim sphere --loss hinge", "hinge"),
-        ("victim digits --classes odd", "classes"),
-        ("victim sphere --ratio nan", "ratio"),
-        ("audit model --time-limit nan", "time_limit"),
-        ("audit model --product-limit 2.5", "product_limit"),
-        ("audit model --resume maybe", "maybe"),
-        ("audit model other", "other"),
-        ("audit model --speed 3", "--speed"),
-        ("audit model --rank most", "rank"),
-        ("audit model --point middle", "middle"),
-        ("audit model --arguments 3", "arguments"),
-        ("audit model --input-shape a,b", "input_shape"),
-        ("audit --config nowhere.yaml", "nowhere.yaml"),
-    ],
+    [(f"{name} {words}", named) for name, cases in WRONG.items() for words, named in cases.items()],
 )
 def test_a_wrong_command_line_is_explained(
     command: str, named: str, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch

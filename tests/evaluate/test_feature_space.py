@@ -33,9 +33,8 @@ def test_span_residual_against_the_svd(n: int, k: int, rows: int) -> None:
     features = features_of(rows)
     truth, candidates = on_sphere(n, 6), on_sphere(k, 6, seed=1)
     candidates[-1] = 2 * candidates[0]  # linearly dependent features
-    value = span_residual(features, candidates, truth)
     expected = dense_span_residual(features, candidates, truth)
-    assert value == pytest.approx(expected, rel=1e-6, abs=1e-7)
+    assert span_residual(features, candidates, truth) == pytest.approx(expected, rel=1e-6, abs=1e-7)
 
 
 def test_span_residual_of_the_truth_is_zero_and_of_nothing_is_the_size() -> None:

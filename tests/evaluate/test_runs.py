@@ -21,6 +21,8 @@ from exhume.victims import Victim, random_features, two_layer
 from problems import gaussian, on_sphere
 from runs import images, make_run, result_of
 
+Made = tuple[Victim, Path]
+
 
 def run_of(path: Path, model: Path | None, samples: Tensor, **entries: Any) -> Path:
     """A run on a model, with these entries in its result, and in its settings if they are some."""
@@ -30,7 +32,7 @@ def run_of(path: Path, model: Path | None, samples: Tensor, **entries: Any) -> P
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Victim, Path]:
+def model(tmp_path_factory: pytest.TempPathFactory) -> Made:
     """A tiny two-layer net, and its folder."""
     made = two_layer(datasets.sphere(16, 4), width=128, until=1e-6)
     folder = tmp_path_factory.mktemp("victim") / "model"
@@ -38,7 +40,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Victim, Path]:
     return made, folder
 
 
-def test_a_network_has_floors_span_and_verdict(tmp_path: Path, model: tuple[Victim, Path]) -> None:
+def test_a_network_has_floors_span_and_verdict(tmp_path: Path, model: Made) -> None:
     made, folder = model
     run = run_of(tmp_path / "run", folder, made.truth.inputs)
     record = score_run(run)
@@ -78,31 +80,25 @@ def test_a_hidden_span_and_features_that_did_not_move(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "factory", "dim", "words"),
+    ("config", "factory", "words"),
     [
-        (None, None, None, "no finished audit"),
-        ({"model": None}, None, None, "--truth"),
-        ({"model": "package.module:factory", "trained": "a.pt"}, None, None, "--truth"),
-        ({}, "a:b", None, "no factory"),
-        ({}, None, 9, "dimension 9, but the candidates .* have 16"),
+        (None, None, "no finished audit"),
+        ({"model": None}, None, "--truth"),
+        ({"model": "package.module:factory", "trained": "a.pt"}, None, "--truth"),
+        ({}, "a:b", "no factory"),
+        ({}, None, "dimension 9, but the candidates .* have 16"),
     ],
 )
 def test_refusals(
-    tmp_path: Path,
-    model: tuple[Victim, Path],
-    config: dict[str, Any] | None,
-    factory: str | None,
-    dim: int | None,
-    words: str,
+    config: dict[str, Any] | None, factory: str | None, words: str, tmp_path: Path, model: Made
 ) -> None:
-    run, truth = run_of(tmp_path / "run", model[1], on_sphere(4, 16)), None
+    run = run_of(tmp_path / "run", model[1], on_sphere(4, 16))
     if config is None:
         (run / "result.json").unlink()
     else:
         (run / "config.yaml").write_text(yaml.safe_dump({"model": str(model[1])} | config))
-    if dim is not None:
-        truth = tmp_path / "truth.safetensors"
-        datasets.save(datasets.sphere(dim, 2), truth)
+    datasets.save(datasets.sphere(9, 2), tmp_path / "nine")
+    truth = tmp_path / "nine" if words.startswith("dimension") else None
     with pytest.raises(InputError, match=words):
         score_run(run, truth, factory)
     assert not (run / SCORE).exists()

@@ -40,10 +40,8 @@ def test_assignment_against_brute_force(n: int, k: int, seed: int) -> None:
     found = matched >= 0
     assert int(found.sum()) == len(set(matched[found].tolist())) == min(n, k)
     table = costs if n <= k else costs.T
-    best = min(
-        sum(float(table[i, j]) for i, j in enumerate(columns))
-        for columns in itertools.permutations(range(table.shape[1]), table.shape[0])
-    )
+    choices = itertools.permutations(range(table.shape[1]), table.shape[0])
+    best = min(float(table[range(table.shape[0]), list(columns)].sum()) for columns in choices)
     assert math.isclose(float(costs[found, matched[found]].sum()), best, abs_tol=1e-12)
 
 
@@ -147,41 +145,38 @@ def test_similarity_is_that_of_scikit_image(shape: tuple[int, ...], window: int)
     two = one + 0.6 * (pictures(4, *shape, seed=1) - 0.5)  # some of it outside of [0, 1]
     channel = 0 if len(shape) == 3 else None
     pairs = [(a.numpy(), b.clamp(0, 1).numpy()) for a, b in zip(one, two, strict=True)]
-    expected = [
-        structural_similarity(a, b, win_size=window, data_range=1, channel_axis=channel)
-        for a, b in pairs
-    ]
+    told = {"win_size": window, "data_range": 1, "channel_axis": channel}
+    expected = [structural_similarity(*pair, **told) for pair in pairs]
     assert metrics.ssim(one, two, window).tolist() == pytest.approx(expected, abs=1e-12)
-    ratios = [peak_signal_noise_ratio(a, b, data_range=1) for a, b in pairs]
+    ratios = [peak_signal_noise_ratio(*pair, data_range=1) for pair in pairs]
     assert metrics.psnr(one, two).tolist() == pytest.approx(ratios, abs=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("shape", "window"), [((25, 25), 7), ((3, 9, 8), 7), ((1, 6, 5), 5), ((2, 9), None)]
-)
+WINDOWS = [((25, 25), 7), ((3, 9, 8), 7), ((1, 6, 5), 5), ((2, 9), None)]
+
+
+@pytest.mark.parametrize(("shape", "window"), WINDOWS)
 def test_image_metrics_of_matched_pairs(shape: tuple[int, ...], window: int | None) -> None:
     data = images(3, *shape)
     noisy = data.inputs + 0.2 * gaussian(*data.inputs.shape, seed=5)
     result = score(-noisy[[2, 0, 1]], data)
     assert result.matched.tolist() == [1, 2, 0] and result.ssim_window == window
     pair = data.images(), data.images(noisy)
-    assert result.psnrs is not None and result.psnr == float(result.psnrs.median())
+    assert result.psnr == float(result.psnrs.median())
     torch.testing.assert_close(result.psnrs, metrics.psnr(*pair))
     if window is None:
         assert result.ssims is None and result.ssim is None
     else:
-        assert result.ssims is not None and result.ssim == pytest.approx(float(result.ssims.mean()))
+        assert result.ssim == pytest.approx(float(result.ssims.mean()))
         torch.testing.assert_close(result.ssims, metrics.ssim(*pair, window))
 
 
 def test_images_have_the_norm_of_the_true_sample_and_are_safe_in_json() -> None:
     data = images(3, 8, 8, rescale=True)
-    result = score(-data.inputs[[2, 0, 1]] * (1 + 1e-9), data)
-    assert result.psnr is not None and result.psnr > 150
+    assert score(-data.inputs[[2, 0, 1]] * (1 + 1e-9), data).psnr > 150
     missing = score(data.inputs[1:2] * (1 + 1e-9), data)
-    assert missing.psnrs is not None and missing.psnrs.isnan().tolist() == [True, False, True]
-    assert missing.psnr is not None and missing.psnr > 150
-    assert missing.ssim == pytest.approx(1)
+    assert missing.psnrs.isnan().tolist() == [True, False, True]
+    assert missing.psnr > 150 and missing.ssim == pytest.approx(1)
     data = images(2, 3, 8, 8)
     equal, nothing = score(data.inputs, data), score(data.inputs[:0], data)
     assert equal.psnr == math.inf and equal.ssim == pytest.approx(1)

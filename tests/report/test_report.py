@@ -30,12 +30,11 @@ HOSTILE = "<script>alert('$x_1$')</script>\"'&{{ 7 * 7 }}"
 
 
 def faces(count: int = 10) -> Array:
-    pictures = skimage.data.lfw_subset()  # type: ignore[no-untyped-call]
-    return np.asarray(pictures[:count], dtype=np.float64)
+    return np.asarray(skimage.data.lfw_subset()[:count], dtype=np.float64)
 
 
 def colours(count: int = 6) -> Array:
-    photo = np.asarray(skimage.data.astronaut(), dtype=np.float64) / 255  # type: ignore[no-untyped-call]
+    photo = np.asarray(skimage.data.astronaut(), dtype=np.float64) / 255
     crops = [photo[130:194:2, x : x + 64 : 2] for x in range(16, 16 + 70 * count, 70)]
     return np.ascontiguousarray(np.moveaxis(np.stack(crops), 3, 1))
 
@@ -44,14 +43,7 @@ def vectors(count: int = 8) -> Array:
     return on_sphere(count, 100).numpy()
 
 
-def run_of(
-    path: Path,
-    truth: Array,
-    noise: float = 1e-4,
-    found: int | None = None,
-    scored: bool = True,
-    **changes: Any,
-) -> Path:
+def run_of(path: Path, truth: Array, noise=1e-4, found=None, scored=True, **changes: Any) -> Path:
     """A run as an audit and a score leave it, with candidates near the truth."""
     shape, n = truth.shape[1:], len(truth)
     transform = data.Transform(*((0.5, 0.25) if len(shape) > 1 else ()))
@@ -101,12 +93,8 @@ def ids(text: str) -> list[str]:
 @pytest.mark.parametrize(
     ("truth", "options", "redact"),
     [
-        (faces, {}, False),
-        (colours, {}, False),
-        (vectors, {}, False),
-        (faces, {"scored": False}, False),
-        (vectors, {"scored": False}, False),
-        (lambda: faces(1), {}, False),
+        *((truth, {}, False) for truth in (faces, colours, vectors, lambda: faces(1))),
+        *((truth, {"scored": False}, False) for truth in (faces, vectors)),
         (faces, {"found": 7, "noise": 0.1}, False),
         (faces, {}, True),
         (vectors, {"scored": False}, True),
@@ -124,8 +112,7 @@ def test_every_page_is_whole_private_and_offline(
     named = ids(text)
     always = {"verdict", "gallery", "evidence", "progress", "law", "method", "reproduce"}
     assert always <= set(named)
-    assert ("samples" in named) == options.get("scored", True)
-    assert ("claims" in named) != options.get("scored", True)
+    assert ("samples" in named) == ("claims" not in named) == options.get("scored", True)
     named = [i for i in named if not re.fullmatch(r"[mp][0-9a-f]{10}", i)]
     assert len(named) == len(set(named))  # markers of plots may repeat, and are equal
     assert "<script" not in text and "<link" not in text
@@ -195,10 +182,10 @@ def test_plots_of_any_ratio_and_of_events_that_can_be_drawn() -> None:
         ([{"seconds": 700, "residual": 0.02}], 1e-13, ["search"], ("minutes", "at the truth")),
         (events(5), None, ["explore", "prune", "polish"], ("seconds", "thin line")),
     ):
-        drawn = figures.progress(moments, floor)
-        assert drawn is not None and drawn[1] == phases
+        svg, drawn = figures.progress(moments, floor)
+        assert drawn == phases
         for word in ("minutes", "seconds", "at the truth", "thin line"):
-            assert (word in drawn[0]) == (word in words)
+            assert (word in svg) == (word in words)
 
 
 def test_a_long_gallery_shows_the_best_and_the_worst(tmp_path: Path) -> None:
@@ -241,34 +228,23 @@ def test_gallery_png(tmp_path: Path, truth: Any) -> None:
         report.gallery_png(run, out)
 
 
-NETWORK: dict[str, Any] = {
-    "parameters": "last",
-    "point": "midpoint",
-    "prepared": {
-        "changes": ["0.relu: the in-place ReLU was replaced."],
-        "warnings": ["1.norm: a normalisation before the first layer."],
-        "derivative_error": 3e-9,
-    },
-}
-SCORED = {
-    "floors": {"initial": 2.6e-5, "final": 1.8e-4, "midpoint": 1.7e-5, "both": 1e-8},
-    "verdict": "All 8 samples recovered.",
-    "subspace": {"rank": 8, "largest_angle": 2.1e-7, "outside": 3.4e-9, "kept": 0.97},
-}
-CARD: dict[str, Any] = {
-    "kind": "network",
-    "architecture": {"name": "two_layer", "arguments": {"width": 640, "shape": [100]}},
-    "training": {"laziness": {"first": 4.1e-3, "1.weight": 4.1e-3}},
-}
+PREPARED = {"changes": ["0.relu: the in-place"], "warnings": ["1.norm: a normalisation"]}
+PREPARED |= {"derivative_error": 3e-9}
+NETWORK = {"parameters": "last", "point": "midpoint", "prepared": PREPARED}
+SPAN = {"rank": 8, "largest_angle": 2.1e-7, "outside": 3.4e-9, "kept": 0.97}
+FLOORS = {"initial": 2.6e-5, "final": 1.8e-4, "midpoint": 1.7e-5, "both": 1e-8}
+MODEL = {"name": "two_layer", "arguments": {"width": 640, "shape": [100]}}
+TRAINING = {"laziness": {"first": 4.1e-3, "1.weight": 4.1e-3}}
 
 
-def network_run(path: Path, scored: bool = True, card: Any = CARD, **changes: Any) -> Path:
+def network_run(path: Path, scored: bool = True, training=TRAINING, **changes: Any) -> Path:
     run = run_of(path / "run", vectors(), scored=scored, **(NETWORK | changes))
+    card = {"kind": "network", "architecture": MODEL, "training": training}
     (path / "model").mkdir()
     (path / "model/card.json").write_text(json.dumps(card))
     (run / "config.yaml").write_text(f"model: {path / 'model'}\nmethod: exhume\n")
     if scored:
-        edit(run, "score.json", **SCORED)
+        edit(run, "score.json", floors=FLOORS, subspace=SPAN, verdict="All 8 samples recovered.")
     return run
 
 
@@ -305,8 +281,8 @@ def test_a_run_on_a_network_says_what_was_attacked(tmp_path: Path, redact: bool)
 
 
 def test_trained_weights_alone_and_a_ratio_in_a_subspace(tmp_path: Path) -> None:
-    card = CARD | {"training": {"premise": "margin", "stationarity": 2e-4, "violation": 0.07}}
-    text = page(network_run(tmp_path / "alone", False, card, premise="margin", parameters="all"))
+    margin = {"premise": "margin", "stationarity": 2e-4, "violation": 0.07}
+    text = page(network_run(tmp_path / "alone", False, margin, premise="margin", parameters="all"))
     assert "<dd>trained to the margin: the trained weights alone</dd>" in text
     assert "up to 2.0\u00a0×\u00a010⁻⁴ of the weights" in text
     assert "so a small residual is weak evidence" in text
@@ -337,16 +313,15 @@ def test_a_network_with_parts_missing_or_damaged(tmp_path: Path) -> None:
 
 FIRST, AGAIN = "does not exist: run exhume audit first", "(?i)run exhume {} again"
 FILES = ("result.json", "config.yaml", "candidates.safetensors")
+OTHER = json.dumps(result_of(2, (3,), schema=2))
+RESULTS = {"{": "not JSON", "[]": "JSON object", "{}": "has no exhume", OTHER: "schema 2"}
 
 
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
         *((name, None, FIRST) for name in FILES),
-        ("result.json", "{", "not JSON"),
-        ("result.json", "[]", "JSON object"),
-        ("result.json", "{}", "has no exhume"),
-        ("result.json", json.dumps(result_of(2, (3,), schema=2)), "schema 2"),
+        *(("result.json", text, words) for text, words in RESULTS.items()),
         ("score.json", "{}", "has no score, chance"),
         ("candidates.safetensors", "x", AGAIN.format("audit")),
         ("matched.safetensors", "x", AGAIN.format("score")),
