@@ -29,12 +29,12 @@ def noted(log: str | Path, word: str) -> list[str]:
     return [line.split()[1] for line in lines if line.split()[:1] == [word]]
 
 
-def wait_for(log: str | Path, word: str, count: int, seconds: float = 600.0) -> bool:
-    """Wait until so many lines begin with a word; tell whether they came."""
+def wait_until(true: Callable[[], bool], seconds: float = 300.0) -> bool:
+    """Tell whether it came true in time, which is far more than it takes, for a busy machine."""
     end = time.monotonic() + seconds
-    while len(noted(log, word)) < count and time.monotonic() < end:
+    while not (now := true()) and time.monotonic() < end:
         time.sleep(0.01)
-    return len(noted(log, word)) >= count
+    return now
 
 
 @contextmanager
@@ -108,7 +108,7 @@ class Neighbour:
     def run(self, device: str) -> dict[str, Any]:
         note(self.log, "start neighbour")
         # Until the killer is run again; Dask may let it queue behind this very cell.
-        wait_for(self.log, "killer", 2, seconds=4.0)
+        wait_until(lambda: len(noted(self.log, "killer")) >= 2, seconds=4.0)
         note(self.log, "end neighbour")
         return {"y": 1}
 
@@ -121,7 +121,7 @@ class Killer:
 
     def run(self, device: str) -> dict[str, Any]:
         note(self.log, "killer starts")
-        wait_for(self.log, "start", 1)
+        wait_until(lambda: bool(noted(self.log, "start")))
         if len(noted(self.log, "killer")) == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         note(self.log, "end killer")
@@ -138,5 +138,5 @@ class Gated:
     def run(self, device: str) -> dict[str, Any]:
         note(self.log, f"process {os.getpid()}\nstart {self.x}")
         if self.x >= 3:
-            wait_for(self.log, "go", 1)
+            wait_until(lambda: bool(noted(self.log, "go")), seconds=600.0)
         return {"y": self.x + 0.5}

@@ -4,12 +4,13 @@ import io
 import json
 import shutil
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -44,19 +45,13 @@ def test_whatever_a_cell_does_is_recorded(recorded: str, tmp_path: Path) -> None
     sweep.write_csv(tmp_path / "table.csv", [record])
 
 
-@dataclass(frozen=True)
-class Ended:
-    module: str
-
-    def run(self, device: str) -> dict[str, Any]:
-        exec("raise SystemExit(1)", {"__name__": self.module})
-        return {}
-
-
 def test_that_ray_ends_a_worker_is_no_error_of_the_cell() -> None:
+    def ended_in(module: str) -> Any:
+        return SimpleNamespace(run=lambda _: exec("raise SystemExit(1)", {"__name__": module}))
+
     with pytest.raises(SystemExit):
-        attempt(Ended("ray._private.worker"), 0, "cpu")
-    assert attempt(Ended("cells"), 0, "cpu").error == "SystemExit: 1"
+        attempt(ended_in("ray._private.worker"), 0, "cpu")
+    assert attempt(ended_in("cells"), 0, "cpu").error == "SystemExit: 1"
 
 
 def test_cells_take_turns_on_the_gpus(monkeypatch: Patch) -> None:
@@ -131,38 +126,22 @@ def test_a_cluster_gives_a_cell_back_and_it_is_tried_again(tmp_path: Path) -> No
 
 
 def test_workers_that_cannot_run_cells_are_an_input_error(monkeypatch: Patch) -> None:
-    def call(task: Task) -> Record | None:
-        raise ModuleNotFoundError("No module named 'exhume'")
-
-    [task] = tasks_of(1)
-    with in_threads(call) as executor, pytest.raises(InputError, match="No module named 'exhume'"):
+    [task], none = tasks_of(1), Mock(side_effect=ModuleNotFoundError("No module named 'exhume'"))
+    with in_threads(none) as executor, pytest.raises(InputError, match="No module named 'exhume'"):
         list(driver._finish([task], executor, None))
     other = replace(task, address=address_of(Square(2.0)))  # as other code would have it
     with in_threads() as executor, pytest.raises(InputError, match="another version"):
         list(driver._finish([other], executor, None))
-
-    started: list[int] = []
-
-    class Dead:
-        def __init__(self, size: int, **options: Any) -> None:
-            started.append(size)
-
-        def submit(self, *call: Any) -> None:
-            raise TerminatedWorkerError
-
-        def shutdown(self, **options: bool) -> None:
-            pass
-
-    monkeypatch.setattr(engines, "ProcessPoolExecutor", Dead)
+    dead = Mock()
+    dead.return_value.submit.side_effect = TerminatedWorkerError
+    monkeypatch.setattr(engines, "ProcessPoolExecutor", dead)
     with pytest.raises(InputError, match="workers die before they run a cell"):
         sweep.run([Square(1.0), Square(2.0)], workers=2)
-    assert started == [2, 2, 2]
+    assert [start.args for start in dead.call_args_list] == [(2,)] * 3
 
 
 def test_an_error_in_show_loses_nothing(tmp_path: Path, monkeypatch: Patch) -> None:
-    def show(record: Record) -> None:
-        raise RuntimeError("the console is gone")
-
+    show = Mock(side_effect=RuntimeError("the console is gone"))
     monkeypatch.setitem(engines.ENGINES, "loky", lambda *options: in_threads())
     log = tmp_path / "log"
     grid = Grid(Square, {"x": [float(x) for x in range(6)], "log": str(log)})
@@ -170,8 +149,7 @@ def test_an_error_in_show_loses_nothing(tmp_path: Path, monkeypatch: Patch) -> N
         sweep.run(grid, folder=tmp_path / "sweep", show=show)
     assert len(noted(log, "end")) < 6
     finished = {path.stem for path in (tmp_path / "sweep" / "cells").iterdir()}
-    assert finished
-    assert len(sweep.run(grid, folder=tmp_path / "sweep")) == 6
+    assert finished and len(sweep.run(grid, folder=tmp_path / "sweep")) == 6
     ends = noted(log, "end")
     assert all(ends.count(str(cell.x)) == 1 for cell in grid if address_of(cell) in finished)
 
@@ -184,12 +162,10 @@ def test_a_failure_is_kept_unless_it_is_to_be_retried(tmp_path: Path, monkeypatc
     assert [record.error for record in kept] == ["OSError: no", None]
     assert not log.exists()
 
-    @contextmanager
-    def late(*options: Any) -> Iterator[Executor]:
+    def late(*options: Any) -> AbstractContextManager[Executor]:
         """By the time that this engine is open, another driver has finished the third cell."""
         keep(folder, Record(cells[2], {"y": -2}, None, 1.0))
-        with in_threads() as executor:
-            yield executor
+        return in_threads()
 
     monkeypatch.setitem(engines.ENGINES, "loky", late)
     again = sweep.run(cells, folder=folder, retry=True)
@@ -205,16 +181,11 @@ def test_the_address_is_the_content() -> None:
     assert exhume.__version__.startswith(store.identity(cells[0])["version"].partition("+")[0])
 
 
-@pytest.fixture(scope="module")
-def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of exhume's sources."""
-    folder = tmp_path_factory.mktemp("copy") / "exhume"
-    return Path(shutil.copytree(store.ROOT, folder, ignore=shutil.ignore_patterns("*.pyc")))
-
-
-@pytest.mark.parametrize(
-    ("name", "old", "new", "counts"),
-    [
+def test_code_that_a_cell_imports_is_in_its_address(tmp_path: Path) -> None:
+    module, copied = "exhume.methods", tmp_path / "exhume"
+    shutil.copytree(store.ROOT, copied, ignore=shutil.ignore_patterns("*.pyc"))
+    before = store.closure(module, copied)
+    for name, old, new, counts in (
         ("methods/iurada2025.py", "", "# A comment.\n", False),
         ("report/__init__.py", "", '"""Other."""\n', False),
         ("solvers/levenberg_marquardt.py", '"""', '"""So: ', False),
@@ -222,18 +193,11 @@ def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("__init__.py", "", "X = 1\n", False),
         ("methods/iurada2025.py", "", "X = 1\n", True),
         ("solvers/levenberg_marquardt.py", "", "X = 1\n", True),
-    ],
-)
-def test_code_that_a_cell_imports_is_in_its_address(
-    name: str, old: str, new: str, counts: bool, copied: Path
-) -> None:
-    module, file = "exhume.methods", copied / name
-    before, text = store.closure(module, copied), file.read_text()
-    file.write_text(text.replace(old, new, 1))
-    try:
-        assert (store.closure(module, copied) != before) == counts
-    finally:
-        file.write_text(text)
+    ):
+        text = (copied / name).read_text()
+        (copied / name).write_text(text.replace(old, new, 1))
+        assert (store.closure(module, copied) != before) == counts, name
+        (copied / name).write_text(text)
 
 
 def test_imports_are_followed_wherever_they_stand(tmp_path: Path) -> None:
@@ -257,22 +221,16 @@ def test_imports_are_followed_wherever_they_stand(tmp_path: Path) -> None:
     assert "sweep_cells" in store.closure("sweep_cells")
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        b"",
-        b'{"kind": "sw',
-        b"[1]",
-        b"{}",
-        {"fields": {"x": 2.0, "power": 2, "log": ""}},
-        {"values": None},
-        {"error": "also"},
-        {"seconds": "long"},
-        {"fields": {"x": float("nan"), "power": 2, "log": ""}},
-        {"fields": {"x": 1.0, "power": 2, "log": "\udce9"}},
-        {"version": "0.1.0+000000000000"},
-    ],
-)
+CHANGES = {"values": None, "error": "also", "seconds": "long", "version": "0.1.0+000000000000"}
+FIELDS = ({"x": 2.0}, {"x": float("nan")}, {"log": "\udce9"})
+DAMAGED = [
+    *(b"", b'{"kind": "sw', b"[1]", b"{}"),
+    *({word: bad} for word, bad in CHANGES.items()),
+    *({"fields": {"x": 1.0, "power": 2, "log": ""} | field} for field in FIELDS),
+]
+
+
+@pytest.mark.parametrize("change", DAMAGED)
 def test_a_damaged_file_is_named_before_any_work(tmp_path: Path, change: Any) -> None:
     cell, shown = Square(1.0), list[Record]()
     path = tmp_path / "cells" / f"{address_of(cell)}.json"
@@ -298,19 +256,12 @@ def test_a_folder_of_something_else_or_of_another_driver_is_refused(tmp_path: Pa
     keep(own)  # as nobody holds it any more
 
 
-def local_cell() -> Any:
+def test_what_cannot_run_is_refused(tmp_path: Path) -> None:
     class Local(Square):
         pass
 
-    return Local(1.0)
-
-
-GOOD = Grid(Square, {"x": 1.0})
-
-
-@pytest.mark.parametrize(
-    ("grid", "options", "words"),
-    [
+    good, folder = Grid(Square, {"x": 1.0}), tmp_path / "sweep"
+    for grid, options, words in (
         ([], {}, "empty"),
         (Grid(Square, {"x": []}), {}, "axis 'x' is empty"),
         (Grid(Square, {"x": range(10**9)}), {}, "1,000,000,000 cells"),
@@ -318,26 +269,22 @@ GOOD = Grid(Square, {"x": 1.0})
         (Grid(Square, {"x": 1.0, "exponent": 2}), {}, "no field 'exponent'.*x, power, log"),
         (Grid(Square, {"power": 2}), {}, "cannot be made"),
         (Grid(print, {}), {}, "dataclass"),
-        ([Square(1.0), GOOD], {}, "method run"),
+        ([Square(1.0), good], {}, "method run"),
         (["text"], {}, "method run"),
         (Grid(Square, {"x": float("nan")}), {}, "plain JSON"),
         (Grid(Square, {"x": torch.zeros(1)}), {}, "plain JSON"),
         (Grid(Square, {"x": 1.0, "log": "caf\udce9"}), {}, "plain JSON"),
-        ([local_cell()], {}, "Local: .* must be importable.*at the top of a module"),
+        ([Local(1.0)], {}, "Local: .* must be importable.*at the top of a module"),
         (Grid(Square, {"x": [1.0, 2.0, 1.0]}), {}, "twice.*x=1.0"),
         (Grid(Square, {"x": [1.0, 2.0, -1.0]}), {}, "x -1.0: must not be negative"),
-        (GOOD, {"engine": "slurm"}, "loky, dask, ray.*'slurm'"),
-        (GOOD, {"workers": 1.5}, "workers: expected a whole number"),
-        (GOOD, {"device": "abacus"}, "device 'abacus'"),
-        (GOOD, {"address": "localhost:1"}, "takes no address"),
-    ],
-)
-def test_what_cannot_run_is_refused(
-    tmp_path: Path, grid: Any, options: dict[str, Any], words: str
-) -> None:
-    with pytest.raises(InputError, match=words):
-        sweep.run(grid, folder=tmp_path / "sweep", **options)
-    assert not (tmp_path / "sweep").exists()
+        (good, {"engine": "slurm"}, "loky, dask, ray.*'slurm'"),
+        (good, {"workers": 1.5}, "workers: expected a whole number"),
+        (good, {"device": "abacus"}, "device 'abacus'"),
+        (good, {"address": "localhost:1"}, "takes no address"),
+    ):
+        with pytest.raises(InputError, match=words):
+            sweep.run(grid, folder=folder, **options)
+        assert not folder.exists()
 
 
 def test_the_table_as_csv(tmp_path: Path) -> None:

@@ -2,13 +2,11 @@
 
 import os
 import secrets
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -17,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import sweep_cells
 from exhume import sweep
 from exhume.errors import InputError
 from exhume.sweep import engines
@@ -26,8 +25,7 @@ from sweep_cells import FAILURES, Fails, Gated, Killer, Neighbour, Square, in_th
 Patch = pytest.MonkeyPatch
 
 HERE = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
-TABLES: dict[str, bytes] = {}
-"""What each engine gave, for the others to be compared with."""
+TABLES: dict[str, bytes] = {}  # what each engine gave, for the others to be compared with
 
 # A token that only these tests know. Ray reads this when it is imported, in whichever test that is.
 os.environ["RAY_AUTH_MODE"] = "token"
@@ -60,13 +58,6 @@ def start(*command: str, **options: Any) -> "subprocess.Popen[str]":
     return subprocess.Popen([sys.executable, *command], env=environment, text=True, **options)
 
 
-def wait_until(true: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + 300  # far more than it takes, for a busy machine
-    while not true():
-        assert time.monotonic() < end, what
-        time.sleep(0.02)
-
-
 def alive(process: str) -> bool:
     """Whether a process runs, by its id; one that only waits to be reaped does not."""
     try:
@@ -78,7 +69,7 @@ def alive(process: str) -> bool:
 def all_gone(log: Path) -> None:
     """Wait until no process is left that has run a gated cell."""
     workers = noted(log, "process")
-    wait_until(lambda: not any(map(alive, workers)), "a worker lives on")
+    assert sweep_cells.wait_until(lambda: not any(map(alive, workers))), "a worker lives on"
 
 
 def finished(folder: Path) -> set[str]:
@@ -91,7 +82,7 @@ def ctrl_c() -> Iterator[Callable[..., object]]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job has none
 
     def press(true: Callable[[], bool], others: Callable[[], list[str]]) -> None:
-        wait_until(true, "cells do not start")
+        assert sweep_cells.wait_until(true), "cells do not start"
         for process in [*others(), os.getpid()]:
             os.kill(int(process), signal.SIGINT)
 
@@ -113,13 +104,14 @@ def dask_address() -> Iterator[str]:
 def ray_address() -> Iterator[str]:
     """A cluster of two CPUs with little memory."""
     pytest.importorskip("ray", reason="the extra ray is not installed")
-    folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # its sockets allow no long path
-    pipe = subprocess.PIPE
-    with start("-c", RAY, folder, stdin=pipe, stdout=pipe) as cluster:
-        assert cluster.stdout is not None
+    pipes = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
+    place = {"prefix": "ray-", "dir": "/tmp"}  # its sockets allow no long path
+    with (
+        tempfile.TemporaryDirectory(**place, ignore_cleanup_errors=True) as folder,
+        start("-c", RAY, folder, **pipes) as cluster,
+    ):
         yield cluster.stdout.readline().strip()
         cluster.communicate("")
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.mark.parametrize("engine", ["loky", "dask", "ray"])
@@ -166,7 +158,7 @@ def test_a_killed_worker_and_ctrl_c_change_nothing_in_the_table(
 def test_a_killed_driver_loses_nothing(tmp_path: Path, monkeypatch: Patch) -> None:
     folder, log = tmp_path / "sweep", tmp_path / "log"
     with start("-W", "error", "-c", DRIVER, str(folder), str(log)) as driver:
-        wait_until(lambda: len(noted(log, "start")) == 4, "cells do not start")
+        assert sweep_cells.wait_until(lambda: len(noted(log, "start")) == 4), "cells do not start"
         with pytest.raises(InputError, match="another sweep is running in this folder"):
             sweep.run([Square(1.0)], folder=folder)
         driver.kill()
