@@ -24,31 +24,28 @@ from problems import case, gaussian
 SHORT = Exhume(patience=8, restarts=0)
 
 
-def two_layer(
-    d: int, n: int, width: int, seed: int, **options: Any
-) -> tuple[victims.Victim, data.Data]:
+def two_layer(d: int, n: int, width: int, seed: int, **options: Any) -> tuple[Any, data.Data]:
     known = data.sphere(d, n, seed)
     return victims.two_layer(known, width=width, seed=seed, **options), known
 
 
-@pytest.mark.parametrize(
-    ("n", "seed", "options", "least", "most"),
-    [
-        (1, 100, {}, 1e-9, 1e-2),
-        (4, 102, {}, 1e-9, 1e-2),
-        (4, 100, {"activation": "relu+tanh"}, 1e-9, 1e-2),
-        (5, 101, {"bias": True}, 1e-9, 1e-2),
-        (4, 102, {"optimizer": "sgd", "batch": 2}, 1e-9, 1e-2),
-        (4, 100, {"lazy": 1e2}, 1e-11, 1e-9),  # between tolerance and close is a floor as well
-        (4, 100, {"lazy": 1e4}, 1e-16, 1e-13),
-    ],
-)
-def test_a_small_network_is_settled_at_its_floor_with_all_samples(
-    n: int, seed: int, options: dict[str, Any], least: float, most: float
-) -> None:
-    victim, known = two_layer(12, n, 120 * n, seed, **options)
+USUAL = (1e-9, 1e-2)  # where the floor lies
+FLOORS: list[tuple[int, int, dict[str, Any], tuple[float, float]]] = [
+    (1, 100, {}, USUAL),
+    (4, 102, {}, USUAL),
+    (4, 100, {"activation": "relu+tanh"}, USUAL),
+    (5, 101, {"bias": True}, USUAL),
+    (4, 102, {"optimizer": "sgd", "batch": 2}, USUAL),
+    (4, 100, {"lazy": 1e2}, (1e-11, 1e-9)),  # between tolerance and close is a floor as well
+    (4, 100, {"lazy": 1e4}, (1e-16, 1e-13)),
+]
+
+
+@pytest.mark.parametrize(("n", "seed", "how", "range_"), FLOORS)
+def test_a_small_network_is_settled_at_its_floor(n: int, seed: int, how: Any, range_: Any) -> None:
+    victim, known = two_layer(12, n, 120 * n, seed, **how)
     floor = residual_at_truth(victim.problem, known)
-    assert least < floor < most
+    assert range_[0] < floor < range_[1]
     found = reconstruct(victim.problem, n, seed)
     assert found.outcome is (Outcome.CONVERGED if floor < 1e-11 else Outcome.SETTLED)
     assert score(found.samples, known).recovered == 1
@@ -56,30 +53,22 @@ def test_a_small_network_is_settled_at_its_floor_with_all_samples(
     assert floor < 1e-9 or 0.5 * floor < found.residual < 1.1 * floor
 
 
-@pytest.mark.parametrize(
-    ("width", "samples", "seed", "options"),
-    [
+def test_what_has_no_floor_is_not_settled() -> None:
+    for width, samples, seed, options in (
         (200, 4, 100, {"lazy": 3e-3, "steps": 1000}),  # samples themselves leave half of the change
         (480, 2, 101, {}),  # too few: trials come back to the same residual, which is far too large
-    ],
-)
-def test_what_has_no_floor_is_not_settled(
-    width: int, samples: int, seed: int, options: dict[str, Any]
-) -> None:
-    victim, known = two_layer(12, 4, width, seed, **options)
-    moved = residual_at_truth(victim.problem, known) > 10 * victim.problem.drift
-    assert moved == bool(options)
-    found = reconstruct(victim.problem, samples, seed, method=SHORT)
-    assert found.outcome is Outcome.STALLED and found.residual > victim.problem.drift
-
-
-@pytest.mark.parametrize("samples", [4, 3, None])
-def test_random_features_are_never_settled(samples: int | None) -> None:
-    problem = case(12, 4, 5, seed=100, dtype=torch.float32).problem
+    ):
+        victim, known = two_layer(12, 4, width, seed, **options)
+        moved = residual_at_truth(victim.problem, known) > 10 * victim.problem.drift
+        assert moved == bool(options)
+        found = reconstruct(victim.problem, samples, seed, method=SHORT)
+        assert found.outcome is Outcome.STALLED and found.residual > victim.problem.drift
+    problem = case(12, 4, 5, seed=100, dtype=torch.float32).problem  # of random features, never
     assert problem.drift == 0
-    found, moves = watched(problem, samples, replace(SHORT, patience=2, rounds=20), 100)
-    assert found.outcome is (Outcome.STALLED if samples == 3 else Outcome.CONVERGED)
-    assert all(p.floor == p.returned == 0 for p in moves)
+    for samples in (4, 3, None):
+        found, moves = watched(problem, samples, replace(SHORT, patience=2, rounds=20), 100)
+        assert found.outcome is (Outcome.STALLED if samples == 3 else Outcome.CONVERGED)
+        assert all(p.floor == p.returned == 0 for p in moves)
 
 
 def test_one_sample_of_any_module_is_found_though_nothing_is_left_to_keep() -> None:

@@ -11,12 +11,12 @@ from recipe_problems import KINDS, net_of, posed, spot, watched
 
 from exhume.equation.coefficients import Rule
 from exhume.equation.domain import Box
-from exhume.equation.objective import Fit, fitted_with
+from exhume.equation.objective import fitted_with
 from exhume.equation.problem import Problem
 from exhume.errors import InputError
 from exhume.features.activations import softplus
 from exhume.methods import Buzaglo2023, Haim2022, Loo2023, haim2022, loo2023, reconstruct
-from exhume.methods.penalised import STRIDE, Moments, Penalised, advanced, smoothed, stepped
+from exhume.methods.penalised import STRIDE, Moments, advanced, smoothed, stepped
 from exhume.methods.penalties import loss_at
 from exhume.methods.progress import pack
 from exhume.solvers import Outcome
@@ -76,9 +76,7 @@ def test_steps_are_those_of_torch(kind: str) -> None:
 
 
 def test_softplus_sharpens_as_published() -> None:
-    def beta(step: int) -> float:
-        return float(loo2023.surrogate(step).name.removeprefix("softplus:"))
-
+    beta = lambda step: float(loo2023.surrogate(step).name.removeprefix("softplus:"))  # noqa: E731
     assert [beta(0), beta(20_000)] == [11, 20]
     assert beta(45_000) == pytest.approx(10 + 10**2.25)
     assert beta(46_000) == beta(10**9) == 200
@@ -89,57 +87,45 @@ def test_softplus_sharpens_as_published() -> None:
         torch.testing.assert_close(seen.gram(), near.linearize(x).gram())
 
 
-@pytest.mark.parametrize(
-    ("method", "rule", "outputs", "scale", "multipliers", "divisor"),
-    [
+def test_the_start_is_the_published_one() -> None:
+    for method, rule, outputs, scale, (low, high, mean), divisor in (
         (Haim2022(scale=1e-3), Rule.MARGIN, 1, 1e-3, (0.0, 1.0, 0.5), 400),
         (Buzaglo2023(scale=0.1), Rule.MARGIN, 3, 0.1, (0.0, 1.0, 0.5), 400),
         (Buzaglo2023(scale=0.1), Rule.FREE, 3, 0.1, (-9.0, 9.0, 0.0), 400),
         (Loo2023(), Rule.FREE, 3, 0.2, (-0.5, 0.5, 0.0), 1200),
-    ],
-)
-def test_the_start_is_the_published_one(
-    method: Penalised, rule: Rule, outputs: int, scale: float, multipliers: Any, divisor: float
-) -> None:
-    place = method.init(posed(net_of(outputs), rule), 200, 0).state.place
-    assert place.candidates.shape == (400, 6) and place.divisor == divisor
-    assert place.candidates.std().item() == pytest.approx(scale, rel=0.05)
-    drawn, (low, high, mean) = place.multipliers, multipliers
-    assert drawn.shape == (400, outputs if rule is Rule.FREE else 1)
-    assert low <= drawn.min() and drawn.max() <= high
-    assert drawn.mean().item() == pytest.approx(mean, abs=0.06)
-    assert drawn.std().item() == pytest.approx(1.0 if high > 1 else 12**-0.5, rel=0.1)
-    numbers = place.labels.unique(return_counts=True)[1].tolist()
-    assert len(numbers) == max(outputs, 2) and max(numbers) - min(numbers) <= 1
-    assert place.shares.eq(1).all()
+    ):
+        place = method.init(posed(net_of(outputs), rule), 200, 0).state.place
+        drawn = place.multipliers
+        assert place.candidates.shape == (400, 6) and place.divisor == divisor
+        assert place.candidates.std().item() == pytest.approx(scale, rel=0.05)
+        assert drawn.shape == (400, outputs if rule is Rule.FREE else 1)
+        assert low <= drawn.min() and drawn.max() <= high
+        assert drawn.mean().item() == pytest.approx(mean, abs=0.06)
+        assert drawn.std().item() == pytest.approx(1.0 if high > 1 else 12**-0.5, rel=0.1)
+        numbers = place.labels.unique(return_counts=True)[1].tolist()
+        assert len(numbers) == max(outputs, 2) and max(numbers) - min(numbers) <= 1
+        assert place.shares.eq(1).all()
     assert (Haim2022().steps, Buzaglo2023().steps, Loo2023().steps) == (50_000, 50_000, 80_000)
     last = make("mlp", 3).problem("last")  # the divisor counts the outputs of a network, also there
     for problem, expected in ((last, 4 * 3), (case(10, 2, 8, outputs=2).problem, 4)):
         assert Loo2023().init(problem, 2, 0).state.place.divisor == expected
 
 
-@pytest.mark.parametrize(
-    ("method", "problem", "samples", "words"),
-    [
+def test_a_problem_that_a_recipe_is_not_for() -> None:
+    for method, (outputs, rule), samples, words in (
         (Haim2022(), (1, Rule.FREE), 2, "buzaglo2023.*premise decay.*loo2023.*premise change"),
         (Haim2022(), (3, Rule.MARGIN), 2, "one output, but this has 3; use buzaglo2023"),
         (Loo2023(), (1, Rule.MARGIN), 2, "premise margin.*haim2022 at the margin.*buzaglo2023"),
         (Loo2023(smoothness=0.05), (1, Rule.FREE), 2, r"smoothness: is for images.*\(6,\)"),
         (Haim2022(), (1, Rule.MARGIN), None, "haim2022 needs the number of samples"),
-    ],
-)
-def test_a_problem_that_a_recipe_is_not_for(
-    method: Penalised, problem: tuple[int, Rule], samples: int | None, words: str
-) -> None:
-    vectors = replace(posed(net_of(problem[0]), problem[1]), shape=(6,))
-    with pytest.raises(InputError, match=words):
-        reconstruct(vectors, samples, method=method)
+    ):
+        vectors = replace(posed(net_of(outputs), rule), shape=(6,))
+        with pytest.raises(InputError, match=words):
+            reconstruct(vectors, samples, method=method)
 
 
 @dataclass(frozen=True)
 class Few(Haim2022):
-    """Two settings, one of them terrible."""
-
     trials: int = 2
     probe: int = 60
     steps: int = 150
@@ -201,16 +187,11 @@ def test_the_run_goes_on_from_the_better_of_two_starts() -> None:
     assert better == {0, 1}
 
 
-class Blown(Haim2022):
-    """A recipe that was stopped while its residual was huge and still finite."""
-
-    def finish(self, problem: Problem, progress: Any) -> Fit:
-        return replace(super().finish(problem, progress), value=1e6)
-
-
 def test_a_run_that_explodes_has_diverged_and_ends_at_its_last_finite_look() -> None:
     every = Few(settings=(EXPLODES, {**EXPLODES, "scale": 1.0}))
-    for method in (every, Haim2022(steps=200, **EXPLODES), Blown(steps=10, **GOOD)):
+    huge = {"finish": lambda *given: replace(Haim2022.finish(*given), value=1e6)}  # and finite
+    blown = type("Blown", (Haim2022,), huge)(steps=10, **GOOD)
+    for method in (every, Haim2022(steps=200, **EXPLODES), blown):
         found = reconstruct(MARGIN, 3, method=method)
         assert found.outcome is Outcome.DIVERGED
         assert found.samples.isfinite().all() and math.isfinite(found.residual)

@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 from operator import getitem
 from typing import Any
 
@@ -30,11 +30,7 @@ def random_features() -> Problem:
     return case(20, 4, 2.5, seed=2, dtype=torch.float32).problem
 
 
-def stuck() -> Problem:
-    """Four samples, of which two candidates have to do."""
-    return combined(activation="tanh")
-
-
+stuck = partial(combined, activation="tanh")  # four samples, of which two candidates have to do
 RUNS: dict[str, tuple[Callable[[], Problem], str | Method, int | None]] = {
     "exhume": (random_features, "exhume", 4),
     "exhume, number unknown": (random_features, "exhume", None),
@@ -128,9 +124,9 @@ def test_every_kind_of_field_comes_back() -> None:
         pack(replace(before, infinite=1j), 0.0)
 
 
-@pytest.mark.parametrize(
-    ("path", "value", "words"),
-    [
+def test_a_damaged_checkpoint_is_refused() -> None:
+    problem, progress = example()
+    for (*above, name), value, words in (
         (("class",), "Path", "Path is not what belongs there"),
         (("state", "class"), "Example", "Example is not what belongs there"),
         (("state", "steps"), "many", "'many'"),
@@ -140,12 +136,8 @@ def test_every_kind_of_field_comes_back() -> None:
         (("seed",), None, "None"),
         (("pair",), [{"tensor": "nowhere"}, "word"], "nowhere"),
         (("state", "fit"), {"fit": [{"tensor": "pair.0"}, None]}, ""),
-    ],
-)
-def test_a_damaged_checkpoint_is_refused(path: tuple[str, ...], value: Any, words: str) -> None:
-    problem, progress = example()
-    checkpoint = replace(through_a_file(progress), source="run/checkpoint")
-    *above, name = path
-    reduce(getitem, above, checkpoint.record)[name] = value
-    with pytest.raises(InputError, match=f"run/checkpoint: cannot be used.*{words}"):
-        unpack(problem, checkpoint)
+    ):
+        checkpoint = replace(through_a_file(progress), source="run/checkpoint")
+        reduce(getitem, above, checkpoint.record)[name] = value
+        with pytest.raises(InputError, match=f"run/checkpoint: cannot be used.*{words}"):
+            unpack(problem, checkpoint)
