@@ -73,19 +73,15 @@ IMAGES = {"data": "digits", "dim": None}
         *[({"ratios": ratios}, "ratios: expected numbers above 0") for ratios in BAD_RATIOS],
         ({"ratios": "0.2:10:1000000000"}, "1,000,000,000 of them are more than the 100,000"),
         ({"ratios": "1,1"}, "ratios: expected different values"),
-        ({"seeds": 0}, "seeds: expected a whole number of at least 1, got 0"),
-        ({"seeds": 10**9}, "4,000,000,000 attacks"),
-        ({"activations": ""}, "activations: expected words"),
+        ({"seeds": 0}, "seeds: .* at least 1, got 0"), ({"seeds": 10**9}, "4,000,000,000 attacks"),
+        ({"activations": ""}, "activations: expected words"), ({"engine": "slurm"}, "slurm"),
         ({"samples": "three"}, "samples: expected whole numbers with commas"),
         ({"ranks": "4,9"}, "rank: expected at most the dimension, 8"),
-        ({**IMAGES, "data": "cifar10"}, "cifar10 is not in"),
-        ({**IMAGES, "data": "faces", "samples": "1000"}, "100"),
-        ({**IMAGES, "size": 3}, "size=3"),
+        ({**IMAGES, "data": "cifar10"}, "cifar10 is not in"), ({**IMAGES, "size": 3}, "size=3"),
+        ({**IMAGES, "data": "faces", "samples": "1000"}, "100"), ({"workers": 0}, "workers"),
         ({**IMAGES, "samples": "500", "ratios": "1,9999"}, "319,968,000"),
-        ({"engine": "slurm"}, "slurm"),
-        ({"workers": 0}, "workers"),
     ],
-)
+)  # fmt: skip
 def test_bad_input_is_refused_before_anything_is_made(
     options: dict[str, Any], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,15 +94,13 @@ def test_bad_input_is_refused_before_anything_is_made(
 def test_a_summary_is_over_the_seeds(records: list[Record]) -> None:
     summary = summarise(records)
     ours = next(curve for curve in summary.attacks if curve.method == "exhume")
-    attacks = Table.of(records, Attack).where(method="exhume", ratio=4.0)
-    rows = attacks.present("error")
-    last = ours.places[-1]
+    rows = Table.of(records, Attack).where(method="exhume", ratio=4.0).present("error")
+    first, _, last = ours.places
     assert (last.width, last.seeds) == (96, 2) and len(rows) == 2
     assert last.error == pytest.approx(sum(rows) / 2)
-    assert min(rows) <= last.low <= last.error <= last.high <= max(rows)  # type: ignore[operator]
-    assert last.recovered == 1.0 and ours.places[1].recovered == 0.0
-    assert ours.places[0].error is None and ours.places[0].recovered == 0.0  # undetermined
-    assert ours.start is not None and 12 < ours.start < 96
+    assert min(rows) <= last.low <= last.error <= last.high <= max(rows)
+    assert [place.recovered for place in ours.places] == [0.0, 0.0, 1.0]
+    assert first.error is None and 12 < ours.start < 96  # the first is undetermined
     (fit,) = summary.fits
     assert fit.start == fit.counted == 3
     assert fit.sentence.endswith("n = 3: labels fit from p = 3 on (counted: 3).")
@@ -156,10 +150,9 @@ def test_the_phase_diagram_marks_thresholds_sizes_models_and_methods(records: li
     ranks = replace(SMALL, dims=(12,), ranks=(2, 6), ratios=(0.5, 4.0), seeds=1, products=20)
     ranks = replace(ranks, methods=("exhume", "tansley2026"))
     one, two = ("p = n = 3", "p = dn = 24", "labels fit", "random guess"), ("label error",)
-    for more, words in (
-        ([], (*one, *two, "data determined", "published momentum")),
-        (ranks.cells(), (*two, "d = 8, n = 3", "d = 12, n = 3, r = 2", "n = 3, r = 6", TOLD)),
-    ):
+    three = (*two, "d = 8, n = 3", "d = 12, n = 3, r = 2", "n = 3, r = 6", TOLD)
+    alone = (*one, *two, "data determined", "published momentum")
+    for more, words in (([], alone), (ranks.cells(), three)):
         summary = summarise([*records, *here(more)])
         drawn = draw(summary)
         text = plots.svg(drawn)
@@ -188,12 +181,12 @@ def test_the_command_writes_everything_and_goes_on_where_it_stopped(tmp_path: Pa
     assert text.index("labels fit from") < text.index("<svg")
     assert "http" not in text.replace("http-equiv", "").replace("http://www.w3.org", "")
     assert "exhume law --data sphere --dim 8 --samples 3 --ratios 0.5:5:2 --seeds 1" in text
-    cells = {path: path.stat().st_mtime_ns for path in (finished / "cells").iterdir()}
+    cells = {(path, path.stat().st_mtime_ns) for path in (finished / "cells").iterdir()}
     before = {name: (finished / name).read_bytes() for name in ("law.svg", "law.png", "table.csv")}
-    next(iter(cells)).unlink()  # as if it had been stopped
+    min(cells)[0].unlink()  # as if it had been stopped
     run()
-    after = {path: path.stat().st_mtime_ns for path in (finished / "cells").iterdir()}
-    assert sum(cells[path] != after[path] for path in cells) == 1 and len(after) == len(cells)
+    after = {(path, path.stat().st_mtime_ns) for path in (finished / "cells").iterdir()}
+    assert len(cells - after) == 1 and len(after) == len(cells)
     assert before == {name: (finished / name).read_bytes() for name in before}
 
 
@@ -217,9 +210,9 @@ def test_pictures_are_kept_and_shown_unless_redacted(
     monkeypatch.setattr(sweep, "run", lambda cells, **_: ran.extend(cells) or here(cells))
     images = {"data": "digits", "size": 4, "classes": "parity", "samples": "3", "ratios": "4"}
     command.law(**images, seeds=2, products=50, out=tmp_path, redact=redact)
-    assert sum(getattr(cell, "keep", 0) > 0 for cell in ran) == (0 if redact else 1)
+    assert sum(getattr(cell, "keep", 0) > 0 for cell in ran) == (not redact)
     text = (tmp_path / "law.html").read_text()
-    assert text.count("data:image/png;base64,") == (0 if redact else 1)  # first seed and method
+    assert text.count("data:image/png;base64,") == (not redact)  # first seed and method
     assert ("Redacted" in text) is redact
     assert "picture" not in (tmp_path / "table.csv").read_text()
 
