@@ -52,8 +52,8 @@ def test_channels_have_pixels_of_their_own(known: Lazy) -> None:
 
 def test_the_subspace_and_its_rank(known: Lazy) -> None:
     options = {"input_shape": (4, 4), "samples": 3, "method": "tansley2026", "product_limit": 1}
-    ranks = [audit(known, rank=rank, **options).found.rank for rank in ("gap", "count", 5, None)]
-    assert ranks == [3, 3, 5, 3]
+    for rank, found in {"gap": 3, "count": 3, 5: 5, None: 3}.items():
+        assert audit(known, rank=rank, **options).found.rank == found
 
 
 SHAPED: dict[str, Any] = {"input_shape": (4, 4)}
@@ -89,10 +89,9 @@ def test_the_run_of_a_module_in_memory_can_be_read_but_not_opened(
     data.save(known.truth, truth)
     with pytest.raises(InputError, match="in memory"):
         RunFolder(out).settings.open()
-    with pytest.raises(InputError, match="--truth"):
-        score_run(out)
-    with pytest.raises(InputError, match="no factory"):
-        score_run(out, truth, "a:b")
+    for words, options in {"--truth": (), "no factory": (truth, "a:b")}.items():
+        with pytest.raises(InputError, match=words):
+            score_run(out, *options)
     record = score_run(out, truth)
     assert record["score"]["recovered"] == 1 and "floors" not in record
 
@@ -106,16 +105,14 @@ def test_the_run_of_a_module_in_memory_can_be_read_but_not_opened(
     assert report.write(out).exists() and not mark.exists()
 
 
-NET = (
-    "from torch import nn\nmodel = nn.Sequential(nn.Linear(16, 600), nn.ReLU(), nn.Linear(600, 1))"
-)
+NET = "nn.Sequential(nn.Linear(16, 600), nn.ReLU(), nn.Linear(600, 1))"
 
 
 def test_the_run_of_a_named_model_can_be_scored_from_anywhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "net.py").write_text(NET)
+    (tmp_path / "net.py").write_text(f"from torch import nn\nmodel = {NET}")
     victim = Lazy(lambda: nn.Sequential(nn.Linear(16, 600), nn.ReLU(), nn.Linear(600, 1)), (16,))
     monkeypatch.chdir(tmp_path)
     torch.save(victim.initial, "before.pt")

@@ -1,5 +1,6 @@
 """Going on after an end: the same bits as a run that was left alone."""
 
+import itertools
 import json
 import signal
 import stat
@@ -27,6 +28,7 @@ from exhume.victims import random_features, two_layer
 from problems import gaussian
 
 Patch = pytest.MonkeyPatch
+Leave = Callable[[Path], object]
 
 
 @pytest.fixture(autouse=True)
@@ -37,12 +39,10 @@ def every_move(monkeypatch: Patch) -> None:
 
 def interrupted(settings: Settings, out: Path, move: int) -> Path:
     """A run that Ctrl-C ends at one of its moves."""
-    moves = 0
+    moves = itertools.count(1)
 
     def show(_: Event) -> None:
-        nonlocal moves
-        moves += 1
-        if moves == move:
+        if next(moves) == move:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -89,18 +89,14 @@ def stuck(events: list[Event]) -> list[int]:
     return [first, len(events) - 2]
 
 
-def test_a_search_that_fails_gives_up_at_the_same_moment(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_a_search_that_fails_gives_up_as_it_would_have(tmp_path: Path, monkeypatch: Patch) -> None:
     random_features(data.sphere(8, 4), 36).save(tmp_path / "model")
     monkeypatch.setitem(methods.METHODS, "exhume", lambda: Exhume(patience=1, trial=15))
     check_resuming(Settings(str(tmp_path / "model"), samples=4), tmp_path, stuck)
     assert result_of(tmp_path / "whole")["outcome"] not in ("converged", "budget")
 
 
-def test_momentum_goes_on_where_it_was(
-    settings: Settings, tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_momentum_goes_on(settings: Settings, tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setitem(methods.METHODS, "iurada2025", lambda: Iurada2025(steps=40))
     momentum = replace(settings, method="iurada2025")
     check_resuming(momentum, tmp_path, lambda _: [1, 17, 39, 40])
@@ -118,12 +114,9 @@ def test_a_network_in_its_subspace_goes_on_where_it_was(tmp_path: Path) -> None:
 def test_the_seconds_of_earlier_sittings_count(settings: Settings, tmp_path: Path) -> None:
     limited = replace(settings, time_limit=1e6)
     folder = RunFolder(interrupted(limited, tmp_path / "run", 3))
-    begun = folder.resume(limited)
-    assert begun is not None
-    folder.save(progress.unpack(settings.open().problem, begun), 2e6)
+    folder.save(progress.unpack(settings.open().problem, folder.resume(limited)), 2e6)
     result = audit(limited, folder.path, resume=True)
-    assert (result["outcome"], result["steps"]) == ("budget", 3)
-    assert result["seconds"] >= 2e6
+    assert (result["outcome"], result["steps"]) == ("budget", 3) and result["seconds"] >= 2e6
 
 
 def late_events(out: Path) -> None:
@@ -133,9 +126,8 @@ def late_events(out: Path) -> None:
     (out / EVENTS).write_text(kept + json.dumps(late) + "\n" + '{"seconds": 0.0, "st')
 
 
-def only_settings(out: Path) -> None:
-    for name in (CHECKPOINT, EVENTS):
-        (out / name).unlink()
+def without(*names: str) -> Leave:
+    return lambda out: [(out / name).unlink() for name in names]
 
 
 def half_finished(out: Path) -> None:
@@ -144,10 +136,10 @@ def half_finished(out: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "leave", [late_events, lambda out: (out / CHECKPOINT).unlink(), only_settings, half_finished]
+    "leave", [late_events, without(CHECKPOINT), without(CHECKPOINT, EVENTS), half_finished]
 )
 def test_a_run_killed_between_two_files_goes_on(
-    leave: Callable[[Path], None], settings: Settings, workshop: Path, tmp_path: Path
+    leave: Leave, settings: Settings, workshop: Path, tmp_path: Path
 ) -> None:
     out = interrupted(settings, tmp_path / "run", 5)
     leave(out)
@@ -158,29 +150,24 @@ def test_a_run_killed_between_two_files_goes_on(
     assert same(out, workshop / "run") and names(out) == FINISHED
 
 
-OTHER = {"samples": 5, "seed": 1, "method": "iurada2025", "product_limit": 900}
+OTHER = [("samples", 5), ("samples", None), ("seed", 1)]
+OTHER += [("method", "iurada2025"), ("product_limit", 900)]
 
 
 @pytest.mark.parametrize(
     ("changes", "damage", "words"),
     [
-        *(({word: value}, None, word) for word, value in OTHER.items()),
-        ({"samples": None}, None, "samples"),
+        *(({word: value}, lambda out: None, word) for word, value in OTHER),
         ({}, lambda out: (out / CHECKPOINT).write_bytes(b"cut"), CHECKPOINT),
         ({}, lambda out: save_file({"x": gaussian(4, 20)}, out / CHECKPOINT), CHECKPOINT),
         *(({}, lambda out, x=x: (out / CONFIG).write_bytes(x), CONFIG) for x in (b"", b"model: {")),
     ],
 )
 def test_what_cannot_go_on_is_left_alone(
-    changes: dict[str, Any],
-    damage: Callable[[Path], object] | None,
-    words: str,
-    settings: Settings,
-    tmp_path: Path,
+    changes: dict[str, Any], damage: Leave, words: str, settings: Settings, tmp_path: Path
 ) -> None:
     out = interrupted(settings, tmp_path / "run", 1)
-    if damage is not None:
-        damage(out)
+    damage(out)
     before = tree(out)
     with pytest.raises(InputError, match=words):
         audit(replace(settings, **changes), out, resume=True)
@@ -212,7 +199,7 @@ def test_a_run_survives_being_killed_and_being_interrupted(
     words = ["audit", str(model), "--samples", "4", "--device", "cpu", "--out", str(out)]
     command = [sys.executable, "-c", CHILD, *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        assert process.stdout.readline() == "ready\n"
         process.kill()
     assert process.returncode == -signal.SIGKILL
     assert (out / CHECKPOINT).exists() and not (out / RESULT).exists()
