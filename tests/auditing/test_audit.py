@@ -78,9 +78,7 @@ def test_an_audit_that_cannot_be(options: dict[str, Any], words: str, known: Laz
         audit(known, **options)
 
 
-def test_the_run_of_a_module_in_memory_can_be_read_but_not_opened(
-    known: Lazy, tmp_path: Path
-) -> None:
+def test_the_run_of_a_module_in_memory_is_read_but_not_opened(known: Lazy, tmp_path: Path) -> None:
     out, truth = tmp_path / "run", tmp_path / "truth.safetensors"
     result = audit(known, card=CARD, samples=3, out=out)
     assert torch.equal(load_file(out / CANDIDATES)["samples"], result.found.samples)
@@ -108,9 +106,7 @@ def test_the_run_of_a_module_in_memory_can_be_read_but_not_opened(
 NET = "nn.Sequential(nn.Linear(16, 600), nn.ReLU(), nn.Linear(600, 1))"
 
 
-def test_the_run_of_a_named_model_can_be_scored_from_anywhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_named_model_is_scored_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "net.py").write_text(f"from torch import nn\nmodel = {NET}")
     victim = Lazy(lambda: nn.Sequential(nn.Linear(16, 600), nn.ReLU(), nn.Linear(600, 1)), (16,))

@@ -65,9 +65,7 @@ MOVED, KINKS, UNKNOWN = "Features moved in training", "kinks of ReLU", "not know
         (DECAY, 1e-2, None, ["has a slope leave a trace", "either sign", KINKS], [MOVED, "margin"]),
     ],
 )
-def test_limits(
-    premise: Premise, drift: float, rank: int | None, said: list[str], unsaid: list[str]
-) -> None:
+def test_limits(premise: Premise, drift: float, rank: Any, said: Any, unsaid: Any) -> None:
     problem = replace(PROBLEM, premise=premise, drift=drift)
     limits = " ".join(evidence.limits(problem, found(2, rank=rank)))
     assert [words for words in (*said, *unsaid) if words in limits] == said
@@ -152,9 +150,7 @@ def scored(recovered: float, exact: float, look_alikes: float = 0.0) -> dict[str
         ({}, scored(1, 1), "exposed", "0.9 (the nearest other training sample) or 1.3 (random"),
     ],
 )
-def test_the_headline(
-    changes: dict[str, Any], truth: dict[str, Any] | None, tone: str, words: str
-) -> None:
+def test_the_headline(changes: Any, truth: Any, tone: str, words: str) -> None:
     sentence, meaning, said = evidence.headline(result_of(8, (10,), **changes), truth)
     assert said == tone and words in f"{sentence} {meaning}"
     assert ("nobody may say “recovered”" in meaning) == (truth is None)

@@ -56,9 +56,7 @@ def test_a_run_folder_holds_all_that_a_report_needs(workshop: Path) -> None:
     assert result["claims"] and result["limits"]
 
 
-def test_a_private_folder_holds_what_is_shown(
-    settings: Settings, workshop: Path, tmp_path: Path
-) -> None:
+def test_a_folder_is_private_and_whole(settings: Settings, workshop: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir(mode=0o755)
     shown: list[Event] = []
@@ -135,9 +133,7 @@ def test_relative_names_become_absolute(tmp_path: Path, monkeypatch: Patch) -> N
 
 
 @pytest.mark.parametrize("change", ["missing", "damaged", "another"])
-def test_the_truth_makes_no_difference(
-    change: str, settings: Settings, workshop: Path, tmp_path: Path
-) -> None:
+def test_truth_is_not_used(change: str, settings: Settings, workshop: Path, tmp_path: Path) -> None:
     blind = shutil.copytree(workshop / "model", tmp_path / "model")
     (blind / TRUTH).unlink()
     if change == "damaged":

@@ -131,7 +131,7 @@ def test_a_model_of_ones_own_with_its_head_first(tmp_path: Path) -> None:
         bound(model, trained, {"hidden": 5}, 8)
 
 
-SIZED = {"dim": 8, "samples": 2}
+SIZED, UNSHAPED = {"dim": 8, "samples": 2}, {"model": "pkg.mod:make", "trained": "x.pt"}
 WRONG: dict[str, Any] = {"subspace": 9, "activation": "swish", "tolerance": 0.0, "failure": 2.0}
 WRONG |= {"rho": -1.0, "delta": 0.1, "trained": "x.pt"}
 
@@ -139,21 +139,17 @@ WRONG |= {"rho": -1.0, "delta": 0.1, "trained": "x.pt"}
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({}, "dim and samples"),
-        ({"dim": 8}, "dim and samples"),
+        *((sizes, "dim and samples") for sizes in ({}, {"dim": 8})),
         *(({**SIZED, word: 0}, word) for word in ("dim", "samples", "width", "outputs")),
         *(({**SIZED, word: value}, word) for word, value in WRONG.items()),
         ({**SIZED, "rho": 1.0, "epsilon": 1.0}, "one of them"),
         ({**SIZED, "epsilon": 1.0, "delta": 1.5}, "delta"),
-        ({**SIZED, "out": Path("mine")}, "already"),
-        ({"model": "nowhere"}, "no such folder"),
-        ({"model": "pkg.mod:make"}, "is a factory"),
-        ({"model": "nowhere", "dim": 8}, "dim"),
-        ({"model": "nowhere", "head": "x"}, "head"),
-        ({"model": "pkg.mod:make", "trained": "x.pt"}, "input_shape"),
-        ({"model": "pkg.mod:make", "trained": "x.pt", "input_shape": 8}, "no such file"),
+        ({**SIZED, "out": Path("mine")}, "already"), ({"model": "nowhere"}, "no such folder"),
+        ({"model": "nowhere", "dim": 8}, "dim"), ({"model": "nowhere", "head": "x"}, "head"),
+        ({"model": "pkg.mod:make"}, "is a factory"), (UNSHAPED, "input_shape"),
+        ({**UNSHAPED, "input_shape": 8}, "no such file"),
     ],
-)
+)  # fmt: skip
 def test_bad_input_is_refused_before_any_work(
     options: dict[str, Any], said: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

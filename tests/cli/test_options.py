@@ -74,9 +74,7 @@ STORED = ("--store", "--store true", "--store=true", "--store --seed 3", "--data
 @pytest.mark.parametrize(
     ("words", "stored"), [("", False), ("--store false", False), *((x, True) for x in STORED)]
 )
-def test_a_switch_alone_and_an_odd_folder(
-    words: str, stored: bool, tmp_path: Path, capsys: Capture
-) -> None:
+def test_switch_and_odd_folder(words: str, stored: bool, tmp_path: Path, capsys: Capture) -> None:
     out = tmp_path / "grün-√ a[b]c[" / "b]"  # markup, were it not escaped
     exhume_("victim", "sphere", "--dim", 5, "--samples", 2, *words.split(), "--out", out)
     assert (out / INITIAL).exists() == stored

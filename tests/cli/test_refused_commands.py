@@ -26,6 +26,7 @@ def refused(
 ) -> Said:
     """A command that must end with code 2 and one paragraph, and write nothing."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("EXHUME_DATA", raising=False)
 
     def call(*words: object) -> str:
         before = tree(tmp_path)
@@ -118,10 +119,7 @@ REFUSED = {
     ("command", "named"),
     [(f"{name} {words}", said) for name, cases in REFUSED.items() for words, said in cases.items()],
 )
-def test_what_cannot_be(
-    command: str, named: str, workshop: Path, refused: Said, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("EXHUME_DATA", raising=False)
+def test_what_cannot_be(command: str, named: str, workshop: Path, refused: Said) -> None:
     words = command.replace("@", str(workshop)).split()
     if words[0] in ("victim", "audit") and "--out" not in words:
         words += ["--out", "new"]
@@ -191,12 +189,10 @@ def test_a_damaged_model(
     ("file", "how", "named"),
     [
         (RESULT, None, "--resume"),
-        (CANDIDATES, None, CANDIDATES),
-        (CONFIG, None, CONFIG),
-        (RESULT, -10, RESULT),
+        *((file, None, file) for file in (CANDIDATES, CONFIG)),
+        *((file, -10, file) for file in (RESULT, TRUTH)),
         (CONFIG, b"model: {", CONFIG),
         (CONFIG, b"model: gone", "gone"),  # a model that has vanished
-        (TRUTH, -10, TRUTH),
     ],
 )
 def test_a_damaged_run_or_truth(

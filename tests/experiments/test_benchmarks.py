@@ -24,6 +24,7 @@ from exhume.methods.progress import Progress
 
 Bench = Callable[..., str]
 Patch = pytest.MonkeyPatch
+Capture = pytest.CaptureFixture[str]
 SPHERE = ("--dim", 20, "--samples", 3)
 
 
@@ -41,7 +42,7 @@ def no_clock(monkeypatch: Patch) -> None:
 
 
 @pytest.fixture
-def bench(capsys: pytest.CaptureFixture[str]) -> Bench:
+def bench(capsys: Capture) -> Bench:
     def run(*words: object) -> str:
         main(["bench", *map(str, words)])
         said = capsys.readouterr()
@@ -184,9 +185,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("words", REFUSED)
-def test_a_benchmark_that_cannot_be(
-    words: str, capsys: pytest.CaptureFixture[str], monkeypatch: Patch
-) -> None:
+def test_a_benchmark_that_cannot_be(words: str, capsys: Capture, monkeypatch: Patch) -> None:
     monkeypatch.delenv("EXHUME_DATA", raising=False)
     with pytest.raises(SystemExit) as ending:
         main(["bench", *words.split()])

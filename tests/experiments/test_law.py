@@ -26,6 +26,7 @@ from exhume.experiments.table import Table
 from exhume.report import plots
 from exhume.sweep import Record
 
+Patch = pytest.MonkeyPatch
 TINY: Any = {"dim": "8", "samples": "3", "ratios": "0.5:5:2", "seeds": 1, "products": 100}
 SMALL = Law(dims=(8,), samples=(3,), ratios=(0.1, 0.5, 4.0), seeds=2, products=200)
 TOLD, ESTIMATED = "tansley2026, subspace told", "tansley2026, subspace estimated"
@@ -128,9 +129,7 @@ def curve(*recovered: float, **setting: Any) -> LawCurve:
         (curve(0.0, 1.0, outputs=10), "exhume", "83", "1,018", "12.3"),
     ],
 )
-def test_thresholds_counted_and_measured(
-    own: LawCurve, name: str, counted: str, measured: str, ratio: str
-) -> None:
+def test_thresholds(own: LawCurve, name: str, counted: str, measured: str, ratio: str) -> None:
     assert own.row[4:] == [name, counted, measured, ratio]
     assert ("at no p tried" if measured == "never" else f"from p = {measured} on") in own.sentence
 
@@ -217,7 +216,7 @@ def test_pictures_are_kept_and_shown_unless_redacted(
     assert "picture" not in (tmp_path / "table.csv").read_text()
 
 
-def test_all_cells_failing_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_all_cells_failing_is_an_error(monkeypatch: Patch, tmp_path: Path) -> None:
     failed = partial(Record, values=None, error="MemoryError: no", seconds=0.0)
     monkeypatch.setattr(sweep, "run", lambda cells, **_: [failed(cell) for cell in cells])
     with pytest.raises(InputError, match=r"all .* cells failed, the first one with MemoryError"):

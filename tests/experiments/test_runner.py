@@ -1,7 +1,6 @@
 """`exhume reproduce`: results that are written, a page that follows from them."""
 
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from exhume.report import plots
 from exhume.sweep import Record
 
 DOCS = Path(__file__).parents[2] / "docs"
+Patch, Capture = pytest.MonkeyPatch, pytest.CaptureFixture[str]
 
 
 @dataclass(frozen=True)
@@ -30,21 +30,25 @@ class Half:
     data: str = "sphere"
 
 
-def tiny(name: str = "sphere-thresholds", seeds: Iterable[int] = (1, 2)) -> Claim:
-    def judge(found: Any) -> Finding:
-        total = sum(row["half"] for row in Table.of(found, Half))
-        return Finding(f"{total:g} in all", "holds" if total > 1 else "does not hold", "A | note.")
+HALVES = (Half(1), Half(2))
 
-    def draw(found: Any) -> Any:
-        halves = Table.of(found, Half).curve("half", "seed")
-        return plots.sheet(plots.lines("Halves", {"half": halves}, "seed", "half"))
 
-    cells = [Half(seed) for seed in seeds]
+def judge(found: Any) -> Finding:
+    total = sum(row["half"] for row in Table.of(found, Half))
+    return Finding(f"{total:g} in all", "holds" if total > 1 else "does not hold", "A | note.")
+
+
+def draw(found: Any) -> Any:
+    halves = Table.of(found, Half).curve("half", "seed")
+    return plots.sheet(plots.lines("Halves", {"half": halves}, "seed", "half"))
+
+
+def tiny(name: str = "sphere-thresholds", cells: Any = HALVES) -> Claim:
     return Claim(name, "A source", "A claim.", (1, 1), lambda scale: [*cells], draw, judge)
 
 
 @pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> None:
+def here(monkeypatch: Patch) -> None:
     """Run cells in this process: workers could not import those of a test."""
 
     def one(cell: Half) -> Record:
@@ -58,7 +62,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("here")
 def test_a_result_holds_what_it_takes_to_find_it_again(tmp_path: Path) -> None:
     folder = tmp_path / "sphere-thresholds-small"
-    result = perform(tiny(seeds=range(1, 22)), "small", folder)
+    result = perform(tiny(cells=[Half(seed) for seed in range(1, 22)]), "small", folder)
     assert json.loads((folder / "result.json").read_text()) == result
     assert result["figure"] == "111 in all" and result["verdict"] == "holds"
     assert result["command"] == "exhume reproduce sphere-thresholds --scale small"
@@ -68,7 +72,7 @@ def test_a_result_holds_what_it_takes_to_find_it_again(tmp_path: Path) -> None:
     assert "<svg" in (folder / "figure.svg").read_text()
     table = (folder / "table.csv").read_text()
     assert "ValueError: nine" in table and "0.5" in table and "long" not in table
-    many = perform(tiny(seeds=(1, 2, 9)), "small", tmp_path / "out")
+    many = perform(tiny(cells=[Half(1), Half(2), Half(9)]), "small", tmp_path / "out")
     assert many["verdict"] == "not decided" and "ValueError: nine" in many["note"]
 
 
@@ -97,8 +101,7 @@ def test_documents_keep_what_is_not_among_the_new(tmp_path: Path) -> None:
     assert (docs / "reproduction" / "signs-small.svg").exists()
     (out / "signs-small" / "figure.svg").write_text("x" * 200_001)
     ((_, why),) = publish(out, tmp_path / "other", known)
-    assert why is not None and "200,001" in why
-    assert not stored(tmp_path / "other")[0]["drawn"]
+    assert "200,001" in why and not stored(tmp_path / "other")[0]["drawn"]
     assert "signs-small.svg" not in (tmp_path / "other" / "reproduction.md").read_text()
 
 
@@ -109,8 +112,7 @@ def test_all_leaves_out_what_it_cannot_run(
     monkeypatch.setenv("EXHUME_DATA", str(tmp_path / "nothing"))
     assert missing(CLAIMS["two-layer"], "small") is None
     assert CLAIMS["two-layer"].data("full") == ["cifar10"]
-    images = replace(tiny("signs"), cells=lambda scale: [Half(1, "cifar10")])
-    known = {"sphere-thresholds": tiny(), "signs": images}
+    known = {"sphere-thresholds": tiny(), "signs": tiny("signs", [Half(1, "cifar10")])}
     monkeypatch.setattr("exhume.experiments.claims.CLAIMS", known)
     reproduce("all", out=tmp_path / "out", device="cpu")
     said = capsys.readouterr().out
@@ -122,9 +124,7 @@ def test_all_leaves_out_what_it_cannot_run(
     assert "sphere-thresholds" in (tmp_path / "docs" / "reproduction.md").read_text()
 
 
-def test_list_names_every_claim(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_list_names_every_claim(capsys: Capture, monkeypatch: Patch) -> None:
     monkeypatch.setenv("COLUMNS", "220")
     jsonargparse.auto_cli(reproduce, args=["--list=true"])
     said = capsys.readouterr().out
@@ -145,7 +145,7 @@ def test_bad_requests(arguments: dict[str, Any], word: str, tmp_path: Path) -> N
 
 def test_a_claim_through_the_engine(tmp_path: Path) -> None:
     cells = [Rank(3, 3), TensorTerms(3, 2, 2)]
-    claim = replace(CLAIMS["identifiability"], cells=lambda scale: [*cells])
+    claim = replace(CLAIMS["identifiability"], cells=lambda scale: cells)
     first = perform(claim, "small", tmp_path / "out", workers=1)
     assert first["failed"] == 0 and first["verdict"] == "not decided"
     assert perform(claim, "small", tmp_path / "out", workers=1) == first
