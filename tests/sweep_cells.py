@@ -13,8 +13,7 @@ from typing import Any
 import torch
 
 from exhume.errors import InputError
-from exhume.sweep import Record
-from exhume.sweep.engines import Executor, Task, work
+from exhume.sweep.engines import Executor, work
 
 
 def note(log: str | Path, line: str) -> None:
@@ -38,9 +37,7 @@ def wait_until(true: Callable[[], bool], seconds: float = 300.0) -> bool:
 
 
 @contextmanager
-def in_threads(
-    call: Callable[[Task], Record | None] = work, workers: int = 2, **options: Any
-) -> Iterator[Executor]:
+def in_threads(call: Any = work, workers: int = 2, **options: Any) -> Iterator[Executor]:
     with ThreadPoolExecutor(workers) as pool:
         yield Executor(workers, lambda task: pool.submit(call, task), **options)
 

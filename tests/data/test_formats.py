@@ -23,6 +23,12 @@ from problems import pictures
 
 Patch = pytest.MonkeyPatch
 REAL = Path(__file__).parents[3] / "shared" / "data"
+PUBLISHED: list[tuple[str, tuple[int, ...], str, Any]] = [
+    ("cifar10", (3, 32, 32), "vehicles", [6, 9] * 10),
+    ("mnist", (28, 28), "parity", None),
+    ("fashion_mnist", (28, 28), "all", [*range(10)] * 2),
+    ("tiny_imagenet", (3, 64, 64), "random", None),
+]
 LABELS = np.array([6, 9, 0, 6, 9, 9, 6, 1])  # frogs at 0, 3, 6; trucks at 1, 4, 5
 PY, BIN = "cifar-10-batches-py/data_batch_1", "cifar-10-batches-bin/data_batch_1.bin"
 
@@ -210,15 +216,7 @@ def test_damaged_and_hostile_files_are_refused(
 
 
 @pytest.mark.skipif(not (REAL / "mnist.npz").is_file(), reason=f"no real images in {REAL}")
-@pytest.mark.parametrize(
-    ("name", "shape", "classes", "expected"),
-    [
-        ("cifar10", (3, 32, 32), "vehicles", [6, 9] * 10),
-        ("mnist", (28, 28), "parity", None),
-        ("fashion_mnist", (28, 28), "all", [*range(10)] * 2),
-        ("tiny_imagenet", (3, 64, 64), "random", None),
-    ],
-)
+@pytest.mark.parametrize(("name", "shape", "classes", "expected"), PUBLISHED)
 def test_real_images(name: str, shape: tuple[int, ...], classes: Any, expected: Any) -> None:
     drawn = data.load(name, samples=20, root=REAL)
     assert drawn.shape == shape

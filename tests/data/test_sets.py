@@ -177,9 +177,7 @@ def test_own_rows_as_they_are_and_copied() -> None:
 
 @settings(deadline=None, max_examples=40)
 @given(st.integers(0, 1000), st.integers(1, 3), st.floats(-1, 1), st.floats(0.1, 10), st.booleans())
-def test_undo_inverts_apply(
-    seed: int, channels: int, shift: float, scale: float, normalise: bool
-) -> None:
+def test_undo_inverts_apply(seed, channels, shift, scale, normalise) -> None:
     pixels, size = gaussian(3, 4 * channels, seed=seed), 4 * channels
     norms = gaussian(3, seed=seed).abs() + 0.1 if normalise else None
     factors = 1.0 if norms is None else math.sqrt(size) / norms[:, None]
@@ -273,8 +271,8 @@ def test_read_refuses_other_files(tmp_path: Path) -> None:
         ({"transform": '{"shift": 0, "scale": 1, "centre": "pixels"}'}, "no 'mean'"),
     ):
         parts = whole | {"targets": torch.ones(2, 1).double()} | changes
-        kinds = ({k: v for k, v in parts.items() if isinstance(v, kind)} for kind in (Tensor, str))
-        tensors, metadata = kinds
+        tensors = {key: value for key, value in parts.items() if isinstance(value, Tensor)}
+        metadata = {key: value for key, value in parts.items() if isinstance(value, str)}
         save_file(tensors, path, metadata)
         with pytest.raises(InputError, match=f"{path}.*{words}"):
             data.read(path)

@@ -13,7 +13,6 @@ from exhume.equation.domain import Box, Domain, Sphere, SphereInBox
 from exhume.equation.problem import FirstLayer, Premise, Problem
 from exhume.features.dense import DenseGradients
 from exhume.methods import Buzaglo2023, Haim2022, Loo2023, Reconstruction, reconstruct
-from exhume.methods.penalised import Penalised
 from exhume.methods.penalties import Hyperparameters, Place, balanced_labels
 from exhume.methods.progress import Method
 from exhume.models.formulation import Told, weights_problem
@@ -53,25 +52,20 @@ def features_of(net: Net, *points: Mapping[str, Tensor]) -> DenseGradients:
 def posed(net: Net, rule: Rule, point: str = "final", domain: Domain | None = None) -> Problem:
     """Target θ for the margin, θ − θ₀ otherwise."""
     names, features = names_of(net), features_of(net, *net.points(point))
-    target = torch.cat([net.trained[name].flatten() for name in names])[:, None]
-    if rule is Rule.FREE:
-        target = target - torch.cat([net.initial[name].flatten() for name in names])[:, None]
-    where = domain or Sphere()
+    ends = (net.trained, net.initial)
+    theta, start = (torch.cat([end[name].flatten() for name in names])[:, None] for end in ends)
+    target, where = theta - start if rule is Rule.FREE else theta, domain or Sphere()
     return Problem(target, features, THREAT, net.network.shape, where, premise=PREMISES[rule])
 
 
-def weights_of(
-    premise: Premise = Premise.MARGIN, outputs: int = 1, domain: Domain | None = None
-) -> Problem:
+def weights_of(premise=Premise.MARGIN, outputs: int = 1, domain: Domain | None = None) -> Problem:
     """The weights themselves as the target, of one hidden layer with biases."""
     sizes = {"shape": [DIM], "widths": [12], "activation": "relu", "bias": "first"}
     net = make("mlp", outputs, 0, step=0.3, **sizes)
     return weights_problem(net.network, net.trained, premise, Told(domain))
 
 
-def combined(
-    outputs: int = 1, rule: Rule = Rule.MARGIN, samples: int = 4, activation: str = "relu"
-) -> Problem:
+def combined(outputs=1, rule=Rule.MARGIN, samples=4, activation="relu") -> Problem:
     """A target that is a combination of gradients at samples, so some candidates explain it."""
     net = make("mlp", outputs, 0, shape=[2, 3], widths=[12, 9], activation=activation)
     features, labels = features_of(net), balanced_labels(samples, outputs)
@@ -84,9 +78,7 @@ def combined(
     return Problem(target, features, THREAT, (2, 3), Box(-1.0, 1.0), premise=PREMISES[rule])
 
 
-def planted(
-    premise: Premise = Premise.MARGIN, width: int = 100, seed: int = 0
-) -> tuple[Problem, Tensor, Tensor]:
+def planted(premise=Premise.MARGIN, width=100, seed=0) -> tuple[Problem, Tensor, Tensor]:
     """Δ = Φ(X)ᵀA at weights of random ReLUs that are not Δ, with X (n, d) and A (n,).
 
     For the margin A = K⁻¹(γy), so that ΦΔ = γy: all samples are exactly on it. Else A is random.
@@ -126,7 +118,6 @@ Sigma = Callable[[Tensor], Tensor]
 
 
 def forward(weights: Mapping[str, Tensor], sigma: Sigma, x: Tensor) -> Tensor:
-    """The three layers, by hand."""
     layers = list(weights.values())
     for i in range(0, len(layers), 2):
         x = x @ layers[i].T + layers[i + 1]
@@ -200,7 +191,6 @@ def spot(kind: str) -> Oracle:
     point = "both" if kind == "both" else "final"
     domain = SphereInBox(Sphere(), Box(LOW, HIGH)) if boxed else None
     problem = posed(net_of(outputs), rule, point, domain)
-    recipe: Penalised
     if kind in ("change", "both"):
         recipe, values = Loo2023(rate=0.02, smoothness=30.0, sparsity=0.01), {"rate": 0.02}
         sigma, entries = softplus, 4 if kind == "both" else 2

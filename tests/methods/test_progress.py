@@ -23,6 +23,7 @@ from exhume.solvers import State
 from problems import case
 
 SHORT: dict[str, Any] = {"steps": 55, "trials": 2, "probe": 15}
+SPLIT = Shen2026(Iurada2025(rate=1.0, steps=400), every=70, rule="adaptive")
 SHARP = Stationary(trials=4, steps=3, sharpness=(20.0, 40.0))
 
 
@@ -46,11 +47,7 @@ RUNS: dict[str, tuple[Callable[[], Problem], str | Method, int | None]] = {
     "shen2026": (stuck, Shen2026(haim(230), every=70, rule="adaptive"), 1),
     "shen2026, forgetting": (stuck, Shen2026(haim(230), every=70), 1),
     "shen2026, tuned": (combined, Shen2026(Haim2022(**SHORT), every=20), 2),
-    "shen2026 of iurada2025": (
-        lambda: case(8, 6, 6.0, "relu+tanh").problem,
-        Shen2026(Iurada2025(rate=1.0, steps=400), every=70, rule="adaptive"),
-        2,
-    ),
+    "shen2026 of iurada2025": (lambda: case(8, 6, 6.0, "relu+tanh").problem, SPLIT, 2),
 }
 
 
@@ -96,8 +93,6 @@ def test_the_seed_decides_and_nothing_else() -> None:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Example(Progress):
-    """One field of every kind."""
-
     state: State
     nothing: float | None = None
     infinite: float = math.inf
@@ -118,8 +113,7 @@ def test_every_kind_of_field_comes_back() -> None:
     assert after.nothing is None and after.infinite == math.inf and after.seed == 2**62
     assert math.isnan(after.table[0][1]) and after.table[1] == before.table[1]
     assert after.pair[0].tolist() == [0, 1, 2] and after.pair[1] == "word"
-    assert torch.equal(after.candidates, before.candidates)
-    assert after.residual == before.residual
+    assert torch.equal(after.candidates, before.candidates) and after.residual == before.residual
     with pytest.raises(TypeError, match=r"infinite.*cannot hold a complex"):
         pack(replace(before, infinite=1j), 0.0)
 

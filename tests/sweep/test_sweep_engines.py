@@ -53,7 +53,6 @@ exhume.sweep.run([Gated(x, log) for x in range(5)], folder=Path(folder), workers
 
 
 def start(*command: str, **options: Any) -> "subprocess.Popen[str]":
-    """A process that can import the cells."""
     environment = {**os.environ, "PYTHONPATH": HERE}
     return subprocess.Popen([sys.executable, *command], env=environment, text=True, **options)
 
@@ -102,7 +101,6 @@ def dask_address() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def ray_address() -> Iterator[str]:
-    """A cluster of two CPUs with little memory."""
     pytest.importorskip("ray", reason="the extra ray is not installed")
     pipes = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
     place = {"prefix": "ray-", "dir": "/tmp"}  # its sockets allow no long path

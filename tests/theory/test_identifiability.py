@@ -291,9 +291,9 @@ def test_fewest_neurons_are_the_fewest() -> None:
     for degree, size in ((3, 3), (3, 4), (3, 5), (3, 6), (4, 3), (4, 4), (4, 5), (5, 3)):
         fewest, most = fewest_neurons(degree, size), dimension(size, degree)
         rows = slices(normalize(gaussian(fewest, size)), degree)
-        both = (torch.linalg.matrix_rank(r.flatten(0, 1), rtol=1e-10) for r in (rows, rows[1:]))
-        enough, less = both
-        assert enough == most and less < most, (degree, size)
+        pair = (rows.flatten(0, 1), rows[1:].flatten(0, 1))
+        enough, less = (int(torch.linalg.matrix_rank(matrix, rtol=1e-10)) for matrix in pair)
+        assert enough == most > less, (degree, size)
 
 
 @settings(max_examples=8, deadline=None)

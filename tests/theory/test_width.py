@@ -2,7 +2,6 @@
 
 import math
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
@@ -116,15 +115,12 @@ def test_the_ways_to_the_bound_are_ordered_and_keep_the_probability(bound: Width
 
 def test_what_the_width_depends_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(width, "smallest_hit", lambda *setting, **options: 0.2)
-
-    def bounded(samples: int = 2, dim: int = 2, **options: Any) -> WidthBound:
-        return width_bound(samples, dim, "erf", **LOOSE, **options)
-
+    bounded = partial(width_bound, samples=2, dim=2, activation="erf", **LOOSE)
     plain, inside, strict = bounded(), bounded(dim=50, subspace=2), bounded(failure=1e-9)
     assert inside.certified == plain.certified < bounded(dim=4).certified  # r takes the place of d
     assert "subspace of dimension 2" in " ".join(inside.assumptions)
     assert plain.certified < strict.certified < 2 * plain.certified
-    assert strict.certified / 100 < bounded(1, failure=1e-320).certified < math.inf
+    assert strict.certified / 100 < bounded(samples=1, failure=1e-320).certified < math.inf
     # coefficients matter by their ratio alone, and the gap by their square
     doubled = bounded(coefficients=(2.0, 2.0))
     assert doubled.gap == pytest.approx(4 * plain.gap)
@@ -132,9 +128,7 @@ def test_what_the_width_depends_on(monkeypatch: pytest.MonkeyPatch) -> None:
     assert bounded(coefficients=(0.5, 1.0)).gap < plain.gap
 
 
-def test_exact_solutions_are_the_samples_above_the_numerical_width_and_not_below_the_count(
-    bound: WidthBound,
-) -> None:
+def test_exact_solutions_are_the_samples_above_the_width_and_not_below(bound: WidthBound) -> None:
     above = [Failure(width=int(bound.numerical), starts=2, seed=s).run("cpu") for s in range(8)]
     assert sum(run["exact"] > 0 for run in above) >= 7
     assert not any(run["failed"] or run["wrong"] for run in above)

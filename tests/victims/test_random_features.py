@@ -49,9 +49,7 @@ def far(given: Tensor, expected: Tensor) -> float:
 
 @pytest.mark.parametrize("known", [ONE, SEVERAL], ids=["one", "three"])
 @pytest.mark.parametrize("name", ACTIVATIONS)
-def test_theta_is_the_interpolator_of_least_norm_or_ridge_regression(
-    name: str, known: Data, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_theta_interpolates_or_is_that_of_ridge(name: str, known: Data, monkeypatch: Any) -> None:
     made = random_features(known, 80, name)
     phi, theta = solved(made)
     assert theta.shape == (80, known.outputs)
@@ -141,9 +139,7 @@ test_what_cannot_be_trained_is_refused = refusals(
 
 @pytest.mark.parametrize("store", [False, True])
 @pytest.mark.parametrize("name", ["relu", "polynomial:0.1234567890123,1,-0.3333333333333"])
-def test_a_saved_model_poses_the_same_problem_and_the_truth_is_in_its_own_file_alone(
-    name: str, store: bool, tmp_path: Path
-) -> None:
+def test_a_saved_model_is_equal_and_holds_no_truth(name: str, store: bool, tmp_path: Path) -> None:
     known, folder = data.load("digits", 10, seed=123), tmp_path / "new" / "model"
     made, z, numbers = random_features(known, 300, name, seed=5), gaussian(100), list[float]()
     made.save(folder, store)
@@ -175,9 +171,7 @@ def test_a_saved_model_poses_the_same_problem_and_the_truth_is_in_its_own_file_a
 
 
 @pytest.mark.parametrize("exists", [False, True])
-def test_the_folder_is_private_and_appears_whole_or_not_at_all(
-    exists: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_is_whole_and_private(exists: bool, tmp_path: Path, monkeypatch: Any) -> None:
     folder, made, notes = tmp_path / "model", random_features(ONE, 80), tmp_path / "notes"
     if exists:
         folder.mkdir(mode=0o777)

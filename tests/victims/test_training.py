@@ -35,7 +35,6 @@ def small(known: Data = ONE, width: int = 40, seed: int = 0, name: str = "relu")
 
 
 def outputs_of(network: nn.Module, result: Trained) -> Tensor:
-    """What the network gives at the samples after training."""
     return torch.func.functional_call(network, result.trained, (ONE.inputs,)).detach()
 
 
@@ -136,16 +135,15 @@ def test_minibatches_take_every_sample_once_an_epoch() -> None:
     assert same(one, again) and not same(one, other) and same(whole, most)
 
 
-NETWORKS = {
-    "mlp": (mlp((10,), [20, 15], 2, "gelu", True), (10,)),
-    "resnet": (resnet((6, 6), 3, 2, blocks=1), (6, 6)),
-    "vit": (vit((4, 4), 2, 8, 1, 2, 2), (4, 4)),
-}
+NETWORKS = [
+    (mlp((10,), [20, 15], 2, "gelu", True), (10,)),
+    (resnet((6, 6), 3, 2, blocks=1), (6, 6)),
+    (vit((4, 4), 2, 8, 1, 2, 2), (4, 4)),
+]
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-def test_the_largest_eigenvalue_against_the_dense_one(name: str) -> None:
-    network, shape = NETWORKS[name]
+@pytest.mark.parametrize(("network", "shape"), NETWORKS, ids=["mlp", "resnet", "vit"])
+def test_the_largest_eigenvalue_against_the_dense_one(network: Any, shape: Any) -> None:
     initialise(network.double())
     x, scale = gaussian(3, *shape), torch.tensor([[1.0], [2.0], [0.5]]).double()
     weights = list(network.parameters())
@@ -259,9 +257,7 @@ INTERRUPTED: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("how", INTERRUPTED, ids=str)
-def test_an_interrupted_training_goes_on_from_its_last_window(
-    how: dict[str, Any], path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_training_goes_on_from_its_last_window(how: Any, path: Path, monkeypatch: Any) -> None:
     settings, seen = replace(LONG, **how), list[tuple[int, bool]]()
     if "steps" in how:  # begin at a rate that is far too large
         monkeypatch.setattr(training._Run, "_first_scale", lambda run, _: 100.0 if run.adam else 1)
