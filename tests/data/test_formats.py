@@ -202,9 +202,7 @@ DAMAGED: list[tuple[str, bytes, str]] = [
 
 
 @pytest.mark.parametrize(("name", "content", "words"), DAMAGED)
-def test_damaged_and_hostile_files_are_refused(
-    name: str, content: bytes, words: str, tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_damaged_and_hostile_files_are_refused(name, content, words, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     if name.startswith("mnist/"):
         write(tmp_path, OF, idx(np.array([0, 1], np.uint8)))

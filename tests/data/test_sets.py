@@ -24,6 +24,7 @@ from exhume.equation.pixels import Pixels
 from exhume.errors import InputError
 from problems import gaussian, pictures, refusals
 
+SHAPES = [(4, 6, 5, 3), (4, 3, 6, 5), (4, 6, 5, 1), (4, 1, 6, 5), (4, 6, 5), (4, 30)]
 BUNDLED = {"digits": (8, 8), "faces": (25, 25), "photos": (3, 32, 32)}
 bundled = pytest.mark.parametrize("name", BUNDLED)
 
@@ -148,9 +149,6 @@ def test_held_out_have_the_labels_of_the_set_and_leave_out_doubles(tmp_path: Pat
         np.savez(tmp_path / "mnist.npz", x=pictures(9, side, side), y=np.arange(9) % 2)
         with pytest.raises(InputError, match=words):
             data.held_out(known, root=tmp_path)
-
-
-SHAPES = [(4, 6, 5, 3), (4, 3, 6, 5), (4, 6, 5, 1), (4, 1, 6, 5), (4, 6, 5), (4, 30)]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

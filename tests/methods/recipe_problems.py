@@ -19,7 +19,10 @@ from exhume.models.formulation import Told, weights_problem
 from nets import Net, make, names_of
 from problems import THREAT, gaussian
 
+Sigma = Callable[[Tensor], Tensor]
 DIM, SAMPLES = 6, 3
+LOW, HIGH = torch.linspace(-0.9, -0.2, 6).double(), torch.linspace(0.3, 1.1, 6).double()
+KINDS = {"one": 1, "several": 3, "decay": 2, "change": 2, "both": 2, "box": 1}  # and outputs
 PREMISES = {Rule.MARGIN: Premise.MARGIN, Rule.FREE: Premise.CHANGE}
 
 
@@ -114,9 +117,6 @@ def smoothed_relu(z: Tensor) -> Tensor:
     return torch.relu(z).detach() + (soft - soft.detach())
 
 
-Sigma = Callable[[Tensor], Tensor]
-
-
 def forward(weights: Mapping[str, Tensor], sigma: Sigma, x: Tensor) -> Tensor:
     layers = list(weights.values())
     for i in range(0, len(layers), 2):
@@ -179,10 +179,6 @@ class Oracle:
                 rough = image - torch.nn.functional.conv2d(padded, kernel)
                 loss = loss + omega * s.smoothness * rough.square().sum()
         return loss + s.sparsity * multipliers.abs().sum()
-
-
-LOW, HIGH = torch.linspace(-0.9, -0.2, 6).double(), torch.linspace(0.3, 1.1, 6).double()
-KINDS = {"one": 1, "several": 3, "decay": 2, "change": 2, "both": 2, "box": 1}  # and outputs
 
 
 def spot(kind: str) -> Oracle:

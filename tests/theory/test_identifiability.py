@@ -141,14 +141,12 @@ def stationary(
     return stacked[:, :-1], stacked[:, -1]
 
 
-TWO = torch.tensor([[1.0, 0.2], [-0.3, 1.2]], dtype=torch.float64)
-
-
 @pytest.mark.parametrize("coefficients", [(0.0, 0.0, 0.3, 1.0), (0.0, 0.3, 0.0, 1.0)])
 def test_several_degrees_show_the_norm(coefficients: tuple[float, ...]) -> None:
     basis = torch.linalg.qr(gaussian(5, 2)).Q
-    truth, b = TWO @ basis.T, torch.tensor([1.0, 0.7], dtype=torch.float64)
-    first, last = stationary(TWO, b, coefficients)
+    inside = torch.tensor([[1.0, 0.2], [-0.3, 1.2]], dtype=torch.float64)
+    truth, b = inside @ basis.T, torch.tensor([1.0, 0.7], dtype=torch.float64)
+    first, last = stationary(inside, b, coefficients)
     name = "polynomial:" + ",".join(map(str, coefficients))
     model = two_layer((5,), len(first), activation=name)
     state = {"1.weight": first @ basis.T, "3.weight": last[None]}

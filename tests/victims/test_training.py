@@ -28,6 +28,7 @@ from problems import gaussian, refusals
 ONE = data.sphere(10, 6)
 SIGNS = replace(ONE, targets=ONE.targets.sign())
 SEVERAL = Data(ONE.inputs, torch.eye(3, dtype=torch.float64).repeat(2, 1), (10,), "several")
+LONG = Training(until=0, steps=6 * WINDOW)
 
 
 def small(known: Data = ONE, width: int = 40, seed: int = 0, name: str = "relu") -> nn.Sequential:
@@ -222,9 +223,6 @@ def test_the_caller_keeps_what_was_handed_over(dtype: torch.dtype) -> None:
     assert record.keys() == set(keys.split()) and record["seconds"] > 0
     assert record["settings"] == {**vars(how), "momentum": 0.9}
     assert f"torch.{record['dtype']}" == str(dtype)
-
-
-LONG = Training(until=0, steps=6 * WINDOW)
 
 
 @pytest.fixture
