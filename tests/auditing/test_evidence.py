@@ -23,7 +23,6 @@ KINDS = {FEW, CHANCE, AGAIN, MAYBE, WEAK, MORE}
 
 
 def found(count: int, **changes: Any) -> Reconstruction:
-    """What an attack might have found."""
     rows, told = torch.ones(count, 1, dtype=torch.float64), (2.5e-3, Outcome.STALLED, "exhume")
     return replace(Reconstruction(gaussian(count, 10), rows, *told, 0, 1, 1, 1.0), **changes)
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -27,8 +28,6 @@ from exhume.models.folder import CARD, TRAINED, TRUTH
 from exhume.victims import random_features
 
 Patch = pytest.MonkeyPatch
-
-TOLD = DataCard((3, 2, 2), (0, 1), (0.1, 0.2, 0.3), 1.0, "sqrt_d", 2)
 
 
 def test_a_run_folder_holds_all_that_a_report_needs(workshop: Path) -> None:
@@ -113,7 +112,8 @@ def test_a_run_without_numbers_is_still_json(tmp_path: Path) -> None:
 def test_settings_survive_the_file_and_older_files_are_read(tmp_path: Path) -> None:
     settings = Settings(
         *("f.py:make", 3, 1, "tansley2026", 2.5, 900, "cpu", "last", "both", "gap"),
-        *("i.pt", "t.pt", {"width": 3}, "head", TOLD, "change"),
+        *("i.pt", "t.pt", {"width": 3}, "head"),
+        *(DataCard((3, 2, 2), (0, 1), (0.1, 0.2, 0.3), 1.0, "sqrt_d", 2), "change"),
     )
     RunFolder(tmp_path / "run").begin(settings)
     assert RunFolder(tmp_path / "run").settings == settings
@@ -146,21 +146,18 @@ def test_truth_is_not_used(change: str, settings: Settings, workshop: Path, tmp_
 
 def test_the_truth_is_not_opened(settings: Settings, tmp_path: Path, monkeypatch: Patch) -> None:
     opened: list[str] = []
-
-    def watched_open(path: Path, **options: Any) -> Any:
-        opened.append(Path(path).name)
-        return safe_open(path, **options)
-
+    spy = Mock(wraps=safe_open)
     watching = True
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         if watching and event == "open" and isinstance(arguments[0], str | bytes | os.PathLike):
             opened.append(Path(os.fsdecode(arguments[0])).name)
 
-    monkeypatch.setattr(files, "safe_open", watched_open)
+    monkeypatch.setattr(files, "safe_open", spy)
     sys.addaudithook(hook)  # cannot be taken away again, so it is switched off
     audit(settings, tmp_path / "run")
     watching = False
+    opened += [Path(call.args[0]).name for call in spy.call_args_list]
     assert {CARD, TRAINED, EVENTS} <= set(opened), "the watch works"
     assert TRUTH not in opened
 

@@ -17,6 +17,7 @@ from exhume.models.folder import CARD, INITIAL, TRAINED, TRUTH
 
 Said = Callable[..., str]
 
+MAP = "v.npy"
 KKT = "--architecture kkt_mlp --classes parity --samples 4 --widths 30"
 
 
@@ -129,9 +130,6 @@ def test_what_cannot_be(command: str, named: str, workshop: Path, refused: Said)
     assert all(word.replace("@", str(workshop)) in said for word in named.split("|"))
 
 
-MAP = "v.npy"
-
-
 def damage(folder: Path, file: str, how: Any) -> None:
     """Remove a file (None), write other bytes, cut it short (a number), or change what it holds."""
     path = folder / file
@@ -150,7 +148,6 @@ def damage(folder: Path, file: str, how: Any) -> None:
 
 
 def spoiled(value: float) -> Callable[[torch.Tensor], torch.Tensor]:
-    """One entry replaced."""
     return lambda tensor: tensor.put(torch.tensor([7]), torch.tensor([value], dtype=tensor.dtype))
 
 

@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
 
 from exhume.equation.problem import Problem
 from exhume.errors import InputError
@@ -20,20 +19,15 @@ def features_of(rows: int) -> Dense:
     return Dense(lambda x: (weights @ x).relu(), 6, 40)
 
 
-def dense_span_residual(features: Dense, candidates: Tensor, truth: Tensor) -> float:
-    basis = torch.linalg.svd(features.linearize(candidates).phi, full_matrices=False)
-    rows = basis.Vh[basis.S / basis.S[0] > 1e-7]
-    phi = features.linearize(truth).phi
-    return float((phi - phi @ rows.T @ rows).norm(dim=1).mean() / math.sqrt(features.width))
-
-
 @pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize(("n", "k"), [(4, 4), (5, 2), (3, 30)])
 def test_span_residual_against_the_svd(n: int, k: int, rows: int) -> None:
     features = features_of(rows)
     truth, candidates = on_sphere(n, 6), on_sphere(k, 6, seed=1)
     candidates[-1] = 2 * candidates[0]  # linearly dependent features
-    expected = dense_span_residual(features, candidates, truth)
+    basis = torch.linalg.svd(features.linearize(candidates).phi, full_matrices=False)
+    span, phi = basis.Vh[basis.S / basis.S[0] > 1e-7], features.linearize(truth).phi
+    expected = float((phi - phi @ span.T @ span).norm(dim=1).mean() / math.sqrt(features.width))
     assert span_residual(features, candidates, truth) == pytest.approx(expected, rel=1e-6, abs=1e-7)
 
 

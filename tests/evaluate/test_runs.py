@@ -33,7 +33,6 @@ def run_of(path: Path, model: Path | None, samples: Tensor, **entries: Any) -> P
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    """A tiny two-layer net, and its folder."""
     made = two_layer(datasets.sphere(16, 4), width=128, until=1e-6)
     folder = tmp_path_factory.mktemp("victim") / "model"
     made.save(folder)

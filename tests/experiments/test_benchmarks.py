@@ -194,9 +194,7 @@ def test_a_benchmark_that_cannot_be(words: str, capsys: Capture, monkeypatch: Pa
 
 
 @pytest.mark.parametrize(("share", "used", "looks"), [(2.0, 30.0, 8), (0.0, 4.0, 1)])
-def test_looking_at_the_truth_costs_momentum_no_time(
-    share: float, used: float, looks: int, monkeypatch: Patch
-) -> None:
+def test_looking_costs_no_time(share: float, used: float, looks: int, monkeypatch: Patch) -> None:
     now, seen, advance = [0.0], [0], Iurada2025.advance
 
     def step(*arguments: Any) -> Progress:

@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -50,16 +51,11 @@ def test_an_attack_is_a_direct_call_and_repeats() -> None:
 
 
 def test_the_attack_is_given_the_problem_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[Any, ...]] = []
-
-    def spy(*arguments: Any, **options: Any) -> Any:
-        seen.append((*arguments, *options.values()))
-        return reconstruct(*arguments, **options)
-
+    spy = Mock(wraps=reconstruct)
     monkeypatch.setattr(attack, "reconstruct", spy)
     values = replace(SMALL, told=4).run("cpu")
     replace(SMALL, told=0, products=20).run("cpu")
-    (problem, *given), (_, unknown, *_) = seen
+    (problem, *given), (_, unknown, *_) = ((*x.args, *x.kwargs.values()) for x in spy.mock_calls)
     assert given == [4, 0, "exhume", None, None, 2000] and unknown is None
     torch.testing.assert_close(problem.target, random_features(SMALL.known(), 96).problem.target)
     assert values["candidates"] == 4 and values["precision"] < 1 == values["recovered"]

@@ -106,9 +106,7 @@ def test_documents_keep_what_is_not_among_the_new(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("here")
-def test_all_leaves_out_what_it_cannot_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_all_leaves_out_what_cannot_be(tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> None:
     monkeypatch.setenv("EXHUME_DATA", str(tmp_path / "nothing"))
     assert missing(CLAIMS["two-layer"], "small") is None
     assert CLAIMS["two-layer"].data("full") == ["cifar10"]
