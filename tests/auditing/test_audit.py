@@ -100,12 +100,10 @@ def test_the_run_of_a_module_in_memory_is_read_but_not_opened(known: Lazy, tmp_p
     assert report.write(out).exists() and not mark.exists()
 
 
-NET = "nn.Sequential(nn.Linear(16, 600), nn.ReLU(), nn.Linear(600, 1))"
-
-
 def test_a_named_model_is_scored_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "net.py").write_text(f"from torch import nn\nmodel = {NET}")
+    net = "nn.Sequential(nn.Linear(16, 600), nn.ReLU(), nn.Linear(600, 1))"
+    (tmp_path / "net.py").write_text(f"from torch import nn\nmodel = {net}")
     victim = Lazy(lambda: nn.Sequential(nn.Linear(16, 600), nn.ReLU(), nn.Linear(600, 1)), (16,))
     monkeypatch.chdir(tmp_path)
     torch.save(victim.initial, "before.pt")

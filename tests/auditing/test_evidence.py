@@ -17,6 +17,7 @@ from runs import result_of
 
 PROBLEM = case(10, 2, 3.0).problem  # 60 equations, 10 unknowns a candidate
 CHANGE, MARGIN, DECAY = Premise
+MOVED, KINKS, UNKNOWN = "Features moved in training", "kinks of ReLU", "not known without the truth"
 FEW, CHANCE, AGAIN = "Nothing can be claimed", "not met by chance", "found them again at the same"
 MAYBE, WEAK, MORE = "Some candidates may be", "weak evidence", "4 candidates explained"
 KINDS = {FEW, CHANCE, AGAIN, MAYBE, WEAK, MORE}
@@ -49,9 +50,6 @@ def test_claims(premise: Premise, count: int, changes: Any, kinds: set[str], wor
     assert {kind for kind in KINDS if kind in claims} == kinds and words in claims
     assert "recovered" not in claims and ("residual" in claims) == (FEW not in kinds)
     assert evidence.ratio(PROBLEM, 6, rank=4) == 2.5
-
-
-MOVED, KINKS, UNKNOWN = "Features moved in training", "kinks of ReLU", "not known without the truth"
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,9 @@ from exhume.theory import counting, privacy, width
 from exhume.theory.overview import Sizes, overview
 
 Capture = pytest.CaptureFixture[str]
+SIZED, UNSHAPED = {"dim": 8, "samples": 2}, {"model": "pkg.mod:make", "trained": "x.pt"}
+WRONG: dict[str, Any] = {"subspace": 9, "activation": "swish", "tolerance": 0.0, "failure": 2.0}
+WRONG |= {"rho": -1.0, "delta": 0.1, "trained": "x.pt"}
 OUT = Path("bound.json")
 SMALL: dict[str, Any] = {"tolerance": 0.5, "separation": 1.1}
 
@@ -129,11 +132,6 @@ def test_a_model_of_ones_own_with_its_head_first(tmp_path: Path) -> None:
     assert "hermite" not in record
     with pytest.raises(InputError, match="another architecture"):
         bound(model, trained, {"hidden": 5}, 8)
-
-
-SIZED, UNSHAPED = {"dim": 8, "samples": 2}, {"model": "pkg.mod:make", "trained": "x.pt"}
-WRONG: dict[str, Any] = {"subspace": 9, "activation": "swish", "tolerance": 0.0, "failure": 2.0}
-WRONG |= {"rho": -1.0, "delta": 0.1, "trained": "x.pt"}
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from problems import gaussian, on_sphere
 from runs import images, pictures
 
 seeds = st.integers(0, 2**31 - 1)
+WINDOWS = {(25, 25): 7, (3, 9, 8): 7, (1, 6, 5): 5, (2, 9): None}
 fast = settings(max_examples=30, deadline=None)
 
 
@@ -56,7 +57,7 @@ def test_a_permuted_negated_scaled_truth_is_recovered(n: int, extra: int, seed: 
     kept = min(n, k)
     assert order[result.matched[:kept]].tolist() == list(range(kept))
     assert result.matched[kept:].tolist() == [-1] * (n - kept)
-    for name, expected in (("errors", 0.05), ("signed_errors", 2.05), ("cosines", 1)):
+    for name, expected in {"errors": 0.05, "signed_errors": 2.05, "cosines": 1}.items():
         assert getattr(result, name)[:kept].tolist() == pytest.approx([expected] * kept)
     assert result.recovered == result.recall == kept / n
     assert (result.exact, result.flips) == (0, kept)
@@ -152,10 +153,7 @@ def test_similarity_is_that_of_scikit_image(shape: tuple[int, ...], window: int)
     assert metrics.psnr(one, two).tolist() == pytest.approx(ratios, abs=1e-9)
 
 
-WINDOWS = [((25, 25), 7), ((3, 9, 8), 7), ((1, 6, 5), 5), ((2, 9), None)]
-
-
-@pytest.mark.parametrize(("shape", "window"), WINDOWS)
+@pytest.mark.parametrize(("shape", "window"), WINDOWS.items())
 def test_image_metrics_of_matched_pairs(shape: tuple[int, ...], window: int | None) -> None:
     data = images(3, *shape)
     noisy = data.inputs + 0.2 * gaussian(*data.inputs.shape, seed=5)

@@ -31,6 +31,7 @@ from exhume.victims import random_features
 
 SMALL = Attack(dim=8, samples=3, ratio=4.0, products=2000)
 IMAGES: Any = {"data": "digits", "dim": None, "size": 4, "classes": "parity"}
+MODELS = st.sampled_from(["random_features", "resnet"])
 DIGITS = Attack(**IMAGES, samples=3, ratio=5.0)
 
 
@@ -113,9 +114,6 @@ def test_pictures_are_kept_on_demand() -> None:
     assert np.abs(pixels[:4] - np.hstack(DIGITS.known().images()[:2])).max() < 0.003
     assert values["recovered"] == 1.0 and np.abs(pixels[4:] - pixels[:4]).max() < 0.01
     assert "picture" not in replace(DIGITS, products=10).run("cpu")
-
-
-MODELS = st.sampled_from(["random_features", "resnet"])
 
 
 @settings(deadline=None, max_examples=20)

@@ -21,7 +21,6 @@ from exhume.experiments.table import NEAR, Table, Threshold
 from exhume.report import plots
 from exhume.sweep import Cell, Record
 
-NAMES = list(CLAIMS)
 HOLDS, PART, FAILS, OPEN = "holds", "holds in part", "does not hold", "not decided"
 
 Outcome = dict[str, Any]
@@ -224,7 +223,7 @@ def test_verdicts(name: str, verdict: str, case: str, values: Values) -> None:
     assert noted.get(case, "") in finding.note
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CLAIMS)
 def test_cells_are_sound_and_where_many_failed_nothing_is_decided(name: str) -> None:
     claim = CLAIMS[name]
     assert {verdict for other, verdict, *_ in VERDICTS if other == name} >= {HOLDS, FAILS, OPEN}
@@ -252,7 +251,7 @@ def damaged(values: Any, share: float, generator: random.Random) -> Any:
     return {key: damaged(value, share, generator) for key, value in values.items()}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CLAIMS)
 @given(seed=st.integers(0, 2**32), drawn=st.sampled_from([True, *[False] * 7]))
 @settings(max_examples=15, deadline=None)
 def test_rules_and_figures_survive_what_was_not_measured(name: str, seed: int, drawn: bool) -> None:
@@ -269,7 +268,7 @@ def test_rules_and_figures_survive_what_was_not_measured(name: str, seed: int, d
     assert figure is None or "<svg" in plots.svg(figure)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CLAIMS)
 def test_figures_are_drawn_and_are_small(name: str) -> None:
     found = records(CLAIMS[name].cells("small"), SYNTHETIC[name])
     first, second = CLAIMS[name].draw(found), CLAIMS[name].draw(found)

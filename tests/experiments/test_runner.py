@@ -59,8 +59,7 @@ def here(monkeypatch: Patch) -> None:
     monkeypatch.setattr(runner.sweep, "run", lambda cells, **_: [one(cell) for cell in cells])
 
 
-@pytest.mark.usefixtures("here")
-def test_a_result_holds_what_it_takes_to_find_it_again(tmp_path: Path) -> None:
+def test_a_result_holds_what_it_takes_to_find_it_again(here: None, tmp_path: Path) -> None:
     folder = tmp_path / "sphere-thresholds-small"
     result = perform(tiny(cells=[Half(seed) for seed in range(1, 22)]), "small", folder)
     assert json.loads((folder / "result.json").read_text()) == result
@@ -76,8 +75,7 @@ def test_a_result_holds_what_it_takes_to_find_it_again(tmp_path: Path) -> None:
     assert many["verdict"] == "not decided" and "ValueError: nine" in many["note"]
 
 
-@pytest.mark.usefixtures("here")
-def test_documents_keep_what_is_not_among_the_new(tmp_path: Path) -> None:
+def test_documents_keep_what_is_not_among_the_new(here: None, tmp_path: Path) -> None:
     out, docs = tmp_path / "out", tmp_path / "docs"
     known = {name: tiny(name) for name in ("sphere-thresholds", "signs")}
     with pytest.raises(InputError, match="no results in"):
