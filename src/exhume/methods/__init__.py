@@ -61,9 +61,8 @@ def method_named(method: str | Method, problem: Problem | None = None) -> Method
         return method
     if method not in METHODS:
         raise InputError(f"unknown method {method!r}; known are {', '.join(METHODS)}.")
-    if method == "exhume" and problem is not None:
-        return default_for(problem)
-    return METHODS[method]()
+    factory = METHODS[method]
+    return default_for(problem) if factory is Exhume and problem is not None else factory()
 
 
 def check_numbers(
