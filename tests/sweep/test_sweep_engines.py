@@ -32,6 +32,7 @@ os.environ["RAY_AUTH_MODE"] = "token"
 os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["RAY_enable_worker_prestart"] = "0"  # noqa: SIM112
+os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 (15, its default, starves on a busy machine)
 
 RAY = """
 import ray, sys
