@@ -49,7 +49,9 @@ def reproduce(
 
     console = _console()
     if list:
-        console.print(_table(CLAIMS))
+        with console.status("finding what each needs; the widths of one are computed"):
+            table = _table(CLAIMS)
+        console.print(table)
         return
     if document is not None:
         for copied, why in publish(out, document, CLAIMS):
