@@ -23,9 +23,9 @@ def check_features(
 ) -> None:
     """Hold features to everything that solvers and search rely on.
 
-    The products are compared with each other and with finite differences, in float64, at n samples,
-    random candidates of norm √d, at least 2. Nothing is assumed of how features are computed. It
-    takes about n·d calls of `push`, so hand in a small instance.
+    The products are compared with each other and with finite differences, in float64, at random
+    candidates of norm √d: so many `samples` (2 or more), drawn with the `seed`; `dim` is the d to
+    expect. It takes about n·d calls of `push`, so hand in a small instance.
 
     Raises:
         AssertionError: with a sentence that names the method and how far it is off.

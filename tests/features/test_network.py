@@ -92,6 +92,15 @@ def test_hidden_values_are_the_inputs_of_the_head_and_no_hook_stays_after_an_err
     assert not torch.nn.modules.module._global_forward_pre_hooks
 
 
+def test_a_layer_that_forward_makes_itself_is_no_part_of_the_network() -> None:
+    class Makes(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(nn.LayerNorm(3, dtype=x.dtype)(x))
+
+    module = Makes(nn.Linear(3, 2)).double()
+    assert known_network(module, (3,), 2).first_dense(module.state_dict()) is None
+
+
 def test_precision_settings_come_back() -> None:
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     for rounded in (True, False):

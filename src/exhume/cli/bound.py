@@ -75,7 +75,7 @@ def bound(
         own = {"trained": trained, "arguments": arguments, "input_shape": input_shape, "head": head}
         _refuse(own, "is for a model; name it with --model, or leave this out")
         if dim is None or samples is None:
-            or_a_model = "or name a model folder, or a factory, --model m:f, with --trained."
+            or_a_model = "or name a folder, or --model package.module:factory with --trained."
             raise InputError(f"dim and samples: are needed, --dim 3072 --samples 100; {or_a_model}")
         count = 1 if outputs is None else outputs
         sizes = Sizes(dim, count, width, activation or "relu", samples, subspace)

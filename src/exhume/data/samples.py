@@ -21,7 +21,7 @@ class Transform(Pixels):
         inputs_i = (pixels_i - shift) / scale · √d / norm_i
 
     Norms and mean are private: not part of equality, and of the card only that there is a mean.
-    A mean image stands in place of the shift, which is then its average, for who does not know it.
+    A mean image stands in place of the shift, which is then its average, for pictures without it.
 
     Example:
         >>> Transform(shift=0.5, scale=0.25).apply(torch.tensor([[0.5, 1.0]])).tolist()

@@ -83,7 +83,7 @@ def load(
     """Draw real images, standardised by one mean and one deviation over all pixels drawn.
 
     Args:
-        name: of the set, one of `DEFAULT_CLASSES`.
+        name: of the set: digits, faces, photos, cifar10, mnist, fashion_mnist, tiny_imagenet.
         samples: number of samples, in equal parts from the classes (the first ones get one more
             where it does not divide), in turns, so that a prefix is balanced too.
         seed: draws the samples without replacement. For sets in a folder, 0 takes the first of

@@ -7,7 +7,9 @@ from torch import Tensor
 
 JITTER = 1e-12  # share of the mean added to the diagonal, so that equal candidates do no harm
 RIVALS = 3  # classes at whose margin a sample may be; all would cost c − 1 multipliers a candidate
-STIFF = 1e15  # times the other diagonals, of a λ held at zero: its inverse is left out to rounding
+# A multiplier that is held at zero gets a diagonal this many times the others', so that the inverse
+# of the factor leaves it out to rounding
+STIFF = 1e15
 
 
 class Rule(Enum):

@@ -1,7 +1,6 @@
 """What the features say of the truth: the floor of the objective, and the spans that were found."""
 
 from collections.abc import Callable
-from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -31,11 +30,14 @@ def residual_at_truth(problem: Problem, truth: Data | Tensor) -> float:
 
 def floors(problem_at: Callable[[str], Problem], truth: Data | Tensor) -> dict[str, float]:
     """Return the floor for features at each point that `problem_at` does not refuse."""
-    posed: dict[str, Problem] = {}
-    for point in POINTS:
-        with suppress(InputError):
-            posed[point] = problem_at(point)
-    return {point: residual_at_truth(problem, truth) for point, problem in posed.items()}
+    found: dict[str, float] = {}
+    for point in POINTS:  # one problem at a time: each holds a model
+        try:
+            problem = problem_at(point)
+        except InputError:
+            continue
+        found[point] = residual_at_truth(problem, truth)
+    return found
 
 
 def span_residual(features: Features, candidates: Tensor, truth: Data | Tensor) -> float:

@@ -41,7 +41,7 @@ class Score:
     # ‖|x| − |y|‖ / √d, in a pairing of its own, on its own squares, as in the published code. It
     # merges images that differ: compare with it, do not rely on it
     published_errors: Tensor
-    cosines: Tensor  # |cosine| of each pair, blind to the scale, which few models determine
+    cosines: Tensor  # |cosine| of each pair, blind to the scale, which many models do not show
     flipped: Tensor  # Whether the negative of the candidate is the closer one
     flips: int  # How many pairs are of opposite sign
     # Peak signal-to-noise ratio of the pairs as images, NaN without a candidate; None where the

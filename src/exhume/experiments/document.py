@@ -29,7 +29,8 @@ Where more than {percent(FAILED)} of the cells failed, nothing is decided.
 def publish(out: Path, docs: Path, claims: Mapping[str, Claim]) -> list[tuple[str, str | None]]:
     """Copy results and figures into docs/reproduction, then write docs/reproduction.md.
 
-    Results that are there already stay. Returned is what was copied, and why a figure was not.
+    Results there that are not among the new ones stay. Returned is what was copied, and why a
+    figure was not.
     """
     results = {file: read_json(file) for file in sorted(out.glob("*/result.json"))}
     found = {

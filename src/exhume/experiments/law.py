@@ -22,10 +22,7 @@ from exhume.theory import counting
 from exhume.wording import number
 
 FITTED = 1e-6  # relative error of fitted labels; at p = n it falls from 1e-2 to rounding
-FITTED_MODEL = (
-    "random_features",
-    "squared",
-)  # whose labels are fitted: counting is about that loss
+FITTED_MODEL = ("random_features", "squared")  # whose labels are fitted: what counting is about
 OURS, MOMENTUM = "exhume", "iurada2025"
 PAIRS = 8  # pictures that are kept at each ratio, of the first seed and the first method: one row
 

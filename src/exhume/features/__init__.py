@@ -41,7 +41,8 @@ class Linearization(Protocol):
     def bend(self, direction: Tensor, target: Tensor, coefficients: Tensor) -> Tensor:
         """Return Σ_c A_ic · ∂²φ(x_i)[D_i]ᵀ T_c, (n, d): the derivative of `pull` along D.
 
-        A row depends on its own direction alone: Hessians of ⟨ΦᵀA, T⟩, one for each candidate.
+        T and A are held fixed. A row depends on its own direction alone, so each is a product with
+        that candidate's Hessian of ⟨ΦᵀA, T⟩.
         """
 
     def curvature(self, coefficients: Tensor) -> Tensor:

@@ -86,8 +86,10 @@ class ModuleFeatures(Features):
 
     def predict(self, candidates: Tensor, factor: float = 1.0) -> Tensor:
         """Return f(x; factor · θ), (n, c), at the last point θ; buffers are no part of θ."""
-        own = {name for name, _ in self.network.module.named_parameters()}
-        weights = {n: factor * w if n in own else w for n, w in self.points[-1].items()}
+        weights = dict(self.points[-1])
+        if factor != 1:
+            own = (name for name, _ in self.network.module.named_parameters())
+            weights |= {name: factor * weights[name] for name in own if name in weights}
         with torch.no_grad(), derivatives(rounded=False):
             return self.network(weights, candidates.to(self.device, self.dtype))
 
@@ -119,9 +121,10 @@ class ModuleFeatures(Features):
     def _activations(self) -> int:
         """Bytes that one candidate leaves in all layers together."""
         sizes: list[int] = []
+        own = set(self.network.module.modules())  # the hook hears of every module, in any thread
 
         def count(module: object, arguments: object, output: object) -> None:
-            if isinstance(output, Tensor):
+            if module in own and isinstance(output, Tensor):
                 sizes.append(output.numel() * output.element_size())
 
         with torch.no_grad(), derivatives(rounded=True), register_module_forward_hook(count):

@@ -82,7 +82,7 @@ class Network:
 
         def note(part: nn.Module, arguments: tuple[Any, ...]) -> None:
             x = arguments[0] if arguments and isinstance(part, nn.Linear) else None
-            if next(part.parameters(recurse=False), None) is not None:
+            if part in names and next(part.parameters(recurse=False), None) is not None:
                 seen.append((names[part], isinstance(x, Tensor) and torch.equal(x, inputs)))
 
         with torch.no_grad(), register_module_forward_pre_hook(note):

@@ -113,8 +113,9 @@ class RandomFeatures(Features):
     def moment(self, weights: Tensor, directions: Tensor) -> Tensor:
         """Return M₂(w) Q with M₂(w) = (1/p) Σ_k w_k (v_k v_kᵀ/s² − I): (p,), (d, k) → (d, k).
 
-        s² is the variance of the entries of V. For w = Σ A_i σ(Vx_i) with Gaussian V the mean of M₂
-        is c₂ Σ A_i x_i x_iᵀ / d, c₂ the second Hermite coefficient: samples are its eigenvectors.
+        s is the `spread` of V's entries, 1/√d unless given. For w = Σ A_i σ(Vx_i) with Gaussian V
+        the mean of M₂ is c₂ Σ A_i x_i x_iᵀ / d, with c₂ the second Hermite coefficient: its extreme
+        eigenvectors point at samples.
         """
         total = torch.zeros_like(directions)
         for part in self.slices():

@@ -29,9 +29,11 @@ class Weights(Protocol):
     @property
     def shape(self) -> tuple[int, int]:
         """Return (p, d)."""
+        raise NotImplementedError
 
     def rows(self, start: int, stop: int) -> Tensor:
         """Return V[start:stop], (stop − start, d)."""
+        raise NotImplementedError
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Self:
         """Return the same numbers, handed out elsewhere, without the copy in float16."""

@@ -43,7 +43,8 @@ class Stationary:
     """A search for problems whose target is the weights: stationary points of their training."""
 
     surplus: float = 2.0  # candidates in units of the samples
-    sharpness: tuple[float, ...] = (25.0, 50.0, 125.0, 250.0)  # of trials; the last stays
+    # of ReLU in trial after trial, in units of what the first neurons are given; the last stays
+    sharpness: tuple[float, ...] = (25.0, 50.0, 125.0, 250.0)
     trials: int = 60  # how many in all
     steps: int = 30  # most solver steps a trial
     renewed: float = 0.1  # share of the candidates that start again after a trial, at least

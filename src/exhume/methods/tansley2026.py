@@ -56,8 +56,9 @@ class Tansley2026:
             moment = problem.features.moment(problem.target[:, 0], probe)
             if problem.drift > 0 or moment is None:
                 raise InputError(
-                    "tansley2026 needs a dense first layer that sees the input itself, before and "
-                    "after: no convolution, patches or normalisation. Use the method 'exhume'."
+                    "tansley2026 needs a dense first layer that sees the input itself (no "
+                    "convolution, patches or normalisation), and its change in training. Use "
+                    "'exhume'."
                 )
             return problem
         return reduced(problem, estimate(problem.first_layer, self.rank))
@@ -69,8 +70,8 @@ class Tansley2026:
             rank = problem.subspace.rank
         if samples is not None and rank > samples:
             raise InputError(
-                f"the change of the first layer spans {rank} directions, but {samples} samples no "
-                "more than that: give the right number, or, if it was Adam's, use 'exhume'."
+                f"the change of the first layer spans {rank} directions, but {samples} samples "
+                f"span at most {samples}: give the right number, or 'exhume' if Adam trained it."
             )
         if isinstance(problem, Reduced) or isinstance(search, Stationary):
             return search.init(problem, samples, seed)

@@ -60,7 +60,7 @@ def estimate(layer: FirstLayer, rank: int | str = "gap") -> Subspace:
     if rank == "gap" and after > max(TAIL, _rounding(layer, grams, kept, spectrum)):
         raise InputError(
             f"the change of the first layer lies mostly in {r} directions, but more than rounding "
-            f"is outside: of Adam, or of weights stored in half precision. {INSTEAD}"
+            f"is outside: Adam trained it, or weights are stored in half precision. {INSTEAD}"
         )
     gap = spectrum[r - 1].item() / max(after, NOISE)
     return Subspace(vectors[:, :r].contiguous(), spectrum, kept, gap)

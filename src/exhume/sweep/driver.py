@@ -149,5 +149,8 @@ def _result(future: Future[Record | None], executor: Executor) -> Record | None:
             "can it import exhume and the class of the cells? Finished cells are kept."
         ) from error
     if record is None:
-        raise InputError("a worker has another version of exhume or of the cells; install one.")
+        raise InputError(
+            "a worker has another version of exhume or of the cells: install the same everywhere, "
+            "and change no source while a sweep runs."
+        )
     return record

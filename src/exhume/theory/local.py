@@ -16,7 +16,7 @@ from exhume.errors import InputError
 
 UNKNOWNS = 4000  # most unknowns n·d: singular vectors of a dense matrix, minutes at this size
 ENTRIES = 2**28  # most entries of that matrix: two gigabytes
-NEGLIGIBLE = 1e-8  # a candidate that moves the weights by less than others has no part in them
+NEGLIGIBLE = 1e-8  # a candidate with this share of the largest effect on the weights has none
 TOLERANCE = 1e-9  # relative singular value that counts as zero: rounding in float64 stays below
 
 
@@ -57,7 +57,7 @@ def local_identifiability(
     count, dim = candidates.shape
     equations = problem.target.numel()
     if count * dim > UNKNOWNS or count * dim * equations > ENTRIES:
-        most = f"up to {UNKNOWNS} unknowns, or {ENTRIES} with all {equations} equations"
+        most = f"up to {UNKNOWNS} unknowns, {ENTRIES // equations} in {equations} equations"
         raise InputError(f"candidates: {count} of dimension {dim} are too many: {most}.")
     problem = problem.to(problem.features.device, torch.float64)
     fit = fitted(problem, candidates)

@@ -23,7 +23,8 @@ ROUNDED = 1e3  # singular values below so many roundings are zero: powers multip
 SILENT = 1e-6  # neurons below this size, relative to the largest, hold no equation but rounding
 MOST = 3000  # most unknowns: the equations are solved as a dense matrix, a minute at this size
 FAINT = 1e-2  # a sample with this share of the tensor is looked for, however uncertain that is
-DEFECTIVE = {(3, 5), (4, 3), (4, 4), (4, 5)}  # (α, r) where general tangent spaces fill less
+# (α, r) where the tangent spaces of general neurons fill less than their number allows
+DEFECTIVE = {(3, 5), (4, 3), (4, 4), (4, 5)}
 DRAWS = 20  # pairs of random contractions tried: one may be nearly degenerate, the best is kept
 STEPS = 60  # most Gauss-Newton steps of a refinement: a few near a solution, many far from one
 

@@ -28,7 +28,7 @@ class Victim:
     # the weights before training, by name; empty where a seed stands for them
     initial: Mapping[str, Tensor] = field(default_factory=dict)
     trained: Mapping[str, Tensor] = field(default_factory=dict)  # the weights after it
-    model: NetworkModel | None = None  # and what is told of it; None for random features
+    model: NetworkModel | None = None  # the network, and what is told of it, if it is one
 
     def posed(
         self, parameters: str = "last", point: str = "midpoint", premise: Premise | str = "change"

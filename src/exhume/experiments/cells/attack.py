@@ -85,8 +85,8 @@ class Attack(Samples):
             self._equations(self.dim)
         if self.architecture == "random_features":
             self.check_absent("random_features, which are solved for", "until", "lazy")
-            one_of("loss", self.loss, ("squared", "logistic"))
-            one_of("block", self.block, ("last",))
+            one_of("loss of random_features", self.loss, ("squared", "logistic"))
+            one_of("block of random_features", self.block, ("last",))
         elif self.architecture != "two_layer":
             if self.data == "sphere":
                 raise InputError(f"architecture: {self.architecture} takes images, not sphere.")

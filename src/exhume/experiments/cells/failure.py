@@ -37,7 +37,10 @@ class Failure:
     seed: int = 0  # of samples, coefficients, features and starts
 
     def run(self, device: str) -> dict[str, Any]:
-        """Look for `exact` solutions; it `failed` if one within the ceiling misses a sample."""
+        """Look for `exact` solutions.
+
+        It `failed` if one within the ceiling misses a sample, and is `wrong` if any does.
+        """
         truth = self.drawn()
         # random features whose last layer is Σ_i c_i φ(x_i), with coefficients of random sign
         generator = stream(self.seed, 10_000)

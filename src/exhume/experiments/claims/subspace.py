@@ -155,12 +155,14 @@ def subspace_cifar10(records: Sequence[Record]) -> Finding:
     )
 
 
-@cache
+_bound = cache(width_bound)
+
+
 def bound_of(cell: Failure) -> WidthBound:
     """Return the bound for such cells, whatever their width, starts and seed."""
     options: Any = {"tolerance": cell.tolerance, "separation": cell.separation}
     sizes = (cell.samples, cell.dim, cell.activation)
-    return width_bound(*sizes, **options, coefficients=(cell.floor, cell.ceiling))
+    return _bound(*sizes, **options, coefficients=(cell.floor, cell.ceiling))
 
 
 def _failure_cells(scale: Scale) -> list[Cell]:
