@@ -155,7 +155,9 @@ def subspace_cifar10(records: Sequence[Record]) -> Finding:
     )
 
 
-_bound = cache(width_bound)
+@cache
+def _bound(*sizes: Any, **options: Any) -> WidthBound:
+    return width_bound(*sizes, **options)
 
 
 def bound_of(cell: Failure) -> WidthBound:
