@@ -69,7 +69,7 @@ if __name__ == "__main__":
                 folder / "after.pt",
                 input_shape=(8, 8),
                 samples=6,
-                time_limit=4,
+                product_limit=1500,
                 out=folder / "run",
             )
             score_run(folder / "run", folder / "truth.safetensors", factory)
