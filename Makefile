@@ -20,7 +20,7 @@ types: $(VENV)/ready
 	$(BIN)/mypy
 
 tests: $(VENV)/ready
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 4 --dist loadfile
 
 # The wheel away from the source tree, in an environment that borrows what it depends on from .venv.
 # Path files of a borrowed folder are not read, so the editable install there stays out of sight.
