@@ -277,6 +277,15 @@ def test_a_run_on_a_network_says_what_was_attacked(tmp_path: Path, redact: bool)
     assert f"- Reading: All 8 samples recovered.\n- Subspace: {span}" in card
 
 
+def test_a_redacted_report_names_files_without_their_folders(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run", vectors())
+    paths = "model: /home/anna b/models/victim\ntrained: C:\\Users\\anna\\after.pt\nratio: 1/2\n"
+    (run / "config.yaml").write_text(paths)
+    assert "/home/anna b/models/victim" in page(run)
+    text = page(run, redact=True)
+    assert "anna" not in text and "model: victim\ntrained: after.pt\nratio: 1/2\n" in text
+
+
 def test_trained_weights_alone_and_a_ratio_in_a_subspace(tmp_path: Path) -> None:
     margin = {"premise": "margin", "stationarity": 2e-4, "violation": 0.07}
     text = page(network_run(tmp_path / "alone", False, margin, premise="margin", parameters="all"))

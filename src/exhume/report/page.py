@@ -4,6 +4,7 @@
 the settings of the run.
 """
 
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +24,8 @@ from exhume.wording import duration, finite, number, percent, plural
 ROWS = 1000
 # Arguments of an architecture that the page gives with the problem already
 IN_PROBLEM = ("shape", "outputs")
+# The folders of a file, with the name of its owner among them
+FOLDERS = re.compile(r"(?<=[\s\"'])(?:[A-Za-z]:)?[\\/](?:[^\\/\n\"']+[\\/])*")
 
 WORDS = {
     "initial": "the initial weights",
@@ -48,8 +51,8 @@ class Model(NamedTuple):
 def write(run: Path, redact: bool = False) -> Path:
     """Write a report into a run directory: one file, offline, readable by its owner only.
 
-    The same directory gives the same bytes. With `redact` every picture and signal is left out,
-    and the file is `report-redacted.html`.
+    The same directory gives the same bytes. With `redact` every picture and signal is left out, of
+    files only their names are shown, and the file is `report-redacted.html`.
     """
     folder = read_run(Path(run))
     result, scored, extras = folder.result, folder.scored, folder.scored or {}
@@ -61,7 +64,7 @@ def write(run: Path, redact: bool = False) -> Path:
         .render(
             result=result,
             problem=result["problem"],
-            config=folder.config,
+            config=FOLDERS.sub("", folder.config) if redact else folder.config,
             redact=redact,
             scored=scored,
             baseline=evidence.baseline(scored["chance"]) if scored else None,
