@@ -4,11 +4,12 @@
 the settings of the run.
 """
 
-import re
+from dataclasses import asdict
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, NamedTuple
 
+import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from exhume import wording
@@ -24,8 +25,6 @@ from exhume.wording import duration, finite, number, percent, plural
 ROWS = 1000
 # Arguments of an architecture that the page gives with the problem already
 IN_PROBLEM = ("shape", "outputs")
-# The folders of a file, with the name of its owner among them
-FOLDERS = re.compile(r"(?<=[\s\"'])(?:[A-Za-z]:)?[\\/](?:[^\\/\n\"']+[\\/])*")
 
 WORDS = {
     "initial": "the initial weights",
@@ -64,7 +63,7 @@ def write(run: Path, redact: bool = False) -> Path:
         .render(
             result=result,
             problem=result["problem"],
-            config=FOLDERS.sub("", folder.config) if redact else folder.config,
+            config=redacted(folder) if redact else folder.config,
             redact=redact,
             scored=scored,
             baseline=evidence.baseline(scored["chance"]) if scored else None,
@@ -90,6 +89,19 @@ def write(run: Path, redact: bool = False) -> Path:
     )
     name = "report-redacted.html" if redact else "report.html"
     return write_private(folder.path / name, page.encode())
+
+
+def redacted(run: RunFolder) -> str:
+    """Return the settings as YAML, of files only the names: their folders often name a person."""
+
+    def named(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: named(entry) for key, entry in value.items()}
+        kinds = (PurePosixPath, PureWindowsPath)
+        whole = isinstance(value, str) and any(kind(value).is_absolute() for kind in kinds)
+        return PureWindowsPath(value).name if whole else value
+
+    return yaml.safe_dump(named(asdict(run.settings)), sort_keys=False)
 
 
 @cache
