@@ -71,8 +71,10 @@ def fitted(problem: Problem, candidates: Tensor, near: Fit | None = None) -> Fit
     """Return the fit with the best coefficients: L(X) = min_A ‖Δ − Φ(X)ᵀA‖² / ‖Δ‖².
 
     The residual is taken directly, not by cancellation. `near` is a fit of as many candidates
-    whose coefficients are a good guess.
+    whose coefficients are a good guess, and stay where they are not the best but its own.
     """
+    if near is not None and not near.eliminated:
+        return fitted_with(problem, candidates, near.coefficients)
     candidates = candidates.to(problem.features.device, problem.features.dtype)
     linearization = problem.features.linearize(candidates)
     products = linearization.apply(problem.target.double())
@@ -143,14 +145,16 @@ def curvature(fit: Fit) -> Tensor:
 
 
 def gauss_newton(fit: Fit, direction: Tensor) -> Tensor:
-    """Return JᵀP⊥J D, (n, d), with J = push(·, A) and P⊥ = I − ΦᵀK⁻¹Φ (Kaufman's form).
+    """Return JᵀP⊥J D, (n, d), with J = push(·, A) and P⊥ = I − ΦᵀK⁻¹Φ (Kaufman's form), or I.
 
     That of the slack is added; the factor 2/‖Δ‖² is left out.
     """
     linearization = fit.linearization
     pushed = linearization.push(direction, fit.coefficients)
-    inside = torch.cholesky_solve(linearization.apply(pushed), fit.factor)
-    product = linearization.pull(pushed - linearization.combine(inside), fit.coefficients)
+    if fit.eliminated:
+        inside = torch.cholesky_solve(linearization.apply(pushed), fit.factor)
+        pushed = pushed - linearization.combine(inside)
+    product = linearization.pull(pushed, fit.coefficients)
     if fit.slack is None:
         return product
     along = (fit.slack.slope * direction).sum(1)

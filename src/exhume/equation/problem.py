@@ -25,11 +25,13 @@ class Premise(Enum):
     MARGIN: training went on until the direction of the weights no longer changed: a homogeneous
         network θ itself is a combination, with coefficients as Rule.MARGIN allows.
     DECAY: training with weight decay came to rest: θ itself is a combination, of either sign.
+    REPLAY: training is known step by step: θ − θ₀ is what the same run makes of the samples.
     """
 
     CHANGE = "change"
     MARGIN = "margin"
     DECAY = "decay"
+    REPLAY = "replay"
 
 
 @dataclass(frozen=True)

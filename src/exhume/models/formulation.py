@@ -5,7 +5,7 @@ the last linear layer ΔW_L ≈ Φ(X)ᵀA with Φ its inputs. MARGIN and DECAY s
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -22,7 +22,9 @@ from exhume.features.layers import dense_chain
 from exhume.features.modules import LastLayer
 from exhume.features.network import Network, Weights, midpoint, named_block
 from exhume.features.random import RandomFeatures
+from exhume.features.replay import TrainingRun
 from exhume.features.weights import Stored
+from exhume.recipes import Recipe
 
 # Where features may be taken; `both` is initial and final, with coefficients of their own
 POINTS = {
@@ -94,6 +96,22 @@ def network_problem(
         0.1 * coarsest**2 * 2 * size / change if change > 0 else 0.0,
         DRIFT,
         first_layer(network, initial, trained),
+    )
+
+
+def replay_problem(
+    network: Network, initial: Weights, trained: Weights, recipe: Recipe, told: Told = NOTHING
+) -> Problem:
+    """Return the problem θ − θ₀ = T(θ₀, X, y) − θ₀ that a training run of a known recipe poses.
+
+    What did not change was frozen. Inputs lie on the sphere of radius √d unless a domain is told.
+    """
+    lazy = network_problem(network, initial, trained, "all", POINT, told)
+    block = _trained_block(network, initial, trained, "all")
+    run = TrainingRun(network, initial, trained, block, recipe, lazy.features)
+    threat_model = ThreatModel((*lazy.threat_model.knows, "the recipe of the training run"))
+    return replace(
+        lazy, features=run, threat_model=threat_model, drift=0.0, premise=Premise.REPLAY
     )
 
 

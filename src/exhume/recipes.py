@@ -1,0 +1,196 @@
+"""Recipes: what a training run was, in enough detail to run it again on other samples."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import log_softmax, softplus
+from torch.utils.data import DataLoader
+
+from exhume.checks import number, one_of, whole_number
+from exhume.errors import InputError
+
+State = tuple[Tensor, ...]  # what a step changes: parameters θ (p,), then the optimiser's buffers
+OPTIMIZERS = ("sgd", "adam", "adamw")
+LOSSES = ("cross_entropy", "mse", "logistic")
+SCHEDULES = ("constant", "cosine", "steps")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A recipe says how weights were trained; names and meanings are torch's.
+
+    Attributes:
+        optimizer: sgd, adam or adamw.
+        lr: the rate.
+        steps: how many steps were taken; or leave it out and give the epochs.
+        epochs: how often every sample was seen, in the place of steps.
+        momentum: of sgd.
+        nesterov: whether that is Nesterov's.
+        weight_decay: added to the gradient; adamw takes it off the weights.
+        betas: of adam and adamw.
+        eps: of adam and adamw.
+        batch_size: samples a step; all if left out.
+        shuffle: seed of the generator of a DataLoader that shuffles; in order if left out.
+        loss: cross_entropy, mse (mean over samples and outputs) or logistic (one output, y = ±1).
+        label_smoothing: of cross_entropy.
+        schedule: of the rate: constant, cosine (to zero at the last step) or steps.
+        warmup: first steps, over which the rate grows in equal parts to lr.
+        milestones: for steps, those from which on the rate is multiplied by gamma.
+        gamma: for steps.
+        frozen: names or patterns of parameters that were not trained, such as `features.*`.
+
+    Example:
+        >>> Recipe(lr=0.1, steps=4, schedule="cosine").rate(2)
+        0.05
+    """
+
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+    lr: float = 0.1
+    steps: int | None = None
+    epochs: int | None = None
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    batch_size: int | None = None
+    shuffle: int | None = None
+    loss: Literal["cross_entropy", "mse", "logistic"] = "cross_entropy"
+    label_smoothing: float = 0.0
+    schedule: Literal["constant", "cosine", "steps"] = "constant"
+    warmup: int = 0
+    milestones: tuple[int, ...] = ()
+    gamma: float = 0.1
+    frozen: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse what no optimiser could have done."""
+        one_of("optimizer", self.optimizer, OPTIMIZERS)
+        one_of("loss", self.loss, LOSSES)
+        one_of("schedule", self.schedule, SCHEDULES)
+        number("lr", self.lr, above=0)
+        number("weight_decay", self.weight_decay, least=0)
+        if (self.steps is None) == (self.epochs is None):
+            raise InputError("recipe: give either steps or epochs, the length of the training run.")
+        for word in ("steps", "epochs", "batch_size"):
+            if getattr(self, word) is not None:
+                whole_number(word, getattr(self, word))
+        shares = ("momentum", self.momentum), ("label_smoothing", self.label_smoothing)
+        for word, value in (*shares, *(("betas", beta) for beta in self.betas)):
+            if not number(word, value, least=0) < 1:
+                raise InputError(f"{word}: expected a number below 1, got {value}.")
+        if self.optimizer != "sgd" and (self.momentum or self.nesterov):
+            raise InputError(f"momentum: {self.optimizer} has its own; leave it out.")
+
+    @property
+    def buffers(self) -> int:
+        """Return how many buffers the optimiser keeps for each parameter."""
+        return 2 if self.optimizer != "sgd" else int(self.momentum > 0)
+
+    def batches(self, samples: int) -> list[Tensor]:
+        """Return the indices of each step's samples, drawn as torch's DataLoader does."""
+        generator = None if self.shuffle is None else torch.Generator().manual_seed(self.shuffle)
+        size = min(self.batch_size or samples, samples)
+        loader: Any = DataLoader(
+            range(samples),  # type: ignore[arg-type]
+            size,
+            shuffle=self.shuffle is not None,
+            generator=generator,
+        )
+        length = self.steps or (self.epochs or 1) * math.ceil(samples / size)
+        taken: list[Tensor] = []
+        while len(taken) < length:
+            taken += list(loader)
+        return taken[:length]
+
+    def rate(self, step: int, length: int | None = None) -> float:
+        """Return the rate of a step of so many, from 0 on."""
+        if step < self.warmup:
+            return self.lr * (step + 1) / self.warmup
+        if self.schedule == "cosine":
+            share = (step - self.warmup) / max(1, (length or self.steps or 1) - self.warmup)
+            return self.lr * (1 + math.cos(math.pi * share)) / 2
+        passed = sum(step >= milestone for milestone in self.milestones)
+        return self.lr * (self.gamma**passed if self.schedule == "steps" else 1.0)
+
+    def value(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss of a batch of outputs and labels, (n, c) both."""
+        if self.loss == "mse":
+            return (outputs - labels).square().mean()
+        if self.loss == "logistic":
+            return softplus(-labels * outputs).mean()
+        smooth = self.label_smoothing
+        shares = (1 - smooth) * labels + smooth / labels.shape[1]
+        return -(shares * log_softmax(outputs, 1)).sum(1).mean()
+
+    def update(self, step: int, rate: float, state: State, gradient: Tensor) -> State:
+        """Return the state after a step along the gradient (p,), as torch's optimisers take it."""
+        theta, *buffers = state
+        if self.optimizer == "adamw":
+            theta = theta * (1 - rate * self.weight_decay)
+        elif self.weight_decay:
+            gradient = gradient + self.weight_decay * theta
+        if self.optimizer == "sgd":
+            if not buffers:
+                return (theta - rate * gradient,)
+            velocity = self.momentum * buffers[0] + gradient
+            along = gradient + self.momentum * velocity if self.nesterov else velocity
+            return theta - rate * along, velocity
+        one, two = self.betas
+        mean = one * buffers[0] + (1 - one) * gradient
+        square = two * buffers[1] + (1 - two) * gradient * gradient
+        seen = square > 0  # √ has no derivative at zero, where a parameter never had a gradient
+        size = torch.where(seen, square, 1.0).sqrt() * seen / math.sqrt(1 - two ** (step + 1))
+        along = mean / (1 - one ** (step + 1)) / (size + self.eps)
+        return theta - rate * along, mean, square
+
+    @classmethod
+    def of(cls, entries: Mapping[str, Any], source: str = "recipe") -> "Recipe":
+        """Return the recipe that a file holds."""
+        if not isinstance(entries, Mapping):
+            raise InputError(f"{source}: expected entries such as `lr: 0.01`, a line each.")
+        if unknown := entries.keys() - {field.name for field in fields(cls)}:
+            raise InputError(f"{source}: {min(map(str, unknown))!r} is no entry of a recipe.")
+        lists = {word: tuple(v) for word, v in entries.items() if isinstance(v, list)}
+        try:
+            return cls(**{**entries, **lists})
+        except InputError as error:
+            raise InputError(f"{source}: {error}") from error
+
+
+def read(path: Path | str) -> Recipe:
+    """Read a recipe from a YAML file; entries are the attributes of `Recipe`."""
+    import yaml
+
+    try:
+        entries = yaml.safe_load(Path(path).read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise InputError(f"{path}: cannot be read as a recipe ({error}).") from error
+    return Recipe.of(entries, str(path))
+
+
+def from_optimizer(optimizer: torch.optim.Optimizer, **entries: Any) -> Recipe:
+    """Return the recipe of a torch optimiser, with what it does not know (steps, batch_size, …).
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.zeros(1))
+        >>> from_optimizer(torch.optim.SGD([weight], lr=0.2, momentum=0.9), steps=10).momentum
+        0.9
+    """
+    kind = type(optimizer).__name__.lower()
+    one_of("optimizer", kind, OPTIMIZERS)
+    if len(optimizer.param_groups) > 1:
+        raise InputError("optimizer: has several groups of parameters; a recipe has one rate.")
+    group = optimizer.param_groups[0]
+    for word in ("amsgrad", "maximize", "dampening"):
+        if group.get(word):
+            raise InputError(f"optimizer: {word} is on, which a recipe does not know.")
+    known = ("momentum", "nesterov", "weight_decay", "betas", "eps")
+    told = {word: group[word] for word in known if word in group}
+    rate = float(group.get("initial_lr", group["lr"]))
+    return Recipe(**{"optimizer": kind, "lr": rate, **told, **entries})

@@ -1,0 +1,88 @@
+"""The training run as a map: against torch's own optimisers, finite differences, dense Jacobians."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from exhume.features import replay
+from exhume.features.replay import TrainingRun
+from exhume.models.formulation import replay_problem
+from exhume.models.prepare import prepare
+from exhume.recipes import Recipe, from_optimizer
+
+RECIPES = {
+    "descent": Recipe(lr=0.3, steps=5),
+    "momentum": Recipe(lr=0.1, steps=5, momentum=0.9, nesterov=True, weight_decay=1e-2),
+    "batches": Recipe(lr=0.2, epochs=3, batch_size=2, shuffle=3, schedule="cosine"),
+    "smoothed": Recipe(lr=0.2, steps=6, warmup=2, label_smoothing=0.1, schedule="steps", milestones=(4,)),
+    "adam": Recipe("adam", lr=0.01, steps=4, weight_decay=1e-2),
+    "adamw": Recipe("adamw", lr=0.01, steps=4, weight_decay=0.1),
+    "mse": Recipe(lr=0.3, steps=4, loss="mse"),
+}  # fmt: skip
+LABELS = torch.eye(4, dtype=torch.float64)[[0, 1, 3]]
+
+
+def small_net(dtype: torch.dtype = torch.float64) -> nn.Module:
+    torch.manual_seed(0)
+    convolution = nn.Conv2d(1, 3, 3, padding=1)
+    layers = (convolution, nn.BatchNorm2d(3), nn.GELU(), nn.Flatten(), nn.LayerNorm(48))
+    return nn.Sequential(*layers, nn.Linear(48, 4)).to(dtype).eval()
+
+
+def the_run(recipe: Recipe, dtype: torch.dtype = torch.float64) -> TrainingRun:
+    network = prepare(small_net(dtype), (1, 4, 4)).network
+    before = {name: w.clone() for name, w in network.module.state_dict().items()}
+    after = {n: w + 0.01 if w.is_floating_point() else w for n, w in before.items()}
+    features = replay_problem(network, before, after, recipe).features
+    assert isinstance(features, TrainingRun)
+    return features.to(torch.device("cpu"), dtype)
+
+
+def inputs() -> Tensor:
+    return torch.randn(3, 16, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_run_ends_where_torch_ends_and_its_products_are_derivatives(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, x = RECIPES[name], inputs()
+    run, model = the_run(recipe), small_net()
+    kinds = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+    own = {"momentum": recipe.momentum, "nesterov": recipe.nesterov}
+    options = {"lr": recipe.lr, "weight_decay": recipe.weight_decay}
+    trained = dict(model.named_parameters())
+    optimizer = kinds[recipe.optimizer](
+        trained.values(), **options | (own if recipe.optimizer == "sgd" else {})
+    )
+    batches = recipe.batches(3)
+    losses = {
+        "cross_entropy": lambda f, y: nn.functional.cross_entropy(
+            f, y, label_smoothing=recipe.label_smoothing
+        ),
+        "mse": nn.functional.mse_loss,
+    }
+    for k, batch in enumerate(batches):
+        for group in optimizer.param_groups:
+            group["lr"] = recipe.rate(k, len(batches))
+        optimizer.zero_grad()
+        losses[recipe.loss](model(x[batch].view(-1, 1, 4, 4)), LABELS[batch]).backward()
+        optimizer.step()
+    change = torch.cat([(trained[n] - run.initial[n]).flatten() for n in run.block]).detach()
+    at = run.linearize(x)
+    assert torch.allclose(at.combine(LABELS.view(-1, 1))[:, 0], change, rtol=1e-9, atol=1e-12)
+    direction, target = torch.randn_like(x), torch.randn(run.width, 1, dtype=torch.float64)
+    moved = [run.linearize(x + e * direction).combine(LABELS.view(-1, 1)) for e in (1e-6, -1e-6)]
+    monkeypatch.setattr(replay, "DENSE", 0)
+    pushed, pulled = at.push(direction, LABELS), at.pull(target, LABELS)
+    assert torch.allclose(pushed, (moved[0] - moved[1]) / 2e-6, rtol=1e-4, atol=1e-7)
+    assert math.isclose(float((pushed * target).sum()), float((pulled * direction).sum()), rel_tol=1e-8)
+    monkeypatch.undo()
+    dense = run.linearize(x)
+    dense.combine(LABELS.view(-1, 1))
+    assert torch.allclose(dense.push(direction, LABELS), pushed)
+    assert torch.allclose(dense.pull(target, LABELS), pulled)
+    exact, probed = dense.curvature(LABELS).diagonal(), at.curvature(LABELS).diagonal()
+    assert torch.all((probed / exact).log().abs() < math.log(4))
