@@ -3,7 +3,7 @@
 from importlib import import_module
 from types import ModuleType
 
-from exhume import data, evaluate, theory, victims
+from exhume import data, evaluate, recipes, theory, victims
 from exhume.auditing.audit import Audit, audit
 from exhume.equation.problem import Problem, ThreatModel
 from exhume.errors import InputError
@@ -24,6 +24,7 @@ __all__ = [
     "audit",
     "data",
     "evaluate",
+    "recipes",
     "reconstruct",
     "theory",
     "victims",

@@ -1,4 +1,4 @@
-"""The training run as a map: against torch's own optimisers, finite differences, dense Jacobians."""
+"""The training run as a map: against torch's optimisers, finite differences, dense Jacobians."""
 
 import math
 
@@ -10,13 +10,14 @@ from exhume.features import replay
 from exhume.features.replay import TrainingRun
 from exhume.models.formulation import replay_problem
 from exhume.models.prepare import prepare
-from exhume.recipes import Recipe, from_optimizer
+from exhume.recipes import Recipe
 
 RECIPES = {
     "descent": Recipe(lr=0.3, steps=5),
     "momentum": Recipe(lr=0.1, steps=5, momentum=0.9, nesterov=True, weight_decay=1e-2),
     "batches": Recipe(lr=0.2, epochs=3, batch_size=2, shuffle=3, schedule="cosine"),
-    "smoothed": Recipe(lr=0.2, steps=6, warmup=2, label_smoothing=0.1, schedule="steps", milestones=(4,)),
+    "smoothed": Recipe(lr=0.2, steps=4, warmup=2, label_smoothing=0.1),
+    "milestones": Recipe(lr=0.2, steps=6, schedule="steps", milestones=(4,)),
     "adam": Recipe("adam", lr=0.01, steps=4, weight_decay=1e-2),
     "adamw": Recipe("adamw", lr=0.01, steps=4, weight_decay=0.1),
     "mse": Recipe(lr=0.3, steps=4, loss="mse"),
@@ -70,7 +71,7 @@ def test_a_run_ends_where_torch_ends_and_its_products_are_derivatives(
         optimizer.zero_grad()
         losses[recipe.loss](model(x[batch].view(-1, 1, 4, 4)), LABELS[batch]).backward()
         optimizer.step()
-    change = torch.cat([(trained[n] - run.initial[n]).flatten() for n in run.block]).detach()
+    change = torch.cat([(trained[n] - run.points[0][n]).flatten() for n in run.block]).detach()
     at = run.linearize(x)
     assert torch.allclose(at.combine(LABELS.view(-1, 1))[:, 0], change, rtol=1e-9, atol=1e-12)
     direction, target = torch.randn_like(x), torch.randn(run.width, 1, dtype=torch.float64)
@@ -78,7 +79,9 @@ def test_a_run_ends_where_torch_ends_and_its_products_are_derivatives(
     monkeypatch.setattr(replay, "DENSE", 0)
     pushed, pulled = at.push(direction, LABELS), at.pull(target, LABELS)
     assert torch.allclose(pushed, (moved[0] - moved[1]) / 2e-6, rtol=1e-4, atol=1e-7)
-    assert math.isclose(float((pushed * target).sum()), float((pulled * direction).sum()), rel_tol=1e-8)
+    assert math.isclose(
+        float((pushed * target).sum()), float((pulled * direction).sum()), rel_tol=1e-8
+    )
     monkeypatch.undo()
     dense = run.linearize(x)
     dense.combine(LABELS.view(-1, 1))

@@ -1,9 +1,10 @@
 """`exhume.audit`: an audit from Python, of a module in memory or of files."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from exhume.auditing.run import Show, run
@@ -12,8 +13,8 @@ from exhume.equation.problem import Problem
 from exhume.errors import InputError
 from exhume.methods import Reconstruction
 from exhume.models.card import DataCard
-from exhume.models.opening import Source
 from exhume.models.state import StateOrFile
+from exhume.recipes import Recipe
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +68,8 @@ def audit(
         show: called with each event.
         **options: any of `exhume.auditing.settings.Settings` (samples, seed, method, parameters,
             point, premise, product_limit, …), and range, mean, std, norm and classes in the place
-            of a card.
+            of a card. For the premise replay: recipe, a `Recipe` or its file; labels, the samples'
+            classes in any order; public, inputs (N, …) of the same kind.
 
     Example:
         >>> import torch
@@ -88,8 +90,12 @@ def audit(
         named = {}
     told = asdict(card) if isinstance(card, DataCard) else None if card is None else Path(card)
     shape = None if input_shape is None else list(input_shape)
+    public, recipe = options.pop("public", None), options.pop("recipe", None)
+    if recipe is not None:
+        options["recipe"] = asdict(recipe) if isinstance(recipe, Recipe) else Path(recipe)
     settings = Settings.told(card=told, input_shape=shape, **named, **options)
-    source = Source(model, trained, initial, settings.card, settings.arguments, settings.head)
+    shown = None if public is None else torch.as_tensor(public)
+    source = replace(settings.source(), model=model, trained=trained, initial=initial, public=shown)
     opened = settings.open(source)
     found, result = run(settings, opened, None if out is None else Path(out), show=show)
     samples = found.samples.reshape(-1, *opened.problem.shape)

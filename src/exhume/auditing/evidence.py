@@ -49,7 +49,7 @@ def claims(problem: Problem, found: Reconstruction) -> list[str]:
             "That is too few: candidates that are not training samples could explain the weights "
             "as well. Nothing can be claimed of any candidate."
         )
-    elif problem.premise is not Premise.CHANGE:
+    elif problem.premise.weights_alone:
         said += [
             f"{left} Where the trained weights alone are explained, a small residual is weak "
             "evidence: very different sets of candidates explain the same weights, some of them "
@@ -73,6 +73,13 @@ def claims(problem: Problem, found: Reconstruction) -> list[str]:
             "without the truth, candidates that are training samples and others cannot be told "
             "apart.",
         ]
+    elif problem.premise is Premise.REPLAY:
+        said.append(
+            f"{left} The run that the recipe describes does not end at these weights with any "
+            "candidates that were tried, so nothing is claimed of them. Either the search failed, "
+            "or what it was told is not so: check the rate and the number of steps, the optimiser, "
+            "the number of samples and their labels, and that training began at these weights."
+        )
     else:
         said.append(
             f"{left} Some candidates may be training samples and others not; without the truth "
@@ -94,6 +101,10 @@ AT_REST = (
 )
 UNSEEN = {
     Premise.CHANGE: (),
+    Premise.REPLAY: (
+        "A sample that the network fitted from the beginning hardly moved it, and is the first to "
+        "be off.",
+    ),
     Premise.MARGIN: (
         "Only samples on the margin leave a trace: one that lies beyond it has the multiplier "
         "zero, and cannot be found by any search of this kind.",
@@ -112,15 +123,15 @@ UNSEEN = {
 
 def limits(problem: Problem, found: Reconstruction) -> list[str]:
     """List what the result does not show."""
-    sizes = found.coefficients.reshape(len(found.samples), -1).norm(dim=1)  # k rows a candidate
-    said = [
-        *problem.features.undetermined,
-        *UNSEEN[problem.premise],
-        "Samples with a tiny coefficient leave a tiny trace and are the first to be missed; here "
-        f"the smallest coefficient is {sizes.min() / sizes.max():.2g} of the largest.",
-        "If more samples were asked for than there are, the rest are duplicates or have a "
-        "negligible coefficient.",
-    ]
+    said = [*problem.features.undetermined, *UNSEEN[problem.premise]]
+    if problem.premise is not Premise.REPLAY:  # where labels stand in the place of coefficients
+        sizes = found.coefficients.reshape(len(found.samples), -1).norm(dim=1)  # k rows a candidate
+        said += [
+            "Samples with a tiny coefficient leave a tiny trace and are the first to be missed; "
+            f"here the smallest coefficient is {sizes.min() / sizes.max():.2g} of the largest.",
+            "If more samples were asked for than there are, the rest are duplicates or have a "
+            "negligible coefficient.",
+        ]
     if problem.drift > 0 and problem.premise is Premise.CHANGE:
         said.append(
             "Features moved in training, so the samples themselves leave a residual, and how much "
@@ -163,7 +174,7 @@ def verdict(
     if recovered >= samples:
         return f"All {samples} samples recovered; they leave a residual of {floor:.1e} themselves."
     ended = math.inf if residual is None else residual
-    both, alone = f"{ended:.1e}, floor {floor:.1e}", premise is not Premise.CHANGE
+    both, alone = f"{ended:.1e}, floor {floor:.1e}", premise.weights_alone
     if ratio < ENOUGH:
         why = (
             f"{ratio:.2f} equations for each unknown are too few: candidates that are not samples "
@@ -197,7 +208,7 @@ def verdict(
 
 def _no_trace(floor: float, floors: Mapping[str, float], premise: Premise) -> str:
     """Say that the samples do not explain the weights, and where they do so better."""
-    if premise is not Premise.CHANGE:
+    if premise.weights_alone:
         return (
             f"The premise {premise.value} does not hold for this model: the samples themselves "
             f"leave a residual of {floor:.1e} of its weights, where {BROKEN:g} is the most that "
@@ -234,7 +245,7 @@ def ratio_of(result: Record) -> float | None:
 
 def weights_alone(result: Record) -> bool:
     """Tell whether the trained weights themselves were explained, and not their change."""
-    return result.get("premise") not in (None, Premise.CHANGE.value)
+    return Premise(result.get("premise") or "change").weights_alone
 
 
 def counts(score: Record) -> tuple[int, int, int]:

@@ -16,6 +16,7 @@ from exhume.auditing import evidence
 from exhume.auditing.folder import SCHEMA, RunFolder
 from exhume.auditing.settings import Settings
 from exhume.device import device_name
+from exhume.equation.problem import Premise
 from exhume.errors import InputError
 from exhume.methods import Reconstruction, reconstruct
 from exhume.methods.progress import Progress
@@ -58,8 +59,11 @@ def run(
     and `resume` goes on with it if the settings are the same. `show` is called with each event.
     Returned are what was found, and the result as in result.json.
     """
-    method = settings.recipe(opened.problem)
-    opened = replace(opened, problem=opened.problem.to(settings.device))
+    method = settings.attack(opened.problem)
+    # A simulated run is solved to the weights' last digits, which a CPU affords in float64
+    exact = opened.problem.premise is Premise.REPLAY and settings.device == "cpu"
+    dtype = torch.float64 if exact else torch.float32
+    opened = replace(opened, problem=opened.problem.to(settings.device, dtype))
     folder, begun = None if out is None else RunFolder(out), None
     created = out is not None and not out.exists()
     if folder is not None and resume:

@@ -15,6 +15,7 @@ from exhume.models.card import DataCard, read_card
 from exhume.models.formulation import premise_named
 from exhume.models.opening import Opened, Source, open_model
 from exhume.models.state import ZERO_HEAD
+from exhume.recipes import Recipe, read
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,12 @@ class Settings:
         premise: why the weights hold the samples: change (training moved them along the samples'
             gradients), margin (it went on, with a logistic or cross-entropy loss, until their
             direction no longer changed; the network is homogeneous in them) or decay (it came to
-            rest under weight decay). The last two take all trained weights, and need no initial
-            ones. What the card of a model folder says, or change, if left out.
+            rest under weight decay). These two take all trained weights, and need no initial
+            ones. With replay, the training run itself is simulated, as the recipe has it. What
+            the card of a model folder says, or change, if left out.
+        recipe: for replay, how the model was trained (see `exhume.recipes.Recipe`).
+        labels: for replay, the samples' classes in any order, such as 3,0,3; found if left out.
+        public: for replay, a folder of images of the same kind as the samples, to start from.
     """
 
     model: str | None = None
@@ -67,7 +72,10 @@ class Settings:
     arguments: dict[str, Any] | None = None
     head: str | None = None
     card: DataCard | None = None
-    premise: Literal["change", "margin", "decay"] | None = None
+    premise: Literal["change", "margin", "decay", "replay"] | None = None
+    recipe: Recipe | None = None
+    labels: tuple[int, ...] | None = None
+    public: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse numbers and names that no run could use."""
@@ -87,6 +95,8 @@ class Settings:
         norm: float | Literal["sqrt_d"] | None = None,
         classes: int | None = None,
         device: str = "auto",
+        recipe: Path | dict[str, Any] | None = None,
+        labels: int | list[int] | None = None,
         **options: Any,
     ) -> "Settings":
         """Return the settings that options as people give them stand for.
@@ -103,6 +113,10 @@ class Settings:
             norm: of an input, where all have the same; or sqrt_d.
             classes: how many there are.
             device: auto, cpu, cuda, cuda:1, …
+            recipe: for --premise replay, a YAML file that says how the model was trained:
+                optimizer, lr, steps, batch_size, loss, … (see docs/commands.md).
+            labels: for --premise replay, the samples' classes in any order, such as 3,0,3; found
+                if left out.
             **options: the other settings by name.
         """
         entries = {"range": range, "mean": mean, "std": std, "norm": norm, "classes": classes}
@@ -118,6 +132,10 @@ class Settings:
             made = read_card(card, shape)
         elif card is not None or shape is not None:
             made = DataCard.of(told if card is None else card, "card", shape)
+        if recipe is not None:
+            options["recipe"] = read(recipe) if isinstance(recipe, Path) else Recipe.of(recipe)
+        if labels is not None:
+            options["labels"] = (labels,) if isinstance(labels, int) else tuple(labels)
         return cls(card=made, device=usable_device(device), **options).located()
 
     @classmethod
@@ -127,7 +145,10 @@ class Settings:
             raise InputError(f"{source}: {min(unknown)!r} is no setting of this version.")
         card = config.get("card")
         told = None if card is None else DataCard.of(card, f"card in {source}")
-        return cls(**{**config, "card": told})
+        recipe, labels = config.get("recipe"), config.get("labels")
+        made = None if recipe is None else Recipe.of(recipe, f"recipe in {source}")
+        known = None if labels is None else tuple(labels)
+        return cls(**{**config, "card": told, "recipe": made, "labels": known})
 
     def located(self) -> "Settings":
         """Return the same with files named so that they are found from anywhere."""
@@ -142,11 +163,18 @@ class Settings:
             where, colon, name = model.rpartition(":")
             if where.endswith(".py") or "/" in where:
                 model = f"{found(where)}{colon}{name}"
-        return replace(self, model=model, initial=found(self.initial), trained=found(trained))
+        return replace(
+            self,
+            model=model,
+            initial=found(self.initial),
+            trained=found(trained),
+            public=found(self.public),
+        )
 
     def source(self) -> Source:
         """Return the model and the weights that the settings name."""
-        return Source(self.model, self.trained, self.initial, self.card, self.arguments, self.head)
+        told = self.card, self.arguments, self.head, self.recipe, self.labels
+        return Source(self.model, self.trained, self.initial, *told)
 
     def open(self, source: Source | None = None) -> Opened:
         """Open the model that the settings name, or one in memory."""
@@ -154,7 +182,7 @@ class Settings:
             source or self.source(), self.parameters, self.point, self.premise, self.samples
         )
 
-    def recipe(self, problem: Problem) -> Method:
+    def attack(self, problem: Problem) -> Method:
         """Return the method that is asked for, with its rank."""
         method, rank = method_named(self.method, problem), self.rank
         if rank is None:

@@ -1,13 +1,16 @@
 """`exhume audit`: recover training samples from a model."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
+from torch import Tensor
 
+from exhume import data as datasets
 from exhume.auditing.run import Event, run
 from exhume.auditing.settings import Settings
 from exhume.cli.console import console as _console
@@ -38,7 +41,10 @@ def audit(
         own = "a factory of your own, --model package.module:factory, with --trained."
         raise InputError(f"model: name a model folder, exhume audit FOLDER, or {own}")
     settings = Settings.told(model=model, **options)
-    opened = settings.open()
+    source = settings.source()
+    if settings.public is not None:
+        source = replace(source, public=_public(settings))
+    opened = settings.open(source)
     console, limit = _console(), settings.time_limit
     _say_opened(console, settings, opened)
     with Live(Text("starting …"), console=console, refresh_per_second=8, transient=True) as live:
@@ -64,6 +70,15 @@ def audit(
         f"{result['residual']:.1e}, {result['seconds']:.1f} s. {result['sentence']}"
     )
     console.print(f"report: {reports.write(out)}", markup=False)
+
+
+def _public(settings: Settings) -> Tensor:
+    """Read the public images as the network is given them, (N, d)."""
+    card = settings.card
+    if card is None:
+        raise InputError("public: say how images become inputs: --input-shape, --mean, --std.")
+    pixels = datasets.read_images(Path(settings.public or ""), card.shape)
+    return pixels if card.display is None else card.display.to_inputs(pixels)
 
 
 def _say_opened(console: Console, settings: Settings, opened: Opened) -> None:

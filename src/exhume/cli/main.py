@@ -19,7 +19,7 @@ from exhume.errors import InputError
 COMMANDS = (victim, audit, score, report, identify, bound, law, reproduce, demo)
 
 # Options that may be written as numbers with commas between them
-LISTS = ("--input_shape", "--range", "--mean", "--std", "--widths")
+LISTS = ("--input_shape", "--range", "--mean", "--std", "--widths", "--labels")
 # Options whose word may be left out
 BARE = {"audit": "--model", "identify": "--model", "bound": "--model", "reproduce": "--name"}
 

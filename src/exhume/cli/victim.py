@@ -22,16 +22,17 @@ from exhume.data import Data
 from exhume.device import usable_device
 from exhume.errors import InputError
 from exhume.files import check_new
+from exhume.recipes import read
 from exhume.victims import Victim
 
 TRAINING = ("optimizer", "rate", "momentum", "batch", "decay", "until", "steps", "lazy", "dtype")
 # What an architecture takes of the options of `exhume victim` that are not for all
 OPTIONS = {
     "random_features": ("width", "ratio", "activation", "ridge", "store"),
-    "two_layer": ("width", "ratio", "activation", "bias", *TRAINING),
-    "mlp": ("widths", "activation", "bias", *TRAINING),
-    "resnet": ("width", "blocks", *TRAINING),
-    "vit": ("width", "blocks", "patch", "heads", *TRAINING),
+    "two_layer": ("width", "ratio", "activation", "bias", "recipe", *TRAINING),
+    "mlp": ("widths", "activation", "bias", "recipe", *TRAINING),
+    "resnet": ("width", "blocks", "recipe", *TRAINING),
+    "vit": ("width", "blocks", "patch", "heads", "recipe", *TRAINING),
     "kkt_mlp": ("widths", "decay", "steps", "level", "dtype"),
 }
 # Random features and two_layer have so many equations for each unknown, where none are asked
@@ -68,6 +69,7 @@ def victim(
     level: float | None = None,
     lazy: float | None = None,
     dtype: Literal["float32", "float64"] | None = None,
+    recipe: Path | None = None,
     classes: Literal["all", "parity", "vehicles", "random"] | list[int] | None = None,
     normalise: bool | None = None,
     centre: Literal["all", "pixels"] | None = None,
@@ -110,7 +112,9 @@ def victim(
         steps: the most steps; 100000, or for a kkt_mlp 5000 after the samples are fitted.
         level: loss of a sample on the margin at which a kkt_mlp is held; 1e-4.
         lazy: α of α(f − f₀), trained in the place of f: the larger, the less weights move.
-        dtype: precision of the training; float64.
+        dtype: precision of the training; float64, or float32 by a recipe.
+        recipe: of a network, a YAML file that says how it is trained, step by step, in the place
+            of loss, optimizer, rate and the like; for `exhume audit --premise replay`.
         classes: all, parity, vehicles (cifar10), random, or a list of labels; each data set has
             its default.
         normalise: rescale each sample to norm √d; yes, unless centred pixel by pixel.
@@ -127,6 +131,10 @@ def victim(
     given = {word: x for word, x in specific.items() if x is not None and x is not False}
     if wrong := [word for word in given if word not in taken]:
         raise InputError(f"{wrong[0]}: is not for {architecture}, which takes {', '.join(taken)}.")
+    if recipe is not None:
+        if wrong := [word for word in (*TRAINING[:-1], "loss") if asked[word] is not None]:
+            raise InputError(f"{wrong[0]}: is for the recipe to say; leave it out.")
+        given["recipe"] = read(recipe)
     check_new(out)
     if data == "sphere":
         chosen = datasets.sphere(dim, samples, data_seed)
@@ -140,8 +148,8 @@ def victim(
         f"[bold]{escape(str(out))}[/]: {made.problem.features.width:,} features, d = {chosen.dim}, "
         f"ratio {made.problem.ratio(samples):.2f}, {_trained(made.training)}"
     )
-    model = shlex.quote(str(out))
-    console.print(f"next: exhume audit {model} --samples {samples} --out RUN", markup=False)
+    model, more = shlex.quote(str(out)), " --premise replay" if recipe is not None else ""
+    console.print(f"next: exhume audit {model} --samples {samples}{more} --out RUN", markup=False)
 
 
 def _sized(architecture: str, given: dict[str, Any], data: Data) -> dict[str, Any]:
@@ -199,6 +207,8 @@ def _trained(record: dict[str, Any]) -> str:
     if "fit" in record:
         return f"training error {record['fit']:.1e}"
     came = f"loss {record['loss']:.1e}", f"after {record['steps']:,} steps"
+    if "recipe" in record:
+        return f"{came[0]} {came[1]}, first layer moved by {record['laziness']['first']:.1%}"
     if "stationarity" not in record:
         asked, moved = record["settings"]["until"], record["laziness"]["first"]
         missed = "" if record["reached"] else f" (not the {asked:g} asked for)"

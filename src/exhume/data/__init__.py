@@ -5,6 +5,7 @@ may be declared to an auditor. Norms and a mean image are truth, as they come fr
 they never leave with the `card`, and norms are never used unless handed over.
 """
 
+from exhume.data.formats import read_images
 from exhume.data.samples import Data, Transform, read, save
 from exhume.data.sets import Classes, from_arrays, held_out, load, sphere, subspace
 
@@ -16,6 +17,7 @@ __all__ = [
     "held_out",
     "load",
     "read",
+    "read_images",
     "save",
     "sphere",
     "subspace",

@@ -11,7 +11,7 @@ import os
 import pickle
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,9 @@ from typing import Any, ClassVar
 from zipfile import BadZipFile
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from exhume.errors import InputError
 
@@ -27,6 +29,7 @@ Images = NDArray[np.float64]
 Rows = NDArray[np.int64]
 Batch = tuple[NDArray[np.uint8], Rows]
 
+IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")  # what counts as an image in a folder
 # What numpy raises on a file that is no .npz, or was cut short or changed
 BROKEN = (EOFError, KeyError, OSError, TypeError, ValueError, BadZipFile, zlib.error)
 
@@ -261,6 +264,33 @@ def _read_bytes(path: Path, axes: int) -> NDArray[np.uint8]:
     return np.frombuffer(raw, np.uint8, offset=start).reshape(shape)
 
 
+def read_images(folder: Path, shape: tuple[int, ...]) -> Tensor:
+    """Read the images of a folder, in order of their names, as pixels in [0, 1], (N, d) float64."""
+    files = sorted(p for p in folder.glob("*") if p.suffix.lower() in IMAGES)
+    if not files:
+        raise InputError(f"{folder}: holds no images ({', '.join(IMAGES)}).")
+    pixels = _decoded(files, "RGB" if len(shape) == 3 and shape[0] == 3 else "L")
+    if pixels[0].size != math.prod(shape):
+        raise InputError(f"{folder}: images are {pixels.shape[1:]}, where {shape} is expected.")
+    return torch.from_numpy(pixels.reshape(len(files), -1))
+
+
+def _decoded(paths: Sequence[Path], mode: str = "RGB") -> Images:
+    """Decode image files of one size to [0, 1]."""
+    from PIL import Image
+
+    pictures: list[NDArray[np.uint8]] = []
+    for path in paths:
+        try:
+            with Image.open(path) as image:
+                pictures.append(np.asarray(image.convert(mode)))
+        except (OSError, SyntaxError, ValueError) as error:
+            raise InputError(f"{path} cannot be decoded: {error}") from error
+        if pictures[-1].shape != pictures[0].shape:
+            raise InputError(f"{path} has shape {pictures[-1].shape}, not {pictures[0].shape}")
+    return np.asarray(channels_first(np.stack(pictures)) / 255.0, np.float64)
+
+
 def _tiny_imagenet(root: Path) -> Source | None:
     """Open Tiny-ImageNet's folder; labels count in the sorted class folders, files are sorted."""
     folder = root / "tiny-imagenet-200" / "train"
@@ -270,18 +300,7 @@ def _tiny_imagenet(root: Path) -> Source | None:
         return None
 
     def decoded(rows: Rows) -> Images:
-        from PIL import Image
-
-        pictures = []
-        for path in (found[row][1] for row in rows):
-            try:
-                with Image.open(path) as image:
-                    pictures.append(np.asarray(image.convert("RGB")))
-            except (OSError, SyntaxError, ValueError) as error:
-                raise InputError(f"{path} cannot be decoded: {error}") from error
-            if pictures[-1].shape != pictures[0].shape:
-                raise InputError(f"{path} has shape {pictures[-1].shape}, not {pictures[0].shape}")
-        return np.asarray(channels_first(np.stack(pictures)) / 255.0, np.float64)
+        return _decoded([found[row][1] for row in rows])
 
     return Source(np.array([label for label, _ in found], np.int64), len(found), decoded)
 

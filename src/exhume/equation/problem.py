@@ -33,6 +33,11 @@ class Premise(Enum):
     DECAY = "decay"
     REPLAY = "replay"
 
+    @property
+    def weights_alone(self) -> bool:
+        """Tell whether the trained weights themselves are the target, and not their change."""
+        return self in (Premise.MARGIN, Premise.DECAY)
+
 
 @dataclass(frozen=True)
 class ThreatModel:

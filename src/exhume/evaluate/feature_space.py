@@ -7,7 +7,7 @@ from torch import Tensor
 
 from exhume.data import Data
 from exhume.equation import objective
-from exhume.equation.problem import Problem
+from exhume.equation.problem import Premise, Problem
 from exhume.errors import InputError
 from exhume.evaluate import metrics
 from exhume.evaluate.metrics import check_vectors
@@ -25,7 +25,13 @@ def residual_at_truth(problem: Problem, truth: Data | Tensor) -> float:
     It is above zero where features moved in training. A search that ends above it has not found
     the samples; one that ends below it fits more than the samples.
     """
-    return float(objective.fitted(problem, true_inputs(truth)[0]).value)
+    inputs = true_inputs(truth)[0]
+    if problem.premise is not Premise.REPLAY:
+        return float(objective.fitted(problem, inputs).value)
+    if not isinstance(truth, Data):
+        raise InputError("truth: a replay needs the labels of the samples, too; give them as Data.")
+    targets = truth.targets if truth.outputs > 1 else truth.targets.sign()
+    return float(objective.fitted_with(problem, inputs, targets.reshape(-1, 1)).value)
 
 
 def floors(problem_at: Callable[[str], Problem], truth: Data | Tensor) -> dict[str, float]:

@@ -90,10 +90,11 @@ def _against_the_model(
     premise, floor = problem.premise, feature_space.residual_at_truth(problem, known)
     moved = problem.drift > 0 and premise is Premise.CHANGE
     by_point = feature_space.floors(posed, known) if moved else {}
+    features = getattr(problem.features, "lazy", problem.features)  # a training run has no rows
     recovered, _, total = counts(score)
     enough = ratio(problem, len(samples), result.get("rank"))
     record: dict[str, Any] = {
-        "span_residual": feature_space.span_residual(problem.features, samples, known.inputs),
+        "span_residual": feature_space.span_residual(features, samples, known.inputs),
         "residual_at_truth": floor,
         "floors": by_point,
         "verdict": verdict(result["residual"], floor, recovered, total, enough, by_point, premise),

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 from torch.func import grad, jvp, vjp, vmap
 
-from exhume.features import Features
-from exhume.features.network import Network, Weights, derivatives, moved
+from exhume.features import Features, Linearization
+from exhume.features.modules import ModuleFeatures
+from exhume.features.network import derivatives
 from exhume.recipes import Recipe, State
 
 PROBES = 4  # random directions for the mean curvature: it only preconditions, to a factor of two
@@ -25,76 +26,55 @@ DENSE = 2**24
 CHUNK = 256  # directions that are pushed at once for it: more gain nothing
 
 
-@dataclass(frozen=True, eq=False)
-class TrainingRun(Features):
-    """The map from n samples and labels to the change of the parameters that were trained."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TrainingRun(ModuleFeatures):
+    """The map from n samples and labels to the change of the parameters that were trained.
 
-    network: Network
-    initial: Weights  # θ₀, with everything that is not trained
-    trained: Weights  # θ, to label inputs of the same kind
+    The points are θ₀, from which runs are simulated, and θ, where the true one ended.
+    """
+
     block: tuple[str, ...]  # names of what was trained, in the order of the target
-    recipe: Recipe
+    recipe: Recipe  # how
     lazy: Features  # gradients of the same parameters, for a first guess
+    labels: tuple[int, ...] | None = None  # classes of the samples in any order, if they are known
+    public: Tensor | None = None  # inputs of the same kind, (N, d), if there are any
     # runs captured in CUDA graphs, by the number of samples, on a GPU
     captured: dict[int, "Captured"] = field(default_factory=dict, repr=False)
 
     @property
-    def name(self) -> str:
-        """Name the optimiser and the number of steps."""
-        recipe = self.recipe
-        length = f"{recipe.steps} steps" if recipe.steps else f"{recipe.epochs} epochs"
-        return f"training run of {length} by {recipe.optimizer}"
-
-    @property
-    def dim(self) -> int:
-        """Return d."""
-        return self.network.dim
+    def undetermined(self) -> tuple[str, ...]:
+        """Say nothing: whatever changes the run shows."""
+        return ()
 
     @property
     def width(self) -> int:
         """Return p, the number of trained parameters."""
-        return sum(self.initial[name].numel() for name in self.block)
+        return sum(self.points[0][name].numel() for name in self.block)
 
     @property
     def outputs(self) -> int:
         """Return c, the outputs of the network: a label has as many entries."""
         return self.network.outputs
 
-    @property
-    def device(self) -> torch.device:
-        """Return where the weights are."""
-        return self.initial[self.block[0]].device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Return the precision of the simulation."""
-        return self.initial[self.block[0]].dtype
-
     def to(self, device: torch.device, dtype: torch.dtype) -> "TrainingRun":
         """Return the same elsewhere."""
-        initial, trained = (moved(w, device, dtype) for w in (self.initial, self.trained))
+        public = None if self.public is None else self.public.to(device, dtype)
         lazy = self.lazy.to(device, dtype)
-        return replace(self, initial=initial, trained=trained, lazy=lazy, captured={})
-
-    def predict(self, candidates: Tensor, factor: float = 1.0) -> Tensor:
-        """Return f(x; factor · θ), (n, c), after training."""
-        weights = {n: factor * w if w.is_floating_point() else w for n, w in self.trained.items()}
-        with torch.no_grad():
-            return self.network(weights, candidates)
+        return replace(super().to(device, dtype), lazy=lazy, public=public, captured={})
 
     def begin(self) -> State:
         """Return the state before the first step."""
-        theta = torch.cat([self.initial[name].flatten() for name in self.block])
+        theta = torch.cat([self.points[0][name].flatten() for name in self.block])
         return (theta, *(torch.zeros_like(theta) for _ in range(self.recipe.buffers)))
 
     def loss(self, theta: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
         """Return ℓ(θ, X, y) of a batch, with θ (p,)."""
-        sizes = [self.initial[name].numel() for name in self.block]
-        parts = zip(self.block, theta.split(sizes), strict=True)
-        own = {name: part.view_as(self.initial[name]) for name, part in parts}
-        return self.recipe.value(self.network({**self.initial, **own}, inputs), labels)
+        sizes = [self.points[0][name].numel() for name in self.block]
+        parts = zip(self.block, torch.split(theta, sizes), strict=True)
+        own = {name: part.view_as(self.points[0][name]) for name, part in parts}
+        return self.recipe.value(self.network({**self.points[0], **own}, inputs), labels)
 
-    def linearize(self, candidates: Tensor) -> "Replayed":
+    def linearize(self, candidates: Tensor) -> Linearization:
         """Return the run at n candidates (n, d); it is simulated once labels are given."""
         if candidates.device.type != "cuda":
             return Replayed(self, candidates)
@@ -152,6 +132,18 @@ class Replayed:
         rows = [self.pull(t.to(self.candidates), coefficients).double() for t in probes]
         return torch.stack([row @ row.T for row in rows]).mean(0) / d
 
+    def gram(self) -> Tensor:
+        """Refuse: a run has no rows, since it is not linear in the labels."""
+        raise NotImplementedError
+
+    def apply(self, target: Tensor) -> Tensor:
+        """Refuse, as `gram` does."""
+        raise NotImplementedError
+
+    def bend(self, direction: Tensor, target: Tensor, coefficients: Tensor) -> Tensor:
+        """Refuse: no method asks a run for second derivatives."""
+        raise NotImplementedError
+
     @cached_property
     def jacobian(self) -> Tensor | None:
         """J (p, n·d), from many directions at once; None where it is too large to keep."""
@@ -187,7 +179,8 @@ class Replayed:
         tangent = tuple(torch.zeros_like(part) for part in state)
         for k in range(len(self.batches)):
             both = (tangent, direction)
-            state, tangent = jvp(partial(self._step, k), (state, self.candidates), both)
+            step = partial(self._step, k)
+            state, tangent = jvp(step, (state, self.candidates), both)[:2]
         return tangent[0]
 
     def _backward(self, target: Tensor) -> Tensor:
@@ -202,7 +195,7 @@ class Replayed:
             slope, _ = slopes(state[0], inputs, labels)
             back, along = vjp(update, state, slope)[1](back)
             still = torch.zeros_like(inputs), torch.zeros_like(labels)
-            _, (inner, outer) = jvp(slopes, (state[0], inputs, labels), (along, *still))
+            inner, outer = jvp(slopes, (state[0], inputs, labels), (along, *still))[1]
             back = (back[0] + inner, *back[1:])
             result.index_add_(0, batch, outer)
         return result
@@ -245,11 +238,13 @@ class Captured:
 
     def _capture(self, function: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         """Run twice aside, as libraries set themselves up at first, then record."""
-        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+        graph = torch.cuda.CUDAGraph()
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.no_grad(), derivatives(rounded=False):
             with torch.cuda.stream(stream):
-                function(), function()
+                for _ in range(2):
+                    function()
             torch.cuda.current_stream().wait_stream(stream)
             with torch.cuda.graph(graph):
                 result = function()

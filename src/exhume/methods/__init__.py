@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from exhume.checks import whole_number
-from exhume.equation.problem import Problem
+from exhume.equation.problem import Premise, Problem
 from exhume.errors import InputError
 from exhume.methods.buzaglo2023 import Buzaglo2023
 from exhume.methods.exhume import Exhume
@@ -18,7 +18,9 @@ from exhume.methods.haim2022 import Haim2022
 from exhume.methods.iurada2025 import Iurada2025
 from exhume.methods.loo2023 import Loo2023
 from exhume.methods.progress import Checkpoint, Method, Progress, unpack
+from exhume.methods.replay import Replay
 from exhume.methods.shen2026 import Shen2026
+from exhume.methods.simudy2025 import SimuDy2025
 from exhume.methods.stationary import default_for
 from exhume.methods.tansley2026 import Tansley2026, confined
 from exhume.solvers import Outcome
@@ -32,7 +34,9 @@ METHODS: dict[str, Callable[[], Method]] = {
     "buzaglo2023": Buzaglo2023,
     "loo2023": Loo2023,
     "shen2026": Shen2026,
+    "simudy2025": SimuDy2025,
 }
+REPLAYING = ("exhume", "simudy2025")  # methods that simulate the training run
 SMALL = 2e7  # multiplications of a product (n·p·d) below which one thread is enough
 BLOWN_UP = 1e3  # relative residual from which a run has diverged; without any candidate it is 1
 Observer = Callable[[Progress, float], None]  # called after every move, with the seconds used
@@ -56,13 +60,18 @@ class Reconstruction:
 
 
 def method_named(method: str | Method, problem: Problem | None = None) -> Method:
-    """Return the method of that name (the premise picks one of two for `exhume`), or itself."""
+    """Return the method of that name (the premise picks one of three for `exhume`), or itself."""
     if not isinstance(method, str):
         return method
     if method not in METHODS:
         raise InputError(f"unknown method {method!r}; known are {', '.join(METHODS)}.")
+    replayed = problem is not None and problem.premise is Premise.REPLAY
+    if replayed and method not in REPLAYING:
+        raise InputError(f"{method}: does not simulate training; use {' or '.join(REPLAYING)}.")
     factory = METHODS[method]
-    return default_for(problem) if factory is Exhume and problem is not None else factory()
+    if factory is not Exhume or problem is None:
+        return factory()
+    return Replay() if replayed else default_for(problem)
 
 
 def check_numbers(

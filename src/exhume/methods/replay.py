@@ -1,13 +1,13 @@
 """Ours where the training run is known: least squares on the run itself, from many starts.
 
-Each trial begins elsewhere: at the solution of the lazy equation, at public samples of the same
-kind if there are any, or at random. The residual decides: only the samples make the run end where
-it did, so a trial that explains the weights ends the search.
+The lazy equation is solved first: what it finds is near the samples where training moved the
+features little. Then each trial begins elsewhere: there, at public samples of the same kind if
+there are any, at random, or at the best so far with half of it drawn anew. The residual decides:
+only the samples make the run end where it did, so a trial that explains the weights is the last.
 """
 
-import itertools
-import math
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 from scipy.optimize import linear_sum_assignment
@@ -18,16 +18,37 @@ from exhume.equation.objective import Fit, fitted_with
 from exhume.equation.problem import Premise, Problem
 from exhume.errors import InputError
 from exhume.features.replay import TrainingRun
+from exhume.methods.exhume import Exhume, Search
 from exhume.methods.progress import Progress, stream
-from exhume.solvers import Outcome, solve
+from exhume.solvers import Outcome
 from exhume.solvers.levenberg_marquardt import DampedState, LevenbergMarquardt
+
+# Each trial steps further from the truth if damped less; the residual is far from quadratic there
+DAMPING = 0.1
+DRIFT = 1e-2  # what the lazy equation may leave: its search ends where nothing more is gained
+LABEL_SETS = 12  # of those that the weights allow, so many of the likeliest are tried
+STARTS = {  # what trials begin with, one kind after the other, for each set of labels
+    "alone": ("lazy", "random", "renewed", "random"),
+    "public": ("public", "lazy", "renewed", "public"),
+}
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LazySearch(Search):
+    """The progress of the search for the lazy solution."""
+
+    def seen(self, problem: Problem) -> Problem:
+        """Return the problem with the gradients in the place of the run."""
+        return lazy_of(problem)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Trials(Progress):
-    """The progress of this search."""
+    """The progress of the trials."""
 
     state: DampedState
+    lazy: Tensor  # the lazy solution, (n, d)
+    gains: Tensor  # how much each of it raises each output, (n, c)
     best: Fit | None = None  # of the best trial that ended
 
 
@@ -35,28 +56,38 @@ class Trials(Progress):
 class Replay:
     """Levenberg-Marquardt through the training run."""
 
-    labels: tuple[int, ...] | None = None  # classes of the samples, in any order; tried if None
-    public: Tensor | None = None  # inputs of the same kind, (N, d), as starts
     tolerance: float = 1e-10  # relative residual at which the weights count as explained
     trial: int = 60  # most solver steps a trial
-    trials: int = 40  # starts before the search gives up
+    trials: int = 60  # starts before the search gives up
+    products: int = 3000  # most, for the lazy solution: it is a start, and need not be good
     name: str = "exhume"
 
     def view(self, problem: Problem) -> Problem:
         """Return the problem unchanged."""
         return problem
 
-    def init(self, problem: Problem, samples: int | None, seed: int) -> Trials:
-        """Begin the first trial."""
+    def init(self, problem: Problem, samples: int | None, seed: int) -> LazySearch:
+        """Begin with the lazy equation."""
         if problem.premise is not Premise.REPLAY:
             raise InputError("replay: needs the premise replay, and with it a recipe.")
-        if self.labels is not None and samples not in (None, len(self.labels)):
-            raise InputError(f"labels: there are {len(self.labels)} for {samples} samples.")
-        samples = len(self.labels) if self.labels is not None else samples
-        return Trials(seed=seed, samples=samples, state=self._begin(problem, samples, seed, 0))
+        labels = _run(problem).labels
+        if None not in (labels, samples) and len(labels or ()) != samples:
+            raise InputError(f"labels: there are {len(labels or ())} for {samples} samples.")
+        count = samples or len(labels or ()) or max(1, int((class_gains(problem) > 0).sum()))
+        found = self._search.init(lazy_of(problem), count, seed)
+        return LazySearch(**(vars(found) | {"phase": "explore"}))
 
-    def advance(self, problem: Problem, progress: Trials) -> Trials:
-        """Take one solver step, or begin the next trial."""
+    @property
+    def _search(self) -> Exhume:
+        return Exhume(rounds=20, restarts=0)
+
+    def advance(self, problem: Problem, progress: LazySearch | Trials) -> LazySearch | Trials:
+        """Take one step of either search, or begin the next trial."""
+        if isinstance(progress, LazySearch):
+            moved = cast(LazySearch, self._search.advance(lazy_of(problem), progress))
+            if moved.outcome is None and moved.total_products < self.products:
+                return moved
+            return self._first(problem, moved)
         state = progress.state
         if state.outcome is None and state.steps < self.trial:
             return replace(progress, state=self._solver(problem).step(problem, state))
@@ -65,104 +96,161 @@ class Replay:
         progress = replace(progress, best=self.finish(problem, progress))
         if progress.rounds + 1 >= self.trials:
             return replace(progress, outcome=Outcome.STALLED)
-        begun = self._begin(problem, progress.samples, progress.seed, progress.rounds + 1)
-        return progress.next_round(begun)
+        return progress.next_round(self._begin(problem, progress, progress.rounds + 1))
 
-    def finish(self, problem: Problem, progress: Trials) -> Fit:
+    def finish(self, problem: Problem, progress: LazySearch | Trials) -> Fit:
         """Return the best of all trials."""
+        if isinstance(progress, LazySearch):
+            progress = self._first(problem, progress)
         fit, best = progress.state.fit, progress.best
         return fit if best is None or fit.value < best.value else best
 
     def _solver(self, problem: Problem) -> LevenbergMarquardt:
-        tolerance = max(self.tolerance, problem.resolution)
         return LevenbergMarquardt(
-            tolerance, damping=0.1, accuracy=1e-3, products=120, patience=6, progress=5e-2
+            tolerance=max(self.tolerance, problem.resolution),
+            damping=DAMPING,
+            accuracy=1e-3,
+            products=120,
+            patience=6,
+            progress=5e-2,
         )
 
-    def _begin(self, problem: Problem, samples: int | None, seed: int, trial: int) -> DampedState:
-        """Begin a trial: the next of the label sets that may be, the next kind of start."""
-        generator, run = stream(seed, trial), problem.features
-        assert isinstance(run, TrainingRun)
-        shares = label_shares(problem, self._samples_like(problem, generator))
-        sets = self._label_sets(problem, samples, shares, trial)
+    def _first(self, problem: Problem, search: LazySearch) -> Trials:
+        """Begin the first trial, with the lazy solution at hand."""
+        fit = self._search.finish(lazy_of(problem), search)
+        gains = fit.shares.view(len(fit.candidates), -1, problem.features.outputs).sum(1)
+        begun = Trials(
+            seed=search.seed,
+            samples=search.samples,
+            state=DampedState(fit=fit, damping=DAMPING),  # of no trial: replaced at once
+            phase="replay",
+            steps=search.total_steps,
+            products=search.total_products,
+            lazy=fit.candidates,
+            gains=gains,
+        )
+        return replace(begun, state=self._begin(problem, begun, 0))
+
+    def _begin(self, problem: Problem, progress: Trials, trial: int) -> DampedState:
+        """Begin a trial: the next set of labels that may be, then the next kind of start."""
+        generator = stream(progress.seed, trial + 1)
+        sets = self._label_sets(problem, progress, trial)
         labels = sets[trial % len(sets)]
-        kinds = ("public", "lazy", "public", "random")
-        if self.public is None:
-            kinds = ("lazy", "random", "random", "random")
-        kind = kinds[(trial // len(sets)) % len(kinds)]
-        start = self._start(problem, kind, labels, generator)
-        fit = fitted_with(problem, problem.domain.project(start), labels.view(-1, 1))
-        return DampedState(fit=fit, damping=0.1)
-
-    def _samples_like(self, problem: Problem, generator: torch.Generator) -> Tensor:
-        """Return inputs at which the network may be looked at: public ones, or random ones."""
-        if self.public is not None:
-            return self.public.to(problem.target)
-        return problem.domain.start(64, problem.dim, generator).to(problem.target)
-
-    def _label_sets(
-        self, problem: Problem, samples: int | None, shares: Tensor, trial: int
-    ) -> list[Tensor]:
-        """Return the labels (n, c) that the samples may have, the likeliest first."""
-        classes = len(shares)
-        if self.labels is not None:
-            return [one_hot(torch.tensor(self.labels), classes).to(problem.target)]
-        present = [c for c in shares.argsort(descending=True).tolist() if shares[c] > 0]
-        count = samples or len(present) + trial // 8
-        present = present[:count]
-        splits = itertools.combinations(range(1, count), len(present) - 1)
-        counts = [
-            [b - a for a, b in itertools.pairwise((0, *cut, count))]
-            for cut in itertools.islice(splits, 5000)
-        ]
-        aim = count * shares[present] / shares[present].sum()
-        counts.sort(key=lambda each: float((torch.tensor(each).to(aim) - aim).square().sum()))
-        return [
-            one_hot(torch.tensor(present).repeat_interleave(torch.tensor(each)), classes).to(
-                problem.target
-            )
-            for each in counts[:12]
-        ]
+        kinds = STARTS["alone" if _run(problem).public is None else "public"]
+        kind = kinds[trial // len(sets) % len(kinds)]
+        if kind == "renewed" and progress.best is not None:
+            labels = progress.best.shares
+        start = problem.domain.project(self._start(problem, progress, kind, labels, generator))
+        return DampedState(fit=fitted_with(problem, start, labels.reshape(-1, 1)), damping=DAMPING)
 
     def _start(
-        self, problem: Problem, kind: str, labels: Tensor, generator: torch.Generator
+        self,
+        problem: Problem,
+        progress: Trials,
+        kind: str,
+        labels: Tensor,
+        generator: torch.Generator,
     ) -> Tensor:
-        """Return candidates (n, d) to begin with."""
-        drawn = problem.domain.start(len(labels), problem.dim, generator).to(problem.target)
-        if kind == "random":
-            return drawn
-        if kind == "public":
-            assert self.public is not None
-            public = self.public.to(problem.target)
-            outputs = problem.features.predict(public)
-            assert outputs is not None
-            chosen = []
-            for label in labels:
-                fitting = (outputs.argmax(1) == label.argmax()).nonzero()[:, 0].cpu()
-                pool = fitting if len(fitting) else torch.arange(len(public))
-                chosen.append(int(pool[torch.randint(len(pool), (1,), generator=generator)]))
-            return public[chosen]
-        run = problem.features
-        assert isinstance(run, TrainingRun)
-        lazy = replace(problem, features=run.lazy, premise=Premise.CHANGE)
-        fit = solve(LevenbergMarquardt(), lazy, drawn, 40).fit
-        score = fit.shares.view(len(labels), -1, labels.shape[1]).sum(1) @ labels.double().T
-        order = linear_sum_assignment(score.T.cpu().numpy(), maximize=True)[1]
-        return fit.candidates[order.tolist()]
+        """Return candidates (n, d) for labels (n, c) to begin a trial with."""
+        fresh = self._drawn(problem, labels, generator)
+        if kind == "lazy":
+            score = progress.gains.cpu() @ labels.double().cpu().T
+            chosen, place = linear_sum_assignment(score.numpy(), maximize=True)
+            fresh[place.tolist()] = progress.lazy[chosen.tolist()]
+        elif kind == "renewed" and progress.best is not None:
+            kept = torch.rand(len(labels), generator=generator) < 0.5
+            kept = kept.to(fresh.device)
+            fresh[kept] = progress.best.candidates[kept]
+        elif kind == "random":
+            fresh = problem.domain.start(len(labels), problem.dim, generator).to(fresh)
+        return fresh
+
+    def _drawn(self, problem: Problem, labels: Tensor, generator: torch.Generator) -> Tensor:
+        """Return public inputs that the network gives these labels; without any, random ones."""
+        run = _run(problem)
+        if run.public is None:
+            return problem.domain.start(len(labels), problem.dim, generator).to(problem.target)
+        outputs = run.predict(run.public)
+        given = rows_of(outputs.argmax(1) if run.outputs > 1 else outputs[:, 0] > 0, run.outputs)
+        scores = (given.double() @ labels.double().T).cpu()  # 1 where it is the label
+        scores = scores + torch.rand(scores.shape, generator=generator)
+        return run.public[scores.argmax(0).to(labels.device)]
+
+    def _label_sets(self, problem: Problem, progress: Trials, trial: int) -> list[Tensor]:
+        """Return the labels (n, c) that the samples may have, the likeliest first."""
+        run, like, samples = _run(problem), problem.target, progress.samples
+        classes, known = run.outputs, run.labels
+        if known is not None:
+            return [rows_of(torch.tensor(known), classes).to(like)]
+        if classes == 1:
+            each = (
+                torch.arange(samples or trial + 1) < k for k in range((samples or trial + 1) + 1)
+            )
+            return [rows_of(positive, 1).to(like) for positive in each]
+        gains = class_gains(problem)
+        count = samples or int((gains > 0).sum()) + trial // 8
+        with torch.no_grad():
+            outputs = run.network(run.points[0], progress.lazy)
+        given = outputs.double().softmax(1).mean(0).cpu()
+        chosen = likely_counts(gains, given, count)[:LABEL_SETS]
+        every = torch.arange(classes)
+        return [rows_of(every.repeat_interleave(each), classes).to(like) for each in chosen]
 
 
-def label_shares(problem: Problem, inputs: Tensor) -> Tensor:
-    """Return how much each class gained, (c,): Σ_i Σ_t (y_i − p_i) if the last layer has a bias.
+def likely_counts(gains: Tensor, given: Tensor, count: int) -> list[Tensor]:
+    """Return how many samples each class may have, (c,), the likeliest first.
 
-    A class that no sample has loses in every step of a cross-entropy, so its share is negative.
-    Without a bias it is the last layer's change at the mean of what it is given.
+    While the network goes from the shares p (c,) that it gave the classes at first to the samples'
+    own, y, each class gains in proportion to y − p. So counts are ranked by the angle of
+    counts/n − p to the gains: from all in one class, moving one at a time while that helps.
     """
-    run = problem.features
-    assert isinstance(run, TrainingRun)
-    head = run.network.head_weight
+
+    def fitness(counts: Tensor) -> float:
+        return float(torch.cosine_similarity(counts / count - given, gains, dim=0))
+
+    here = count * (torch.arange(len(gains)) == gains.argmax()).long()
+    seen = {tuple(here.tolist()): fitness(here)}
+    while True:
+        steps = torch.eye(len(gains), dtype=torch.long)
+        moves = (here - steps[a] + steps[b] for a in here.nonzero() for b in range(len(gains)))
+        near = {tuple(move.flatten().tolist()): fitness(move.flatten()) for move in moves}
+        best = max(near, key=near.__getitem__)
+        better = near[best] > seen[tuple(here.tolist())]
+        seen |= near
+        if not better:
+            return [torch.tensor(counts) for counts in sorted(seen, key=lambda c: -seen[c])]
+        here = torch.tensor(best)
+
+
+def rows_of(classes: Tensor, outputs: int) -> Tensor:
+    """Return the labels (n, c) of classes (n,): one-hot rows, or ±1 for one output."""
+    return one_hot(classes.long(), outputs) if outputs > 1 else 2 * classes.long()[:, None] - 1
+
+
+def _run(problem: Problem) -> TrainingRun:
+    """Return the training run that a problem of the premise replay has for features."""
+    return cast(TrainingRun, problem.features)
+
+
+def lazy_of(problem: Problem) -> Problem:
+    """Return the lazy equation of the same change of weights."""
+    lazy = _run(problem).lazy
+    return replace(problem, features=lazy, premise=Premise.CHANGE, drift=DRIFT)
+
+
+def class_gains(problem: Problem) -> Tensor:
+    """Return how much each class gained in training, (c,): the change of the last bias.
+
+    Without one, it is the change of the last layer's outputs for what inputs of the same kind, or
+    random ones, give it on average.
+    """
+    run = _run(problem)
+    (before, after), head = run.points, run.network.head_weight
     bias = head.removesuffix("weight") + "bias"
     if bias in run.block:
-        return (run.trained[bias] - run.initial[bias]).double().cpu()
+        return (after[bias] - before[bias]).double().cpu()
+    drawn = problem.domain.start(64, problem.dim, stream(0, 0))
+    inputs = (drawn if run.public is None else run.public).to(problem.target)
     with torch.no_grad():
-        hidden = run.network.hidden(run.initial, inputs).mean(0)
-    return ((run.trained[head] - run.initial[head]) @ hidden).double().cpu()
+        hidden = run.network.hidden(before, inputs).mean(0)
+    return ((after[head] - before[head]) @ hidden).double().cpu()

@@ -12,7 +12,6 @@ from typing import cast
 
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot
 from torch.optim.adam import adam
 
 from exhume.equation.objective import Fit, fitted_with
@@ -21,6 +20,7 @@ from exhume.errors import InputError
 from exhume.features.replay import TrainingRun
 from exhume.methods.penalties import balanced_labels
 from exhume.methods.progress import Progress, stream
+from exhume.methods.replay import rows_of
 from exhume.solvers import Outcome, State
 
 BETAS = 0.8, 0.9  # of Adam, as published
@@ -46,7 +46,6 @@ class Simulating(Progress):
 class SimuDy2025:
     """The published recipe."""
 
-    labels: tuple[int, ...] | None = None  # classes of the samples; balanced if None
     simulated: int = 8  # steps that are simulated; the rate makes up for those left out
     smoothness: float = 1e-3  # weight of total variation
     rate: float = 1e-2  # of Adam
@@ -58,7 +57,7 @@ class SimuDy2025:
         if problem.premise is not Premise.REPLAY:
             raise InputError(f"{self.name}: needs the premise replay, and with it a recipe.")
         run = cast(TrainingRun, problem.features)
-        length = len(run.recipe.batches(len(self.labels or (0,))))
+        length = len(run.recipe.batches(len(run.labels or (0,))))
         if length <= self.simulated:
             return problem
         rate = run.recipe.lr * length / self.simulated
@@ -67,13 +66,13 @@ class SimuDy2025:
 
     def init(self, problem: Problem, samples: int | None, seed: int) -> Simulating:
         """Begin at 0.5·N(0, 1)."""
-        count = samples or len(self.labels or ())
+        known, classes = cast(TrainingRun, problem.features).labels, problem.features.outputs
+        count = samples or len(known or ())
         if count == 0:
             raise InputError(f"{self.name}: needs the number of samples: give it.")
-        classes = problem.features.outputs
-        labels = torch.tensor(self.labels) if self.labels else balanced_labels(count, classes)
+        labels = torch.tensor(known) if known else balanced_labels(count, classes)
         start = 0.5 * torch.randn(count, problem.dim, generator=stream(seed, 0))
-        shares = one_hot(labels.long(), classes).to(problem.target).view(-1, 1)
+        shares = rows_of(labels, classes).to(problem.target).view(-1, 1)
         fit = fitted_with(problem, start, shares)
         zero = torch.zeros_like(fit.candidates)
         state = Simulated(fit=fit, mean=zero, square=zero)

@@ -26,8 +26,9 @@ from exhume.features.random import RandomFeatures
 from exhume.features.weights import Mapped, Seeded, Stored, Weights, blocks
 from exhume.files import read_json, read_tensors, write_json, write_tensors
 from exhume.models import architectures, formulation
-from exhume.models.formulation import POINT, Told, premise_named
+from exhume.models.formulation import POINT, Known, Told, premise_named
 from exhume.models.state import StateDict, check_pair, fit_state, read_state
+from exhume.recipes import Recipe
 
 CARD, TRAINED, INITIAL = "card.json", "trained.safetensors", "initial.safetensors"
 TRUTH = "truth.safetensors"
@@ -63,6 +64,9 @@ def random_features_problem(
     )
 
 
+NOT_KNOWN = Known()  # of a training run: nothing but what a card says
+
+
 @dataclass(frozen=True, eq=False)
 class NetworkModel:
     """A network of `exhume.models.architectures` with its weights before and after training."""
@@ -81,10 +85,18 @@ class NetworkModel:
         return known_network(module, tuple(self.arguments["shape"]), self.arguments["outputs"])
 
     def problem(
-        self, parameters: str = "last", point: str = POINT, premise: Premise = Premise.CHANGE
+        self,
+        parameters: str = "last",
+        point: str = POINT,
+        premise: Premise = Premise.CHANGE,
+        known: Known = NOT_KNOWN,
     ) -> Problem:
         """Return the problem of a block's change, or of all weights with the other premises."""
         told = Told(display=self.display, knows=(SHOWN,) if self.display else ())
+        if premise is Premise.REPLAY:
+            told = replace(told, knows=(NORM, *told.knows))
+            weights = self.initial, self.trained
+            return formulation.replay_problem(self.network, *weights, known, told)
         if premise is not Premise.CHANGE:
             return formulation.weights_problem(self.network, self.trained, premise, told)
         told, weights = replace(told, knows=(NORM, *told.knows)), (self.initial, self.trained)
@@ -185,8 +197,9 @@ def read_model(
     parameters: str | None = None,
     point: str | None = None,
     premise: Premise | str | None = None,
+    known: Known = NOT_KNOWN,
 ) -> Problem:
-    """Read the problem that a model folder poses; the premise is the card's if None."""
+    """Read the problem that a model folder poses; premise and recipe are the card's if None."""
     kind, card = _read_card(folder)
     training = card.get("training")
     told = training.get("premise") if isinstance(training, dict) else None
@@ -196,8 +209,11 @@ def read_model(
     if kind == "network":
         if chosen is not Premise.CHANGE:
             formulation.check_whole(chosen, parameters, point)
-        model = read_network(folder, chosen is Premise.CHANGE)
-        return model.problem(parameters or "last", point or POINT, chosen)
+        model = read_network(folder, chosen in (Premise.CHANGE, Premise.REPLAY))
+        if known.recipe is None and isinstance(training, dict) and training.get("recipe"):
+            recipe = Recipe.of(training["recipe"], f"recipe in {folder / CARD}")
+            known = replace(known, recipe=recipe)
+        return model.problem(parameters or "last", point or POINT, chosen, known)
     if parameters not in (None, "last") or point is not None:
         raise InputError(f"{folder}: is a random-features model; leave out parameters and point.")
     if chosen is not Premise.CHANGE:

@@ -48,6 +48,7 @@ ASSUMED = {
     ),
     Premise.DECAY: "training with weight decay came to rest at a stationary point of its loss",
 }
+RECIPE = "how it was trained, step by step, but not on what"  # what replay knows besides
 BOUNDED = "inputs lie in [−1, 1]: neither their norm nor their range was told"
 
 DRIFT = 1e-2  # the most of the target left at the truth for an attack to be worth its time
@@ -99,19 +100,46 @@ def network_problem(
     )
 
 
+@dataclass(frozen=True, eq=False)
+class Known:
+    """What the auditor knows of the training run."""
+
+    recipe: Recipe | None = None  # how it went
+    labels: tuple[int, ...] | None = None  # classes of the samples, in any order
+    public: Tensor | None = None  # inputs of the same kind, (N, d)
+
+
 def replay_problem(
-    network: Network, initial: Weights, trained: Weights, recipe: Recipe, told: Told = NOTHING
+    network: Network, initial: Weights, trained: Weights, known: Known, told: Told = NOTHING
 ) -> Problem:
     """Return the problem θ − θ₀ = T(θ₀, X, y) − θ₀ that a training run of a known recipe poses.
 
     What did not change was frozen. Inputs lie on the sphere of radius √d unless a domain is told.
     """
+    recipe, classes, public = known.recipe, known.labels or (), known.public
+    if recipe is None:
+        raise InputError("premise replay: needs the recipe of the training run; give --recipe.")
+    if any(not 0 <= label < max(2, network.outputs) for label in classes):
+        raise InputError(f"labels: expected classes from 0 to {network.outputs - 1}.")
+    if public is not None and public.shape[1] != network.dim:
+        sizes = f"expected inputs of {network.dim} entries, got {public.shape[1]}"
+        raise InputError(f"public: {sizes}.")
     lazy = network_problem(network, initial, trained, "all", POINT, told)
-    block = _trained_block(network, initial, trained, "all")
-    run = TrainingRun(network, initial, trained, block, recipe, lazy.features)
-    threat_model = ThreatModel((*lazy.threat_model.knows, "the recipe of the training run"))
+    length = f"{recipe.steps} steps" if recipe.steps else f"{recipe.epochs} epochs"
+    run = TrainingRun(
+        network,
+        (initial, trained),
+        f"training run of {length} by {recipe.optimizer}",
+        block=_trained_block(network, initial, trained, "all"),
+        recipe=recipe,
+        lazy=lazy.features,
+        labels=known.labels,
+        public=public,
+    )
+    more = {"the labels": known.labels, "public inputs of the same kind": public}
+    knows = (*lazy.threat_model.knows, RECIPE, *(w for w, v in more.items() if v is not None))
     return replace(
-        lazy, features=run, threat_model=threat_model, drift=0.0, premise=Premise.REPLAY
+        lazy, features=run, threat_model=ThreatModel(knows), drift=0.0, premise=Premise.REPLAY
     )
 
 

@@ -15,9 +15,10 @@ from exhume.models import formulation
 from exhume.models.card import DataCard
 from exhume.models.factory import load_factory
 from exhume.models.folder import is_network, read_model, read_network
-from exhume.models.formulation import DRIFT, LAZY, POINT, Told, needed, premise_named
+from exhume.models.formulation import DRIFT, LAZY, POINT, Known, Told, needed, premise_named
 from exhume.models.prepare import Prepared, prepare
 from exhume.models.state import ZERO_HEAD, Saved, StateOrFile, check_pair
+from exhume.recipes import Recipe
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +31,9 @@ class Source:
     card: DataCard | None = None  # what is known of the inputs
     arguments: dict[str, Any] | None = None  # what the factory is called with
     head: str | None = None  # name of the last linear layer; found if None
+    recipe: Recipe | None = None  # how it was trained, for the premise replay; a folder may say it
+    labels: tuple[int, ...] | None = None  # of the samples in any order, for replay, if known
+    public: Tensor | None = None  # inputs of the same kind, (N, …), for replay, if there are any
 
     @property
     def zero_head(self) -> bool:
@@ -99,10 +103,10 @@ def open_model(
     if folder is None:
         opened = _open_weights(source, parameters, point, premise_named(premise or "change"), check)
     else:
-        problem = read_model(folder, parameters, point, premise)
+        problem = read_model(folder, parameters, point, premise, _known(source))
         opened = Opened(problem, parameters or "last", (point or POINT) if problem.drift else None)
         if problem.premise is not Premise.CHANGE:
-            opened = Opened(problem, "all", "final")
+            opened = Opened(problem, "all", None if problem.premise is Premise.REPLAY else "final")
     doubts = formulation.doubts(opened.problem, samples)
     return replace(opened, warnings=(*opened.warnings, *doubts))
 
@@ -152,6 +156,14 @@ def _open_weights(
     if premise is Premise.CHANGE:
         parameters = parameters or "last"
         problem, point, warnings = _change(network, after, source, card, parameters, point)
+    elif premise is Premise.REPLAY:
+        parameters, point, before = "all", None, _before(source, network, after)
+        if absent := [name for name in after.tensors if name not in before.tensors]:
+            raise InputError(f"{before.source}: lacks {listed(absent)}, which replay needs.")
+        told = Told(card.domain(), card.display, card.knows)
+        initial, trained = _together(before, after)
+        problem = formulation.replay_problem(network, initial, trained, _known(source), told)
+        problem, warnings = _rounded(problem, before, after)
     else:
         parameters, point = "all", "final"
         domain = None if card.range is None and card.norm is None else card.domain()
@@ -166,6 +178,14 @@ def _open_weights(
             )
     warned = (*prepared.warnings, *warnings)
     return Opened(problem, parameters, point, prepared.changes, warned, prepared.derivative_error)
+
+
+def _known(source: Source) -> Known:
+    """Return what is known of the training run, as the premise replay takes it."""
+    public = source.public
+    if public is not None:
+        public = torch.as_tensor(public).flatten(1)
+    return Known(source.recipe, source.labels, public)
 
 
 def _change(

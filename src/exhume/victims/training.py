@@ -126,10 +126,6 @@ def train(
         run = _Run(network, data, settings)
         place = run.to_the_end(show, kept)
     trained = state_of(network)
-    names = [name for name, weight in network.named_parameters() if weight.ndim > 1]
-    sizes = {name: initial[name].double().norm() for name in names}
-    changes = {name: (trained[name] - initial[name]).double().norm() for name in names}
-    moved = {name: (changes[name] / sizes[name]).item() for name in names}
     record = {
         "settings": {**asdict(settings), "momentum": settings.inertia},
         "dtype": str(dtype).removeprefix("torch."),
@@ -139,11 +135,21 @@ def train(
         "undone": place.undone,
         "rate": run.rate(place),
         "seconds": place.seconds,
-        "laziness": {"first": next(iter(moved.values())), **moved} if moved else {},
+        "laziness": laziness(initial, trained),
     }
     if kept is not None:
         kept.path.unlink(missing_ok=True)
     return Trained(initial, trained, finite(record))
+
+
+def laziness(initial: Mapping[str, Tensor], trained: Mapping[str, Tensor]) -> dict[str, float]:
+    """Return |ΔW|/|W₀| of every weight, and of the first one by that name too."""
+    sizes = {
+        n: w.double().norm() for n, w in initial.items() if w.ndim > 1 and w.is_floating_point()
+    }
+    changes = {n: (trained[n] - initial[n]).double().norm() for n in sizes}
+    moved = {n: (changes[n] / size).item() for n, size in sizes.items()}
+    return {"first": next(iter(moved.values())), **moved} if moved else {}
 
 
 def state_of(network: nn.Module) -> dict[str, Tensor]:

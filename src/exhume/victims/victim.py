@@ -13,6 +13,7 @@ from exhume.files import new_folder
 from exhume.models import architectures
 from exhume.models.folder import TRUTH, NetworkModel, write_model, write_network
 from exhume.models.formulation import premise_named
+from exhume.victims.following import follow
 from exhume.victims.training import Training, train
 
 AROUND = ("device", "dtype", "show", "checkpoint")  # of `train` itself, not of `Training`
@@ -89,12 +90,16 @@ def network(
     """Train a network of `exhume.models.architectures`, with its sizes, on the data.
 
     The seed is that of the initial weights; options are device, dtype, show and checkpoint of
-    `train`, and fields of `Training`.
+    `train`, and fields of `Training`; or a recipe in their place.
     """
     arguments = {"shape": list(data.shape), "outputs": data.outputs, **sizes}
     module = architectures.initialise(architectures.build(architecture, arguments), seed)
     around = {word: options.pop(word) for word in AROUND if word in options}
-    initial, trained, record = train(module, data, Training(**options), **around)
+    if (recipe := options.pop("recipe", None)) is not None:
+        around.pop("checkpoint", None)
+        initial, trained, record = follow(module, data, recipe, **around)
+    else:
+        initial, trained, record = train(module, data, Training(**options), **around)
     model = NetworkModel(architecture, arguments, initial, trained, data.display)
     record = {"data": data.name, "seed": seed, **record}
     return Victim(model.problem(), data, record, initial, trained, model)

@@ -1,0 +1,110 @@
+"""Replay: samples back from a model that was not trained lazily, and no claim where told wrong."""
+
+import dataclasses
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import exhume
+from exhume.methods.replay import rows_of
+from exhume.recipes import Recipe
+
+RECIPE = Recipe(lr=0.5, steps=10)
+LABELS = (0, 1, 1)
+
+
+def small() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 24), nn.GELU(), nn.Linear(24, 3))
+
+
+@cache
+def trained(recipe: Recipe = RECIPE) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor], Tensor]:
+    """Return weights before and after, in float32 as people have them, and the samples."""
+    model, x = small(), torch.rand(3, 6, generator=torch.Generator().manual_seed(5))
+    before = {name: w.clone() for name, w in model.state_dict().items()}
+    optimizer = torch.optim.SGD(model.parameters(), recipe.lr, recipe.momentum)
+    for batch in recipe.batches(3):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x[batch]), torch.tensor(LABELS)[batch]).backward()
+        optimizer.step()
+    return before, model.state_dict(), x
+
+
+def audited(recipe: Recipe = RECIPE, told: Recipe | None = None, **options: Any) -> exhume.Audit:
+    before, after, _ = trained(recipe)
+    options = {"samples": 3, "range": [0, 1], "device": "cpu"} | options
+    known = {"premise": "replay", "recipe": told or recipe}
+    return exhume.audit(small(), before, after, (6,), **known, **options)
+
+
+def worst(found: exhume.Audit, recipe: Recipe = RECIPE) -> float:
+    x = trained(recipe)[2].double()
+    return float((torch.cdist(found.samples, x) / x.norm(dim=1)).min(0).values.max())
+
+
+@pytest.mark.parametrize(
+    ("recipe", "options"),
+    [
+        pytest.param(RECIPE, {"labels": [1, 0, 1]}, id="labels told, in another order"),
+        pytest.param(RECIPE, {}, id="labels found"),
+        pytest.param(RECIPE, {"samples": None, "labels": list(LABELS)}, id="number from labels"),
+        pytest.param(Recipe(lr=0.2, epochs=4, momentum=0.9, batch_size=2, shuffle=1),
+                     {"labels": list(LABELS), "public": torch.rand(20, 6)}, id="batches, public"),
+    ],
+)  # fmt: skip
+def test_samples_come_back_exactly(recipe: Recipe, options: dict[str, Any]) -> None:
+    found = audited(recipe, **options)
+    assert found.found.outcome is exhume.Outcome.CONVERGED
+    assert worst(found, recipe) < 1e-3
+    assert any("not met by chance" in claim for claim in found.claims)
+    assert "how it was trained, step by step, but not on what" in found.problem.threat_model.knows
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        dataclasses.replace(RECIPE, lr=0.6),
+        dataclasses.replace(RECIPE, steps=12),
+        Recipe("adam", lr=0.05, steps=10),
+    ],
+    ids=["rate", "steps", "optimizer"],
+)
+def test_nothing_is_claimed_where_the_recipe_is_wrong(wrong: Recipe) -> None:
+    found = audited(told=wrong, labels=list(LABELS), product_limit=4000)
+    assert found.found.residual > 1e-6
+    assert any("nothing is claimed" in claim for claim in found.claims)
+
+
+def test_simudy2025_descends_on_the_angle() -> None:
+    short = audited(method="simudy2025", labels=list(LABELS), product_limit=1)
+    long = audited(method="simudy2025", labels=list(LABELS), product_limit=150)
+    assert long.found.residual < short.found.residual
+    assert long.found.outcome is exhume.Outcome.BUDGET
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"recipe": None}, "needs the recipe"),
+        ({"labels": [0, 1]}, "there are 2 for 3 samples"),
+        ({"labels": [0, 1, 7]}, "expected classes from 0 to 2"),
+        ({"public": torch.zeros(4, 5)}, "expected inputs of 6 entries"),
+        ({"method": "loo2023"}, "does not simulate training"),
+        ({"parameters": "last"}, "takes all trained weights"),
+        ({"premise": "change", "method": "simudy2025"}, "needs the premise replay"),
+    ],
+)
+def test_refusals(options: dict[str, Any], words: str) -> None:
+    before, after, _ = trained()
+    known = {"samples": 3, "premise": "replay", "recipe": RECIPE, "device": "cpu"}
+    with pytest.raises(exhume.InputError, match=words):
+        exhume.audit(small(), before, after, (6,), **known | options)
+
+
+def test_labels_of_one_output_are_signs() -> None:
+    assert rows_of(torch.tensor([0, 1]), 1).tolist() == [[-1], [1]]

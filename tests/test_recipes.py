@@ -1,0 +1,49 @@
+"""Recipes: read from files and optimisers, and refused where no run could have been so."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import exhume
+from exhume.recipes import Recipe, from_optimizer, read
+
+
+def test_a_file_says_it_all(tmp_path: Path) -> None:
+    path = tmp_path / "r.yaml"
+    path.write_text("optimizer: adamw\nlr: 0.01\nepochs: 2\nbatch_size: 4\nbetas: [0.8, 0.9]\n")
+    recipe = read(path)
+    assert recipe == Recipe("adamw", 0.01, epochs=2, batch_size=4, betas=(0.8, 0.9))
+    assert [len(batch) for batch in recipe.batches(6)] == [4, 2, 4, 2]
+
+
+def test_an_optimizer_says_what_it_knows() -> None:
+    weights = [nn.Parameter(torch.zeros(1))]
+    optimizer = torch.optim.AdamW(weights, lr=0.02, weight_decay=0.1)
+    assert from_optimizer(optimizer, steps=5) == Recipe("adamw", 0.02, 5, weight_decay=0.1)
+    with pytest.raises(exhume.InputError, match="amsgrad"):
+        from_optimizer(torch.optim.Adam(weights, amsgrad=True), steps=5)
+
+
+@pytest.mark.parametrize(
+    ("entries", "words"),
+    [
+        ({"lr": 0.1}, "either steps or epochs"),
+        ({"steps": 1, "lr": 0}, "lr"),
+        ({"steps": 1, "optimizer": "lion"}, "optimizer"),
+        ({"steps": 1, "momentum": 1.0}, "below 1"),
+        ({"steps": 1, "optimizer": "adam", "momentum": 0.9}, "has its own"),
+        ({"steps": 1, "rate": 0.1}, "'rate' is no entry"),
+        ([1], "expected entries"),
+    ],
+)
+def test_refusals(entries: Any, words: str) -> None:
+    with pytest.raises(exhume.InputError, match=words):
+        Recipe.of(entries)
+
+
+def test_warmup_ends_at_the_rate_and_cosine_at_zero() -> None:
+    recipe = Recipe(lr=1.0, steps=6, warmup=2, schedule="cosine")
+    assert [round(recipe.rate(k), 3) for k in range(6)] == [0.5, 1.0, 1.0, 0.854, 0.5, 0.146]
