@@ -66,7 +66,7 @@ TANSLEY = {**SHAPED, "method": "tansley2026", "samples": 3}
         ({}, "input_shape"),
         ({"card": CARD, "input_shape": (16,)}, "shape"),
         ({**SHAPED, "product_limit": 2.5}, "product_limit: expected a whole number of at least 1"),
-        ({**SHAPED, "premise": "rest"}, "change, margin, decay, got 'rest'"),
+        ({**SHAPED, "premise": "rest"}, "change, margin, decay, replay, got 'rest'"),
         ({**TANSLEY, "rank": "count", "samples": None}, "count is the number of samples"),
         ({**TANSLEY, "rank": 99}, "rank: expected"),
         ({**TANSLEY, "rank": "most"}, "rank: expected"),

@@ -16,7 +16,7 @@ from problems import case, gaussian
 from runs import result_of
 
 PROBLEM = case(10, 2, 3.0).problem  # 60 equations, 10 unknowns a candidate
-CHANGE, MARGIN, DECAY = Premise
+CHANGE, MARGIN, DECAY, _ = Premise
 MOVED, KINKS, UNKNOWN = "Features moved in training", "kinks of ReLU", "not known without the truth"
 FEW, CHANCE, AGAIN = "Nothing can be claimed", "not met by chance", "found them again at the same"
 MAYBE, WEAK, MORE = "Some candidates may be", "weak evidence", "4 candidates explained"

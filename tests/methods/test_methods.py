@@ -14,6 +14,7 @@ from exhume.features.activations import activation
 from exhume.methods import METHODS, Iurada2025, Loo2023, Shen2026, method_named, reconstruct
 from exhume.methods.exhume import Exhume, Found
 from exhume.methods.progress import pack
+from exhume.methods.replay import Replay
 from exhume.methods.stationary import Stationary
 from exhume.search.moves import dropping
 from exhume.solvers import Outcome
@@ -130,11 +131,11 @@ test_what_no_run_could_use_is_refused = refusals(
 )
 
 
-def test_a_name_picks_the_method_and_the_premise_one_of_two() -> None:
+def test_a_name_picks_the_method_and_the_premise_one_of_three() -> None:
     mine = Exhume(patience=2)
     assert method_named(mine) is mine
     assert [method_named(name).name for name in METHODS] == [*METHODS]
     for premise in Premise:
-        ours = Exhume() if premise is Premise.CHANGE else Stationary()
+        ours = {Premise.CHANGE: Exhume(), Premise.REPLAY: Replay()}.get(premise, Stationary())
         problem = replace(case(6, 2, 4).problem, premise=premise)
         assert method_named("exhume", problem) == ours and ours.name == "exhume"

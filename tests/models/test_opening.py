@@ -227,7 +227,7 @@ def test_trained_weights_alone_are_the_target(victim: Victim) -> None:
         ({"point": "midpoint"}, "takes all trained weights.*leave out"),
         ({"initial": "zero-head"}, "zero-head: says that only the last layer"),
         ({"premise": Premise.CHANGE}, "--premise margin, if .* homogeneous .* --premise decay"),
-        ({"premise": "rest"}, "premise: expected one of change, margin, decay, got 'rest'"),
+        ({"premise": "rest"}, "premise: expected one of change, margin, decay, replay, got 'rest'"),
     ],
     ids=str,
 )

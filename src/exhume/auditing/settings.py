@@ -29,8 +29,8 @@ class Settings:
         seed: of everything random.
         method: exhume (our best), tansley2026 (in the subspace that a dense first layer reveals),
             iurada2025 and loo2023 (a change of weights, as published), haim2022 (one output
-            trained to the margin), buzaglo2023 (several outputs, or weight decay), or shen2026
-            (one of the four before it, with splits).
+            trained to the margin), buzaglo2023 (several outputs, or weight decay), shen2026
+            (one of the four before it, with splits), or simudy2025 (a training run, as published).
         time_limit: seconds after which the best so far is taken.
         product_limit: passes over the features' derivative after which it is: a budget that, unlike
             seconds, is the same on every machine.

@@ -26,6 +26,9 @@ from exhume.solvers.levenberg_marquardt import DampedState, LevenbergMarquardt
 # Each trial steps further from the truth if damped less; the residual is far from quadratic there
 DAMPING = 0.1
 DRIFT = 1e-2  # what the lazy equation may leave: its search ends where nothing more is gained
+# How far from the middle of the domain random starts are: what the weights hardly show stays as it
+# was at the start, so little noise is best where that is much, and all of it where there are traps
+SPREADS = (0.1, 1.0)
 LABEL_SETS = 12  # of those that the weights allow, so many of the likeliest are tried
 STARTS = {  # what trials begin with, one kind after the other, for each set of labels
     "alone": ("lazy", "random", "renewed", "random"),
@@ -74,8 +77,9 @@ class Replay:
         if None not in (labels, samples) and len(labels or ()) != samples:
             raise InputError(f"labels: there are {len(labels or ())} for {samples} samples.")
         count = samples or len(labels or ()) or max(1, int((class_gains(problem) > 0).sum()))
-        found = self._search.init(lazy_of(problem), count, seed)
-        return LazySearch(**(vars(found) | {"phase": "explore"}))
+        lazy = lazy_of(problem)
+        start = random_start(problem, self._search.count(lazy, count), stream(seed, 0), SPREADS[0])
+        return LazySearch(**vars(self._search.begin(lazy, count, seed, start)))
 
     @property
     def _search(self) -> Exhume:
@@ -162,14 +166,15 @@ class Replay:
             kept = kept.to(fresh.device)
             fresh[kept] = progress.best.candidates[kept]
         elif kind == "random":
-            fresh = problem.domain.start(len(labels), problem.dim, generator).to(fresh)
+            spread = SPREADS[progress.rounds % len(SPREADS)]
+            fresh = random_start(problem, len(labels), generator, spread)
         return fresh
 
     def _drawn(self, problem: Problem, labels: Tensor, generator: torch.Generator) -> Tensor:
         """Return public inputs that the network gives these labels; without any, random ones."""
         run = _run(problem)
         if run.public is None:
-            return problem.domain.start(len(labels), problem.dim, generator).to(problem.target)
+            return random_start(problem, len(labels), generator, SPREADS[0])
         outputs = run.predict(run.public)
         given = rows_of(outputs.argmax(1) if run.outputs > 1 else outputs[:, 0] > 0, run.outputs)
         scores = (given.double() @ labels.double().T).cpu()  # 1 where it is the label
@@ -220,6 +225,14 @@ def likely_counts(gains: Tensor, given: Tensor, count: int) -> list[Tensor]:
         if not better:
             return [torch.tensor(counts) for counts in sorted(seen, key=lambda c: -seen[c])]
         here = torch.tensor(best)
+
+
+def random_start(
+    problem: Problem, count: int, generator: torch.Generator, spread: float
+) -> Tensor:
+    """Draw candidates (count, d) of the domain, that far from its middle; a share of 1 is all."""
+    drawn = problem.domain.start(max(count, 64), problem.dim, generator).to(problem.target)
+    return problem.domain.project(torch.lerp(drawn.mean(0), drawn[:count], spread))
 
 
 def rows_of(classes: Tensor, outputs: int) -> Tensor:
