@@ -55,7 +55,7 @@ class Trials(Progress):
     best: Fit | None = None  # of the best trial that ended
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Replay:
     """Levenberg-Marquardt through the training run."""
 
