@@ -115,8 +115,8 @@ class Replayed:
             return self._forward(direction)[:, None]
 
     def pull(self, target: Tensor, coefficients: Tensor) -> Tensor:
-        """Return Jᵀ T, (n, d)."""
-        if self.jacobian is not None:
+        """Return Jᵀ T, (n, d); J is not made for it, as who only pulls does so once."""
+        if "jacobian" in self.__dict__ and self.jacobian is not None:
             return (self.jacobian.T @ target).view_as(self.candidates)
         with torch.no_grad(), derivatives(rounded=False):
             return self._backward(target[:, 0])

@@ -227,9 +227,7 @@ def likely_counts(gains: Tensor, given: Tensor, count: int) -> list[Tensor]:
         here = torch.tensor(best)
 
 
-def random_start(
-    problem: Problem, count: int, generator: torch.Generator, spread: float
-) -> Tensor:
+def random_start(problem: Problem, count: int, generator: torch.Generator, spread: float) -> Tensor:
     """Draw candidates (count, d) of the domain, that far from its middle; a share of 1 is all."""
     drawn = problem.domain.start(max(count, 64), problem.dim, generator).to(problem.target)
     return problem.domain.project(torch.lerp(drawn.mean(0), drawn[:count], spread))

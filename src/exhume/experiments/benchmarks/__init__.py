@@ -3,11 +3,19 @@
 Speed is shown as ratios taken in one run.
 """
 
-from exhume.experiments.benchmarks import margin, polynomials, random_features, splits, trained
+from exhume.experiments.benchmarks import (
+    finetuned,
+    margin,
+    polynomials,
+    random_features,
+    splits,
+    trained,
+)
 
 _MEASURED = (
     *(random_features.solvers, random_features.threshold, random_features.count),
     *(random_features.streaming, random_features.images, trained.networks),
     *(polynomials.identifiability, margin.kkt, splits.splitting),
+    finetuned.finetuned,
 )
 COMMANDS = {command.__name__: command for command in _MEASURED}

@@ -1,0 +1,178 @@
+"""Networks as people train them: pretrained on images, then fine-tuned on a few others."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from exhume import data
+from exhume.data import Data, Transform
+from exhume.device import tensor_cores
+from exhume.equation.domain import Box
+from exhume.equation.problem import Problem
+from exhume.features.network import Network
+from exhume.models import architectures
+from exhume.models.formulation import Known, Told, network_problem, replay_problem
+from exhume.models.prepare import prepare
+from exhume.recipes import Recipe
+from exhume.victims.following import follow
+from exhume.victims.training import Trained
+
+PUBLIC = 400  # inputs of the same kind that the auditor has: as many as people collect in an hour
+FITTED = 0.05  # the loss at which fine-tuning has done its work
+
+# How many images a base is pretrained on, and how: digits in a second, CIFAR-10 as is usual
+PRETRAINED = {
+    "digits": (500, Recipe("adam", lr=3e-3, steps=60)),
+    "cifar10": (2000, Recipe("adam", lr=1e-3, epochs=30, batch_size=100, shuffle=0)),
+}
+
+
+class Skip(nn.Module):
+    """The basic block of ResNet-18, ReLU(body(z) + short(z)), with batch norms."""
+
+    def __init__(self, before: int, after: int, stride: int) -> None:
+        """Go from maps of `before` channels to `after`, a `stride`-th as large."""
+        super().__init__()
+        conv = partial(nn.Conv2d, kernel_size=3, padding=1, bias=False)
+        first = conv(before, after, stride=stride), nn.BatchNorm2d(after), nn.ReLU()
+        self.body = nn.Sequential(*first, conv(after, after), nn.BatchNorm2d(after))
+        self.short: nn.Module = nn.Identity()
+        if (before, stride) != (after, 1):
+            across = nn.Conv2d(before, after, 1, stride, bias=False)
+            self.short = nn.Sequential(across, nn.BatchNorm2d(after))
+        self.last = nn.ReLU()
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Map (n, before, h, w) to (n, after, h/stride, w/stride)."""
+        result: Tensor = self.last(self.body(z) + self.short(z))
+        return result
+
+
+def dense(inputs: int, *widths: int, activation: type[nn.Module] = nn.GELU) -> nn.Module:
+    """Return a dense network of these widths, with ten outputs."""
+    layers: list[nn.Module] = [nn.Flatten()]
+    for before, after in zip((inputs, *widths), widths, strict=False):
+        layers += [nn.Linear(before, after), activation()]
+    return nn.Sequential(*layers, nn.Linear(widths[-1], 10))
+
+
+def mnist_example() -> nn.Module:
+    """Return the network of PyTorch's MNIST example at an eighth of its channels, for 8×8."""
+    maps = nn.Unflatten(1, (1, 8)), nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 16, 3), nn.ReLU()
+    head = nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)
+    return nn.Sequential(*maps, nn.MaxPool2d(2), nn.Flatten(), *head)
+
+
+def convolutions() -> nn.Module:
+    """Return three convolutions that halve 32×32 each, and a head."""
+    layers: list[nn.Module] = []
+    for before, after in ((3, 32), (32, 64), (64, 96)):
+        layers += [nn.Conv2d(before, after, 3, stride=2, padding=1), nn.GELU()]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(96 * 16, 10))
+
+
+def resnet18() -> nn.Module:
+    """Return ResNet-18 as it is used on 32×32: a first convolution of 3×3, no pooling after it."""
+    layers: list[nn.Module] = [nn.Conv2d(3, 64, 3, padding=1, bias=False), nn.BatchNorm2d(64)]
+    layers += [nn.ReLU(), Skip(64, 64, 1), Skip(64, 64, 1)]
+    for before, after in ((64, 128), (128, 256), (256, 512)):
+        layers += [Skip(before, after, 2), Skip(after, after, 1)]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10))
+
+
+def vit() -> nn.Module:
+    """Return a vision transformer of two blocks for 32×32."""
+    sizes: dict[str, Any] = {"shape": [3, 32, 32], "outputs": 10, "patch": 4, "dim": 96}
+    return architectures.build("vit", sizes)
+
+
+@dataclass(frozen=True, eq=False)
+class Tuned:
+    """A fine-tuned network, with the truth beside it."""
+
+    network: Network
+    weights: Trained  # before and after fine-tuning, and a record of it
+    truth: Data  # what it was fine-tuned on, for the evaluation only
+    recipe: Recipe  # how
+    public: Tensor  # inputs of the same kind, (N, d)
+    told: Told  # the range of the pixels
+
+    def change(self, parameters: str = "all") -> Problem:
+        """Return the lazy problem, with features at the midpoint."""
+        before, after, _ = self.weights
+        return network_problem(self.network, before, after, parameters, told=self.told)
+
+    def replay(self, public: bool = True, labels: bool = True) -> Problem:
+        """Return the problem of the training run; labels are told in order of their classes."""
+        classes = sorted(self.truth.targets.argmax(1).tolist())
+        known = Known(
+            self.recipe, tuple(classes) if labels else None, self.public if public else None
+        )
+        return replay_problem(self.network, *self.weights[:2], known, self.told)
+
+
+@cache
+def images(name: str, count: int, standardised: bool) -> Data:
+    """Load images of all classes, as pixels from 0 to 1 or standardised by one mean and spread."""
+    drawn = data.load(name, count, classes="all", normalise=False)
+    if standardised:
+        return drawn
+    return replace(drawn, inputs=drawn.images().flatten(1), transform=Transform())
+
+
+def part(known: Data, rows: Tensor) -> Data:
+    """Return some rows of a set."""
+    return replace(known, inputs=known.inputs[rows], targets=known.targets[rows])
+
+
+def pretrained(
+    make: Callable[[], nn.Module], known: Data, recipe: Recipe, seed: int, device: str
+) -> nn.Module:
+    """Return a network of torch's own initial weights, trained on a set in train mode."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        module = make().to(device).train()
+    inputs = known.inputs.reshape(-1, *known.shape).to(device, torch.float32)
+    classes = known.targets.argmax(1).to(device)
+    optimizer = torch.optim.Adam(module.parameters(), recipe.lr)
+    for batch in recipe.batches(known.samples):
+        optimizer.zero_grad()
+        rows = batch.to(device)
+        cross_entropy(module(inputs[rows]), classes[rows]).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    return module.eval()
+
+
+def tuned(
+    make: Callable[[], nn.Module],
+    pool: Data,
+    samples: int,
+    recipes: tuple[Recipe, ...],
+    seed: int,
+    device: str = "cpu",
+) -> Tuned:
+    """Pretrain a network on some of a pool, and fine-tune it on so many others, in float32.
+
+    The first recipe is followed that brings the loss down to `FITTED`, or else the last.
+    """
+    count, base = PRETRAINED[pool.name]
+    order = torch.randperm(pool.samples, generator=torch.Generator().manual_seed(seed))
+    first, private, others, _ = order.tensor_split(
+        (count, count + samples, count + samples + PUBLIC)
+    )
+    truth = part(pool, private)
+    with tensor_cores(False):
+        module = pretrained(make, part(pool, first), base, seed, device)
+        for recipe in recipes:
+            weights = follow(module, truth, recipe, device)
+            if weights.record["loss"] < FITTED:
+                break
+    low, high = pool.transform.apply(torch.tensor([[0.0], [1.0]])).flatten().tolist()
+    told = Told(Box(low, high), knows=("the range of the pixels",))
+    network = prepare(module.cpu(), pool.shape).network
+    return Tuned(network, weights, truth, recipe, pool.inputs[others], told)

@@ -1,0 +1,197 @@
+"""Fine-tuned networks: what comes back where training was not lazy, in the same time for all."""
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from exhume.device import usable_device
+from exhume.equation.problem import Problem
+from exhume.evaluate import residual_at_truth, score
+from exhume.experiments.benchmarks import bases
+from exhume.experiments.benchmarks.bases import PRETRAINED, PUBLIC, Tuned, images, tuned
+from exhume.experiments.benchmarks.common import Watch, drawn, heading, say, show, tracked
+from exhume.features.replay import Replayed, TrainingRun
+from exhume.methods import reconstruct
+from exhume.recipes import Recipe
+
+COLUMNS = (
+    "case: {case} | method: {method} | wholly exact: {exact} of {seeds} | "
+    "wholly recovered: {whole} of {seeds} | samples recovered: {recovered:.0%} | "
+    "median error: {error:.1e} | residual: {residual:.1e} | lazy floor: {floor:.1e} | "
+    "|ΔW₁|/|W₁|: {moved:.1e} | loss: {loss:.1e} | s: {seconds:.1f}"
+)
+ALONE = "-alone"  # what the name of a case ends with where the auditor has no public inputs
+RATES = (1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.2)  # tried in turn until samples are fitted
+METHODS = {"replay": "exhume, replay", "lazy": "exhume, lazy", "simudy2025": "simudy2025"}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A case says what is fine-tuned, on what and how."""
+
+    network: Callable[[], nn.Module]
+    recipe: Recipe = Recipe(lr=0.2, steps=20)  # noqa: RUF009 (it is frozen)
+    samples: int = 4
+    rates: tuple[float, ...] = ()  # in the place of the recipe's
+    images: str = "digits"
+    standardised: bool = False  # by one mean and one deviation: no pixel is zero then
+
+
+digits = partial(Case, partial(bases.dense, 64, 40))
+coloured = partial(Case, samples=8, rates=RATES, images="cifar10", standardised=True)
+adam = partial(digits, samples=3, standardised=True)
+CASES = {
+    "sgd20": digits(),
+    "sgd100": digits(Recipe(lr=0.2, steps=100)),
+    "momentum": digits(Recipe(lr=0.05, steps=20, momentum=0.9)),
+    "decay": digits(Recipe(lr=0.2, steps=20, weight_decay=1e-4)),
+    "batches": digits(Recipe(lr=0.2, steps=20, batch_size=2, shuffle=0)),
+    "cnn": Case(bases.mnist_example, samples=5, rates=RATES),
+    "adam": adam(Recipe("adam", lr=2e-3, steps=20)),
+    "adamw": adam(Recipe("adamw", lr=2e-3, steps=20, weight_decay=1e-2)),
+    "adam-slow": adam(Recipe("adam", lr=5e-4, steps=20)),
+    "mlp": coloured(partial(bases.dense, 3072, 256, 256)),
+    "cnn-cifar": coloured(bases.convolutions),
+    "resnet18": coloured(bases.resnet18),
+    "vit": coloured(bases.vit),
+}
+
+
+def finetuned(
+    cases: tuple[str, ...] = ("sgd20", "sgd20-alone", "sgd100", "sgd100-alone"),
+    seeds: int = 10,
+    first_seed: int = 100,
+    limit: float = 60.0,
+    methods: tuple[str, ...] = tuple(METHODS),
+    samples: int | None = None,
+    labels: bool = True,
+    dtype: str = "float64",
+    device: str = "auto",
+) -> None:
+    """Recover what a pretrained network was fine-tuned on.
+
+    All methods have the same time and know the number of samples.
+
+    Args:
+        cases: of digits sgd20, sgd100, momentum, decay, batches, cnn, adam, adamw, adam-slow; of
+            CIFAR-10, for a GPU, mlp, cnn-cifar, resnet18, vit. With -alone after the name the
+            auditor has no public images.
+        seeds: how many.
+        first_seed: of data, model and attack.
+        limit: seconds an attack.
+        methods: of replay, lazy and simudy2025.
+        samples: n, in the place of the case's own.
+        labels: tell the labels to replay and simudy2025, in order of their classes.
+        dtype: precision of the attacks, float64 or float32; training is in float32.
+        device: where to run.
+    """
+    chosen = drawn(seeds, first_seed, [name.removesuffix(ALONE) for name in cases], CASES)
+    drawn(1, 0, methods, METHODS)
+    device = usable_device(device)
+    precision: torch.dtype = getattr(torch, dtype)
+    heading(f"finetuned: seeds {chosen[0]} to {chosen[-1]}, {limit:g} s an attack", device)
+    rows = []
+    for name in cases:
+        case = CASES[name.removesuffix(ALONE)]
+        case = case if samples is None else replace(case, samples=samples)
+        runs: dict[str, list[dict[str, Any]]] = {method: [] for method in methods}
+        for seed in tracked(chosen, name):
+            victim = trained(case, seed, device)
+            lazy = victim.change().to(device, precision)
+            replay = victim.replay(not name.endswith(ALONE), labels).to(device, precision)
+            shared = {"floor": residual_at_truth(lazy, victim.truth), **victim.weights.record}
+            say(
+                f"  {name} seed {seed}: rate {victim.recipe.lr:g}, loss {shared['loss']:.0e}, W₁ "
+                f"moved {shared['laziness']['first']:.0e}, floor {shared['floor']:.0e}"
+            )
+            if replay.target.is_cuda and seed == chosen[0]:
+                say(f"  {name}: {products(replay, victim)}")
+            for method in methods:
+                problem = lazy if method == "lazy" else replay
+                runs[method].append(shared | attacked(problem, victim, method, seed, limit))
+        rows += [row(name, METHODS[method], runs[method]) for method in methods]
+    show(COLUMNS, rows)
+
+
+def trained(case: Case, seed: int, device: str) -> Tuned:
+    """Pretrain and fine-tune the network of a case."""
+    count = PRETRAINED[case.images][0] + case.samples + PUBLIC
+    pool = images(case.images, count, case.standardised)
+    recipes = tuple(replace(case.recipe, lr=rate) for rate in case.rates) or (case.recipe,)
+    return tuned(case.network, pool, case.samples, recipes, seed, device)
+
+
+def attacked(
+    problem: Problem, victim: Tuned, method: str, seed: int, limit: float
+) -> dict[str, Any]:
+    """Attack for `limit` seconds at most, and compare with the truth."""
+    named = "simudy2025" if method == "simudy2025" else "exhume"
+    watch = Watch(None, f"{method} ", 10.0) if problem.target.is_cuda else None
+    found = reconstruct(problem, victim.truth.samples, seed, named, limit, watch)
+    result = score(found.samples.nan_to_num(0.0, 0.0, 0.0), victim.truth.inputs)
+    errors = sorted(result.errors.tolist())
+    said = " ".join(f"{error:.1e}" for error in errors)
+    say(
+        f"    {method}: {found.outcome.value}, residual {found.residual:.1e}, errors {said}, "
+        f"{found.products} products, {found.seconds:.1f} s"
+    )
+    return {
+        "errors": errors,
+        "recovered": result.recovered,
+        "exact": result.exact,
+        "residual": found.residual,
+        "seconds": found.seconds,
+    }
+
+
+def row(case: str, method: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the row of a case and a method: counts of seeds, and medians over them."""
+    middle = {
+        word: statistics.median(run[word] for run in runs)
+        for word in ("residual", "floor", "loss", "seconds")
+    }
+    return middle | {
+        "case": case,
+        "method": method,
+        "seeds": len(runs),
+        "exact": sum(run["exact"] == 1 for run in runs),
+        "whole": sum(run["recovered"] == 1 for run in runs),
+        "recovered": statistics.fmean(run["recovered"] for run in runs),
+        "error": statistics.median(error for run in runs for error in run["errors"]),
+        "moved": statistics.median(run["laziness"]["first"] for run in runs),
+    }
+
+
+def products(problem: Problem, victim: Tuned) -> str:
+    """Time push and pull on a GPU as a graph and eagerly, and say whether they agree."""
+    run = problem.features
+    assert isinstance(run, TrainingRun)
+    x = victim.truth.inputs.to(problem.target)
+    labels = victim.truth.targets.to(x).reshape(-1, 1)
+    taken: dict[str, tuple[float, torch.Tensor]] = {}
+    for kind, maps in (("graph", run.linearize(x)), ("eager", Replayed(run, x))):
+        maps.combine(labels)
+        maps.__dict__["jacobian"] = None  # products, not a Jacobian that is kept
+        for what, product in (
+            ("push", partial(maps.push, x, labels)),
+            ("pull", partial(maps.pull, problem.target, labels)),
+        ):
+            result = product()
+            torch.cuda.synchronize()
+            clock = time.perf_counter()
+            for _ in range(3):
+                product()
+            torch.cuda.synchronize()
+            taken[f"{kind} {what}"] = (time.perf_counter() - clock) / 3 * 1e3, result
+    said = [f"{what} {seconds:.1f} ms" for what, (seconds, _) in taken.items()]
+    for what in ("push", "pull"):
+        (fast, one), (slow, two) = (taken[f"{kind} {what}"] for kind in ("graph", "eager"))
+        off = float((one - two).norm() / two.norm())
+        said.append(f"{what} {slow / fast:.0f} times faster, off by {off:.0e}")
+    return ", ".join(said)
