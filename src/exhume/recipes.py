@@ -1,8 +1,9 @@
 """Recipes: what a training run was, in enough detail to run it again on other samples."""
 
+import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +19,7 @@ State = tuple[Tensor, ...]  # what a step changes: parameters θ (p,), then the 
 OPTIMIZERS = ("sgd", "adam", "adamw")
 LOSSES = ("cross_entropy", "mse", "logistic")
 SCHEDULES = ("constant", "cosine", "steps")
+TRIED = ("steps", "epochs", "batch_size")  # what may be given as several numbers
 
 
 @dataclass(frozen=True)
@@ -26,8 +28,9 @@ class Recipe:
 
     Attributes:
         optimizer: sgd, adam or adamw.
-        lr: the rate.
-        steps: how many steps were taken; or leave it out and give the epochs.
+        lr: the rate; left out, it is fitted.
+        steps: how many steps were taken; or leave it out and give the epochs. Where it is not
+            known, several numbers, each of which is tried; so for epochs and batch_size.
         epochs: how often every sample was seen, in the place of steps.
         momentum: of sgd.
         nesterov: whether that is Nesterov's.
@@ -50,15 +53,15 @@ class Recipe:
     """
 
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
-    lr: float = 0.1
-    steps: int | None = None
-    epochs: int | None = None
+    lr: float | None = None
+    steps: int | tuple[int, ...] | None = None
+    epochs: int | tuple[int, ...] | None = None
     momentum: float = 0.0
     nesterov: bool = False
     weight_decay: float = 0.0
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
-    batch_size: int | None = None
+    batch_size: int | tuple[int, ...] | None = None
     shuffle: int | None = None
     loss: Literal["cross_entropy", "mse", "logistic"] = "cross_entropy"
     label_smoothing: float = 0.0
@@ -73,19 +76,37 @@ class Recipe:
         one_of("optimizer", self.optimizer, OPTIMIZERS)
         one_of("loss", self.loss, LOSSES)
         one_of("schedule", self.schedule, SCHEDULES)
-        number("lr", self.lr, above=0)
+        if self.lr is not None:
+            number("lr", self.lr, above=0)
         number("weight_decay", self.weight_decay, least=0)
         if (self.steps is None) == (self.epochs is None):
             raise InputError("recipe: give either steps or epochs, the length of the training run.")
-        for word in ("steps", "epochs", "batch_size"):
-            if getattr(self, word) is not None:
-                whole_number(word, getattr(self, word))
+        for word in TRIED:
+            for value in several(getattr(self, word)):
+                if value is not None:
+                    whole_number(word, value)
         shares = ("momentum", self.momentum), ("label_smoothing", self.label_smoothing)
         for word, value in (*shares, *(("betas", beta) for beta in self.betas)):
             if not number(word, value, least=0) < 1:
                 raise InputError(f"{word}: expected a number below 1, got {value}.")
         if self.optimizer != "sgd" and (self.momentum or self.nesterov):
             raise InputError(f"momentum: {self.optimizer} has its own; leave it out.")
+
+    def choices(self) -> tuple["Recipe", ...]:
+        """Return a recipe for each choice among what was given as several.
+
+        Example:
+            >>> [recipe.steps for recipe in Recipe(lr=0.1, steps=(20, 50)).choices()]
+            [20, 50]
+        """
+        each = itertools.product(*(several(getattr(self, word)) for word in TRIED))
+        return tuple(replace(self, **dict(zip(TRIED, chosen, strict=True))) for chosen in each)
+
+    def definite(self) -> "Recipe":
+        """Return the recipe, or refuse one that leaves something open."""
+        if self.lr is None or len(self.choices()) > 1:
+            raise InputError("recipe: one lr, one number of steps and one batch size are needed.")
+        return self
 
     @property
     def buffers(self) -> int:
@@ -95,28 +116,30 @@ class Recipe:
     def batches(self, samples: int) -> list[Tensor]:
         """Return the indices of each step's samples, drawn as torch's DataLoader does."""
         generator = None if self.shuffle is None else torch.Generator().manual_seed(self.shuffle)
-        size = min(self.batch_size or samples, samples)
+        size, steps, epochs = (one(getattr(self, word)) for word in ("batch_size", *TRIED[:2]))
+        size = min(size or samples, samples)
         loader: Any = DataLoader(
             range(samples),  # type: ignore[arg-type]
             size,
             shuffle=self.shuffle is not None,
             generator=generator,
         )
-        length = self.steps or (self.epochs or 1) * math.ceil(samples / size)
+        length = steps or (epochs or 1) * math.ceil(samples / size)
         taken: list[Tensor] = []
         while len(taken) < length:
             taken += list(loader)
         return taken[:length]
 
     def rate(self, step: int, length: int | None = None) -> float:
-        """Return the rate of a step of so many, from 0 on."""
+        """Return the rate of a step of so many, from 0 on; where lr is left out, in units of it."""
+        lr = 1.0 if self.lr is None else self.lr
         if step < self.warmup:
-            return self.lr * (step + 1) / self.warmup
+            return lr * (step + 1) / self.warmup
         if self.schedule == "cosine":
-            share = (step - self.warmup) / max(1, (length or self.steps or 1) - self.warmup)
-            return self.lr * (1 + math.cos(math.pi * share)) / 2
+            share = (step - self.warmup) / max(1, (length or one(self.steps) or 1) - self.warmup)
+            return lr * (1 + math.cos(math.pi * share)) / 2
         passed = sum(step >= milestone for milestone in self.milestones)
-        return self.lr * (self.gamma**passed if self.schedule == "steps" else 1.0)
+        return lr * (self.gamma**passed if self.schedule == "steps" else 1.0)
 
     def value(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """Return the loss of a batch of outputs and labels, (n, c) both."""
@@ -128,7 +151,7 @@ class Recipe:
         shares = (1 - smooth) * labels + smooth / labels.shape[1]
         return -(shares * log_softmax(outputs, 1)).sum(1).mean()
 
-    def update(self, step: int, rate: float, state: State, gradient: Tensor) -> State:
+    def update(self, step: int, rate: float | Tensor, state: State, gradient: Tensor) -> State:
         """Return the state after a step along the gradient (p,), as torch's optimisers take it."""
         theta, *buffers = state
         if self.optimizer == "adamw":
@@ -161,6 +184,18 @@ class Recipe:
             return cls(**{**entries, **lists})
         except InputError as error:
             raise InputError(f"{source}: {error}") from error
+
+
+def one(value: int | tuple[int, ...] | None) -> int | None:
+    """Return the only value of an entry, or refuse several."""
+    if isinstance(value, tuple):
+        raise InputError(f"recipe: a run takes one of {value}; see `Recipe.choices`.")
+    return value
+
+
+def several(value: Any) -> tuple[Any, ...]:
+    """Return the values that one entry holds: those of a tuple, or itself."""
+    return value if isinstance(value, tuple) else (value,)
 
 
 def read(path: Path | str) -> Recipe:

@@ -1,5 +1,6 @@
 """The training run as a map: against torch's optimisers, finite differences, dense Jacobians."""
 
+import dataclasses
 import math
 
 import pytest
@@ -8,7 +9,7 @@ from torch import Tensor, nn
 
 from exhume.features import replay
 from exhume.features.replay import TrainingRun
-from exhume.models.formulation import replay_problem
+from exhume.models.formulation import Known, replay_problem
 from exhume.models.prepare import prepare
 from exhume.recipes import Recipe
 
@@ -36,7 +37,7 @@ def the_run(recipe: Recipe, dtype: torch.dtype = torch.float64) -> TrainingRun:
     network = prepare(small_net(dtype), (1, 4, 4)).network
     before = {name: w.clone() for name, w in network.module.state_dict().items()}
     after = {n: w + 0.01 if w.is_floating_point() else w for n, w in before.items()}
-    features = replay_problem(network, before, after, recipe).features
+    features = replay_problem(network, before, after, Known(recipe)).features
     assert isinstance(features, TrainingRun)
     return features.to(torch.device("cpu"), dtype)
 
@@ -89,3 +90,31 @@ def test_a_run_ends_where_torch_ends_and_its_products_are_derivatives(
     assert torch.allclose(dense.pull(target, LABELS), pulled)
     exact, probed = dense.curvature(LABELS).diagonal(), at.curvature(LABELS).diagonal()
     assert torch.all((probed / exact).log().abs() < math.log(4))
+
+
+@pytest.mark.parametrize("name", ["momentum", "adam"])
+def test_a_rate_left_open_is_found_and_products_are_across_it(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, x, labels = RECIPES[name], inputs(), LABELS.view(-1, 1)
+    run = the_run(recipe)
+    end = run.begin()[0] + run.linearize(x).combine(labels)[:, 0]
+    parts = torch.split(end, [run.points[0][name].numel() for name in run.block])
+    after = {n: w.view_as(run.points[0][n]) for n, w in zip(run.block, parts, strict=True)}
+    points = run.points[0], run.points[1] | after
+    run = dataclasses.replace(run, points=points, recipe=dataclasses.replace(recipe, lr=None))
+    at = run.linearize(x)
+    assert torch.allclose(at.combine(labels)[:, 0], run.change, atol=1e-6)
+    assert isinstance(at, replay.Replayed)
+    assert at.recipe.lr == pytest.approx(recipe.lr, rel=1e-4)
+    direction = torch.randn_like(x)
+    moved = [run.linearize(x + e * direction).combine(labels) for e in (1e-5, -1e-5)]
+    across = at._across((moved[0] - moved[1]) / 2e-5)
+    assert torch.allclose(at.push(direction, labels), across, rtol=1e-3, atol=1e-5)
+    dense = at.pull(across, labels)
+    assert torch.allclose(dense, at.pull(across + 3 * at.along, labels))
+    monkeypatch.setattr(replay, "DENSE", 0)
+    same = run.linearize(x)
+    same.combine(labels)
+    assert torch.allclose(same.pull(across, labels), dense)
+    assert torch.allclose(same.push(direction, labels), at.push(direction, labels))

@@ -24,6 +24,9 @@ PROBES = 4  # random directions for the mean curvature: it only preconditions, t
 # A Jacobian of at most so many numbers is kept: 128 MiB in float64, and faster than products
 DENSE = 2**24
 CHUNK = 256  # directions that are pushed at once for it: more gain nothing
+RATE_STEPS = 20  # most, of the search for a rate: it takes three to eight
+RATE_GAIN = 1e-4  # share of the residual that a step has to promise: less is for later fits to find
+SLOWEST = 1e-3  # share of the change that a first guess of the rate makes at least: never none
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -38,8 +41,8 @@ class TrainingRun(ModuleFeatures):
     lazy: Features  # gradients of the same parameters, for a first guess
     labels: tuple[int, ...] | None = None  # classes of the samples in any order, if they are known
     public: Tensor | None = None  # inputs of the same kind, (N, d), if there are any
-    # runs captured in CUDA graphs, by the number of samples, on a GPU
-    captured: dict[int, "Captured"] = field(default_factory=dict, repr=False)
+    # runs captured in CUDA graphs on a GPU, by recipe and shape of candidates
+    captured: dict[tuple[Recipe, torch.Size], "Captured"] = field(default_factory=dict, repr=False)
 
     @property
     def undetermined(self) -> tuple[str, ...]:
@@ -62,6 +65,12 @@ class TrainingRun(ModuleFeatures):
         lazy = self.lazy.to(device, dtype)
         return replace(super().to(device, dtype), lazy=lazy, public=public, captured={})
 
+    @cached_property
+    def change(self) -> Tensor:
+        """θ − θ₀ of what was trained, (p,)."""
+        before, after = self.points
+        return torch.cat([(after[name] - before[name]).flatten() for name in self.block])
+
     def begin(self) -> State:
         """Return the state before the first step."""
         theta = torch.cat([self.points[0][name].flatten() for name in self.block])
@@ -78,48 +87,59 @@ class TrainingRun(ModuleFeatures):
         """Return the run at n candidates (n, d); it is simulated once labels are given."""
         if candidates.device.type != "cuda":
             return Replayed(self, candidates)
-        if len(candidates) not in self.captured:
-            self.captured[len(candidates)] = Captured(Replayed(self, candidates.clone()))
-        return Resumed(self, candidates, self.captured[len(candidates)])
+        key = self.recipe, candidates.shape
+        if key not in self.captured:
+            self.captured[key] = Captured(Replayed(self, candidates.clone()))
+        return Resumed(self, candidates, self.captured[key])
 
 
 class Replayed:
-    """Products with the Jacobian J (p, n·d) of a run at candidates X and labels A (n·c, 1)."""
+    """Products with the Jacobian J (p, n·d) of a run at candidates X and labels A (n·c, 1).
+
+    A rate that the recipe leaves open is eliminated: it is the best for X and A, and J the
+    derivative of what is left, P⊥J with P⊥ = I − uuᵀ, where u is the unit vector along ∂T/∂rate.
+    """
 
     def __init__(self, run: TrainingRun, candidates: Tensor) -> None:
         """Keep what is needed to simulate."""
         self.run, self.candidates = run, candidates
         self.batches = [b.to(candidates.device) for b in run.recipe.batches(len(candidates))]
+        unit = replace(run.recipe, lr=None)
+        self.pace = [unit.rate(k, len(self.batches)) for k in range(len(self.batches))]
         self.segment = max(1, math.isqrt(len(self.batches)))
         self.labels = torch.empty(0, dtype=candidates.dtype)
         self.kept: list[State] = []  # the state before the first step of every segment
+        self.rate: float | Tensor = run.recipe.lr or 0.0  # before the schedule
+        self.along: Tensor | None = None  # u, (p, 1), where the rate is not known
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe with its rate, known or found."""
+        return replace(self.run.recipe, lr=float(self.rate))
 
     def combine(self, coefficients: Tensor) -> Tensor:
         """Return T(θ₀, X, y) − θ₀, (p, 1)."""
         self.labels = coefficients.to(self.candidates).view(len(self.candidates), -1)
         self.__dict__.pop("jacobian", None)
-        state = first = self.run.begin()
-        self.kept = []
         with torch.no_grad(), derivatives(rounded=False):
-            for k in range(len(self.batches)):
-                if k % self.segment == 0:
-                    self.kept.append(state)
-                state = self._step(k, state, self.candidates)
-        return (state[0] - first[0])[:, None]
+            if self.run.recipe.lr is None:
+                self.rate, slope = best_rate(self._quickened, self.run.change)
+                self.along = (slope / slope.norm())[:, None]
+            return self._simulated()[:, None]
 
     def push(self, direction: Tensor, coefficients: Tensor) -> Tensor:
         """Return J D, (p, 1)."""
         if self.jacobian is not None:
             return self.jacobian @ direction.reshape(-1, 1)
         with torch.no_grad(), derivatives(rounded=False):
-            return self._forward(direction)[:, None]
+            return self._across(self._forward(direction)[:, None])
 
     def pull(self, target: Tensor, coefficients: Tensor) -> Tensor:
         """Return Jᵀ T, (n, d); J is not made for it, as who only pulls does so once."""
         if "jacobian" in self.__dict__ and self.jacobian is not None:
             return (self.jacobian.T @ target).view_as(self.candidates)
         with torch.no_grad(), derivatives(rounded=False):
-            return self._backward(target[:, 0])
+            return self._backward(self._across(target)[:, 0])
 
     def curvature(self, coefficients: Tensor) -> Tensor:
         """Return C_ij = tr(J_iᵀJ_j)/d, (n, n) float64: E⟨J_iᵀt, J_jᵀt⟩/d over random t (p,)."""
@@ -154,15 +174,26 @@ class Replayed:
         every = units.view(entries, *self.candidates.shape)
         with torch.no_grad(), derivatives(rounded=False):
             columns: Tensor = vmap(self._forward, out_dims=1, chunk_size=CHUNK)(every)
-        return columns
+        return self._across(columns)
 
-    def _rate(self, k: int) -> float:
-        return self.run.recipe.rate(k, len(self.batches))
+    def _across(self, columns: Tensor) -> Tensor:
+        """P⊥ of columns (p, m)."""
+        return columns if self.along is None else columns - self.along @ (self.along.T @ columns)
 
-    def _step(self, k: int, state: State, inputs: Tensor) -> State:
+    def _step(self, k: int, state: State, inputs: Tensor, rate: float | Tensor) -> State:
         batch = self.batches[k]
         slope = grad(self.run.loss)(state[0], inputs[batch], self.labels[batch])
-        return self.run.recipe.update(k, self._rate(k), state, slope)
+        return self.run.recipe.update(k, rate * self.pace[k], state, slope)
+
+    def _simulated(self) -> Tensor:
+        """The change of the weights, (p,); the states that `_backward` needs are kept."""
+        state = first = self.run.begin()
+        self.kept = []
+        for k in range(len(self.batches)):
+            if k % self.segment == 0:
+                self.kept.append(state)
+            state = self._step(k, state, self.candidates, self.rate)
+        return state[0] - first[0]
 
     def _states(self) -> Iterator[tuple[int, State]]:
         """The state before each step, from the last to the first, a segment simulated at a time."""
@@ -170,18 +201,30 @@ class Replayed:
             first = j * self.segment
             states = [self.kept[j]]
             for k in range(first, min(first + self.segment, len(self.batches)) - 1):
-                states.append(self._step(k, states[-1], self.candidates))
+                states.append(self._step(k, states[-1], self.candidates, self.rate))
             yield from reversed(list(enumerate(states, first)))
 
     def _forward(self, direction: Tensor) -> Tensor:
         """The tangent of θ at the end, (p,), for samples that move along D."""
-        state = self.run.begin()
+        still = self.candidates.new_zeros(())
+        return self._carried(direction, self.rate, still)[1]
+
+    def _quickened(self, rate: float | Tensor) -> Tensor:
+        """The change of the weights at a rate, and its derivative in the rate, (2, p)."""
+        still = torch.zeros_like(self.candidates)
+        return torch.stack(self._carried(still, rate, self.candidates.new_ones(())))
+
+    def _carried(
+        self, direction: Tensor, rate: float | Tensor, faster: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The change of θ, and its tangent where samples and rate move, (p,) both."""
+        rate = torch.as_tensor(rate, dtype=direction.dtype, device=direction.device)
+        state = first = self.run.begin()
         tangent = tuple(torch.zeros_like(part) for part in state)
         for k in range(len(self.batches)):
-            both = (tangent, direction)
-            step = partial(self._step, k)
-            state, tangent = jvp(step, (state, self.candidates), both)[:2]
-        return tangent[0]
+            step, both = partial(self._step, k), (tangent, direction, faster)
+            state, tangent = jvp(step, (state, self.candidates, rate), both)[:2]
+        return state[0] - first[0], tangent[0]
 
     def _backward(self, target: Tensor) -> Tensor:
         """The slope of ⟨θ, T⟩ at the end in the samples, (n, d)."""
@@ -191,7 +234,7 @@ class Replayed:
             batch = self.batches[k]
             inputs, labels = self.candidates[batch], self.labels[batch]
             slopes = grad(self.run.loss, argnums=(0, 1))
-            update = partial(self.run.recipe.update, k, self._rate(k))
+            update = partial(self.run.recipe.update, k, self.rate * self.pace[k])
             slope, _ = slopes(state[0], inputs, labels)
             back, along = vjp(update, state, slope)[1](back)
             still = torch.zeros_like(inputs), torch.zeros_like(labels)
@@ -201,6 +244,34 @@ class Replayed:
         return result
 
 
+def best_rate(run: Callable[[float | Tensor], Tensor], target: Tensor) -> tuple[float, Tensor]:
+    """Return the rate η that minimises |Δ − T(η)|², and ∂T/∂η (p,), for a run of T and ∂T/∂η.
+
+    Gauss-Newton on log η: from the η at which T, taken to be linear in it, is nearest to Δ, until a
+    step would lower the square by less than a share of it.
+    """
+    aim = target.double()
+    slope = run(0.0)[1].double()
+    steepest = float(slope.norm())
+    least = SLOWEST * float(aim.norm())
+    rate = trial = max(float(slope @ aim) / steepest, least) / steepest
+    best, step = math.inf, -1.0
+    for _ in range(RATE_STEPS):
+        change, moved = run(trial).double()
+        left = aim - change
+        if (value := float(left @ left)) < best:
+            best, rate, slope = value, trial, moved
+            along = trial * float(moved.norm())
+            step = float(moved @ left) * trial / along**2
+            if (step * along) ** 2 <= RATE_GAIN * value:
+                break
+            step = max(-1.0, min(1.0, step))
+        else:  # also where the run diverged
+            step /= 4
+        trial = rate * math.exp(step)
+    return rate, slope.to(target)
+
+
 class Captured:
     """A run and its products as CUDA graphs: thousands of small kernels, launched as one."""
 
@@ -208,13 +279,18 @@ class Captured:
         """Capture nothing yet: each graph is made when it is first asked for."""
         self.run, n = run, len(run.candidates)
         run.labels = run.candidates.new_zeros(n, run.run.outputs)
+        run.rate = self.rate = run.candidates.new_zeros(())
         self.direction = torch.zeros_like(run.candidates)
         self.target = run.candidates.new_zeros(run.run.width)
         self.graphs: dict[str, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
 
-    def change(self) -> Tensor:
+    def simulated(self) -> Tensor:
         """Simulate the run; the products simulate it again."""
-        return self.run.combine(self.run.labels)
+        return self.run._simulated()
+
+    def quickened(self) -> Tensor:
+        """Simulate the run, with its derivative in the rate."""
+        return self.run._quickened(self.rate)
 
     def forward(self) -> Tensor:
         """Carry the direction forward."""
@@ -222,14 +298,18 @@ class Captured:
 
     def backward(self) -> Tensor:
         """Simulate, and carry the target back."""
-        self.run.combine(self.run.labels)
+        self.run._simulated()
         return self.run._backward(self.target)
 
-    def __call__(self, name: str, candidates: Tensor, labels: Tensor, along: Tensor) -> Tensor:
-        """Return what the method of that name returns there."""
-        self.run.candidates.copy_(candidates)
-        self.run.labels.copy_(labels)
-        (self.target if name == "backward" else self.direction).copy_(along)
+    def __call__(
+        self, name: str, at: Replayed, rate: float | Tensor, along: Tensor | None = None
+    ) -> Tensor:
+        """Return what the method of that name returns for candidates, labels and a rate."""
+        self.run.candidates.copy_(at.candidates)
+        self.run.labels.copy_(at.labels)
+        self.rate.fill_(rate)
+        if along is not None:
+            (self.target if name == "backward" else self.direction).copy_(along)
         if name not in self.graphs:
             self.graphs[name] = self._capture(getattr(self, name))
         graph, result = self.graphs[name]
@@ -259,18 +339,16 @@ class Resumed(Replayed):
         super().__init__(run, candidates)
         self.captured = captured
 
-    def combine(self, coefficients: Tensor) -> Tensor:
-        """Return T(θ₀, X, y) − θ₀, (p, 1)."""
-        self.labels = coefficients.to(self.candidates).view(len(self.candidates), -1)
-        self.__dict__.pop("jacobian", None)
-        return self.captured("change", self.candidates, self.labels, self.candidates)
-
-    def push(self, direction: Tensor, coefficients: Tensor) -> Tensor:
-        """Return J D, (p, 1)."""
-        return self.captured("forward", self.candidates, self.labels, direction)[:, None]
-
-    def pull(self, target: Tensor, coefficients: Tensor) -> Tensor:
-        """Return Jᵀ T, (n, d)."""
-        return self.captured("backward", self.candidates, self.labels, target[:, 0])
-
     jacobian = None
+
+    def _simulated(self) -> Tensor:
+        return self.captured("simulated", self, self.rate)
+
+    def _quickened(self, rate: float | Tensor) -> Tensor:
+        return self.captured("quickened", self, rate)
+
+    def _forward(self, direction: Tensor) -> Tensor:
+        return self.captured("forward", self, self.rate, direction)
+
+    def _backward(self, target: Tensor) -> Tensor:
+        return self.captured("backward", self, self.rate, target)

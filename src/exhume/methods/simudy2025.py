@@ -60,7 +60,7 @@ class SimuDy2025:
         length = len(run.recipe.batches(len(run.labels or (0,))))
         if length <= self.simulated:
             return problem
-        rate = run.recipe.lr * length / self.simulated
+        rate = run.recipe.lr and run.recipe.lr * length / self.simulated
         short = replace(run.recipe, steps=self.simulated, epochs=None, lr=rate)
         return replace(problem, features=replace(run, recipe=short))
 

@@ -31,6 +31,7 @@ def follow(
 
     With one output the targets' signs are the labels, and their values for the loss mse.
     """
+    recipe.definite()
     network = copy.deepcopy(module).to(usable_device(device), dtype).eval()
     for name, weight in network.named_parameters():
         weight.requires_grad_(not any(fnmatchcase(name, pattern) for pattern in recipe.frozen))
