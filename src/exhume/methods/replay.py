@@ -6,6 +6,7 @@ there are any, at random, or at the best so far with half of it drawn anew. The 
 only the samples make the run end where it did, so a trial that explains the weights is the last.
 """
 
+import math
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -107,7 +108,8 @@ class Replay:
         if isinstance(progress, LazySearch):
             progress = self._first(problem, progress)
         fit, best = progress.state.fit, progress.best
-        return fit if best is None or fit.value < best.value else best
+        lost = best is None or math.isnan(best.value)  # a run can end nowhere
+        return fit if best is None or lost or fit.value < best.value else best
 
     def _solver(self, problem: Problem) -> LevenbergMarquardt:
         return LevenbergMarquardt(

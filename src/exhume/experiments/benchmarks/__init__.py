@@ -8,6 +8,7 @@ from exhume.experiments.benchmarks import (
     margin,
     polynomials,
     random_features,
+    reach,
     splits,
     trained,
 )
@@ -16,6 +17,6 @@ _MEASURED = (
     *(random_features.solvers, random_features.threshold, random_features.count),
     *(random_features.streaming, random_features.images, trained.networks),
     *(polynomials.identifiability, margin.kkt, splits.splitting),
-    finetuned.finetuned,
+    *(finetuned.finetuned, reach.reach),
 )
 COMMANDS = {command.__name__: command for command in _MEASURED}

@@ -20,32 +20,37 @@ from exhume.models.formulation import Known, Told, network_problem, replay_probl
 from exhume.models.prepare import prepare
 from exhume.recipes import Recipe
 from exhume.victims.following import follow
-from exhume.victims.training import Trained
+from exhume.victims.training import Trained, Training, train
 
 PUBLIC = 400  # inputs of the same kind that the auditor has: as many as people collect in an hour
 FITTED = 0.05  # the loss at which fine-tuning has done its work
+# Descent on 100(f − f₀): the weights move a hundredth as far
+LAZY = Training(lazy=100.0, until=1e-8)
 
-# How many images a base is pretrained on, and how: digits in a second, CIFAR-10 as is usual
+# How many samples a base is pretrained on, and how: digits in a second, CIFAR-10 as is usual
 PRETRAINED = {
     "digits": (500, Recipe("adam", lr=3e-3, steps=60)),
+    "table": (300, Recipe("adam", lr=3e-3, steps=60)),
     "cifar10": (2000, Recipe("adam", lr=1e-3, epochs=30, batch_size=100, shuffle=0)),
 }
 
 
 class Skip(nn.Module):
-    """The basic block of ResNet-18, ReLU(body(z) + short(z)), with batch norms."""
+    """The basic block of ResNet-18, σ(body(z) + short(z)), with batch norms."""
 
-    def __init__(self, before: int, after: int, stride: int) -> None:
+    def __init__(
+        self, before: int, after: int, stride: int, sigma: type[nn.Module] = nn.ReLU
+    ) -> None:
         """Go from maps of `before` channels to `after`, a `stride`-th as large."""
         super().__init__()
         conv = partial(nn.Conv2d, kernel_size=3, padding=1, bias=False)
-        first = conv(before, after, stride=stride), nn.BatchNorm2d(after), nn.ReLU()
+        first = conv(before, after, stride=stride), nn.BatchNorm2d(after), sigma()
         self.body = nn.Sequential(*first, conv(after, after), nn.BatchNorm2d(after))
         self.short: nn.Module = nn.Identity()
         if (before, stride) != (after, 1):
             across = nn.Conv2d(before, after, 1, stride, bias=False)
             self.short = nn.Sequential(across, nn.BatchNorm2d(after))
-        self.last = nn.ReLU()
+        self.last = sigma()
 
     def forward(self, z: Tensor) -> Tensor:
         """Map (n, before, h, w) to (n, after, h/stride, w/stride)."""
@@ -53,12 +58,12 @@ class Skip(nn.Module):
         return result
 
 
-def dense(inputs: int, *widths: int, activation: type[nn.Module] = nn.GELU) -> nn.Module:
-    """Return a dense network of these widths, with ten outputs."""
+def dense(inputs: int, *widths: int, outputs: int = 10) -> nn.Module:
+    """Return a dense network of these widths."""
     layers: list[nn.Module] = [nn.Flatten()]
     for before, after in zip((inputs, *widths), widths, strict=False):
-        layers += [nn.Linear(before, after), activation()]
-    return nn.Sequential(*layers, nn.Linear(widths[-1], 10))
+        layers += [nn.Linear(before, after), nn.GELU()]
+    return nn.Sequential(*layers, nn.Linear(widths[-1], outputs))
 
 
 def mnist_example() -> nn.Module:
@@ -98,9 +103,9 @@ class Tuned:
     network: Network
     weights: Trained  # before and after fine-tuning, and a record of it
     truth: Data  # what it was fine-tuned on, for the evaluation only
-    recipe: Recipe  # how
+    recipe: Recipe | None  # how, if by steps that are known
     public: Tensor  # inputs of the same kind, (N, d)
-    told: Told  # the range of the pixels
+    told: Told  # the range of the inputs
 
     def change(self, parameters: str = "all") -> Problem:
         """Return the lazy problem, with features at the midpoint."""
@@ -125,54 +130,68 @@ def images(name: str, count: int, standardised: bool) -> Data:
     return replace(drawn, inputs=drawn.images().flatten(1), transform=Transform())
 
 
-def part(known: Data, rows: Tensor) -> Data:
-    """Return some rows of a set."""
-    return replace(known, inputs=known.inputs[rows], targets=known.targets[rows])
-
-
-def pretrained(
-    make: Callable[[], nn.Module], known: Data, recipe: Recipe, seed: int, device: str
-) -> nn.Module:
-    """Return a network of torch's own initial weights, trained on a set in train mode."""
+def seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """Return a network with torch's own initial weights of a seed."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        module = make().to(device).train()
+        return make()
+
+
+def pretrained(module: nn.Module, known: Data, recipe: Recipe, device: str) -> nn.Module:
+    """Train a network on a set, with norms in train mode, and return it in eval mode."""
+    module = module.to(device).train()
     inputs = known.inputs.reshape(-1, *known.shape).to(device, torch.float32)
     classes = known.targets.argmax(1).to(device)
-    optimizer = torch.optim.Adam(module.parameters(), recipe.lr)
+    optimizer = torch.optim.Adam(module.parameters(), recipe.rate(0))
     for batch in recipe.batches(known.samples):
-        optimizer.zero_grad()
         rows = batch.to(device)
+        optimizer.zero_grad()
         cross_entropy(module(inputs[rows]), classes[rows]).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     return module.eval()
+
+
+def split(pool: Data, samples: int, seed: int) -> tuple[Data, Data, Data]:
+    """Return what a base is pretrained on, so many private samples, and public ones."""
+    count = PRETRAINED[pool.name][0]
+    order = torch.randperm(pool.samples, generator=torch.Generator().manual_seed(seed))
+    rows = order.tensor_split((count, count + samples, count + samples + PUBLIC))
+    first, private, public = (
+        replace(pool, inputs=pool.inputs[part], targets=pool.targets[part]) for part in rows[:3]
+    )
+    return first, private, public
+
+
+def known_of(pool: Data) -> Told:
+    """Return what the auditor is told of the inputs: the range of pixels, or of each column."""
+    low, high = pool.inputs.amin(0), pool.inputs.amax(0)
+    if pool.display is not None:
+        low, high = pool.display.to_inputs(torch.tensor([[0.0], [1.0]], dtype=torch.float64))[:, 0]
+    return Told(Box(low, high), knows=("the range of the inputs",))
 
 
 def tuned(
     make: Callable[[], nn.Module],
     pool: Data,
     samples: int,
-    recipes: tuple[Recipe, ...],
+    recipes: tuple[Recipe | None, ...],
     seed: int,
     device: str = "cpu",
 ) -> Tuned:
     """Pretrain a network on some of a pool, and fine-tune it on so many others, in float32.
 
-    The first recipe is followed that brings the loss down to `FITTED`, or else the last.
+    The first recipe is followed that brings the loss down to `FITTED`, or else the last; None is
+    descent so slow that the features stay.
     """
-    count, base = PRETRAINED[pool.name]
-    order = torch.randperm(pool.samples, generator=torch.Generator().manual_seed(seed))
-    first, private, others, _ = order.tensor_split(
-        (count, count + samples, count + samples + PUBLIC)
-    )
-    truth = part(pool, private)
+    first, truth, public = split(pool, samples, seed)
     with tensor_cores(False):
-        module = pretrained(make, part(pool, first), base, seed, device)
+        module = pretrained(seeded(make, seed), first, PRETRAINED[pool.name][1], device)
         for recipe in recipes:
-            weights = follow(module, truth, recipe, device)
+            if recipe is None:
+                weights = train(module, truth, LAZY, device)
+            else:
+                weights = follow(module, truth, recipe, device)
             if weights.record["loss"] < FITTED:
                 break
-    low, high = pool.transform.apply(torch.tensor([[0.0], [1.0]])).flatten().tolist()
-    told = Told(Box(low, high), knows=("the range of the pixels",))
     network = prepare(module.cpu(), pool.shape).network
-    return Tuned(network, weights, truth, recipe, pool.inputs[others], told)
+    return Tuned(network, weights, truth, recipe, public.inputs, known_of(pool))

@@ -107,7 +107,7 @@ def finetuned(
             replay = victim.replay(not name.endswith(ALONE), labels).to(device, precision)
             shared = {"floor": residual_at_truth(lazy, victim.truth), **victim.weights.record}
             say(
-                f"  {name} seed {seed}: rate {victim.recipe.lr:g}, loss {shared['loss']:.0e}, W₁ "
+                f"  {name} seed {seed}: rate {shared['recipe']['lr']:g}, loss {shared['loss']:.0e}, W₁ "
                 f"moved {shared['laziness']['first']:.0e}, floor {shared['floor']:.0e}"
             )
             if replay.target.is_cuda and seed == chosen[0]:

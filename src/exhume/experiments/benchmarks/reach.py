@@ -1,0 +1,194 @@
+"""How far the attacks reach: kinds of networks against ways to train them, the best of each."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache, partial
+
+import torch
+from joblib import Parallel, delayed
+from torch import Tensor, nn
+from torch.nn.functional import normalize, one_hot
+
+from exhume import data, victims
+from exhume.data import Data
+from exhume.equation.problem import Premise, Problem
+from exhume.evaluate import score
+from exhume.experiments.benchmarks import bases
+from exhume.experiments.benchmarks.bases import PRETRAINED, PUBLIC, images, tuned
+from exhume.experiments.benchmarks.common import drawn, heading, say, show
+from exhume.experiments.benchmarks.margin import CLOSE
+from exhume.methods import reconstruct
+from exhume.methods.progress import Method
+from exhume.methods.replay import Replay
+from exhume.models.architectures import Block, Tokens
+from exhume.models.formulation import weights_problem
+from exhume.models.prepare import prepare
+from exhume.recipes import Recipe
+from exhume.solvers import Outcome
+from exhume.victims.training import Training, train
+
+# What an attack is called, what it is given, its method, and its share of the time that is left
+Posing = tuple[str, Problem, str | Method, float]
+Posed = tuple[Tensor, Tensor, list[Posing]]  # the samples, public inputs, and the attacks
+
+SAMPLES = 3
+POOL = PRETRAINED["digits"][0] + SAMPLES + PUBLIC  # digits that are drawn from
+WHOLE = 0.9  # of the samples: a cell that is reached
+START = 100  # products for replay's lazy start: public samples are the first start, and mostly do
+WIDTH = 100  # of dense networks at the margin: enough for three samples, and trained in seconds
+STEPS = 2000  # of training on the samples alone, at most: seconds
+
+
+def convolutional() -> nn.Module:
+    """Return two convolutions and a head for 8×8."""
+    maps = nn.Unflatten(1, (1, 8)), nn.Conv2d(1, 8, 3, padding=1), nn.GELU()
+    more = nn.Conv2d(8, 8, 3, padding=1, stride=2), nn.GELU()
+    return nn.Sequential(*maps, *more, nn.Flatten(), nn.Linear(128, 10))
+
+
+def residual() -> nn.Module:
+    """Return a block of ResNet-18 between a convolution and a head for 8×8."""
+    maps = nn.Unflatten(1, (1, 8)), nn.Conv2d(1, 8, 3, padding=1), nn.GELU()
+    return nn.Sequential(*maps, bases.Skip(8, 8, 2, nn.GELU), nn.Flatten(), nn.Linear(128, 10))
+
+
+def transformer() -> nn.Module:
+    """Return a vision transformer of one block for 8×8, whose head sees all four tokens."""
+    patches = nn.Unflatten(1, (1, 8)), nn.Conv2d(1, 32, 4, stride=4), Tokens(4, 32), Block(32, 4)
+    return nn.Sequential(*patches, nn.LayerNorm(32), nn.Flatten(), nn.Linear(128, 10))
+
+
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    "MLP": partial(bases.dense, 64, 96),
+    "CNN": convolutional,
+    "residual net": residual,
+    "vision transformer": transformer,
+    "tabular MLP": partial(bases.dense, 30, 64, outputs=2),
+}
+WAYS: dict[str, Recipe | None] = {  # those without a recipe are trained otherwise
+    "lazy": None,
+    "SGD": Recipe(lr=0.1, steps=10),
+    "mini-batches": Recipe(lr=0.1, steps=10, batch_size=2, shuffle=0),
+    "momentum": Recipe(lr=0.02, steps=10, momentum=0.9),
+    "decay": Recipe(lr=0.1, steps=10, weight_decay=1e-3),
+    "Adam": Recipe("adam", lr=2e-3, steps=10),
+    "head only": Recipe(lr=0.1, steps=10),
+    "margin": None,
+}
+
+
+@cache
+def table() -> Data:
+    """Load the measurements of scikit-learn's breast cancer set, standardised by column."""
+    from sklearn.datasets import load_breast_cancer
+
+    rows, classes = load_breast_cancer(return_X_y=True)
+    rows = (rows - rows.mean(0)) / rows.std(0)
+    targets = one_hot(torch.from_numpy(classes).long(), 2)
+    return data.from_arrays(rows, targets, normalise=False, standardise=False, name="table")
+
+
+def reach(
+    networks: tuple[str, ...] = tuple(NETWORKS),
+    ways: tuple[str, ...] = tuple(WAYS),
+    seeds: int = 1,
+    first_seed: int = 100,
+    limit: float = 40.0,
+    workers: int = 2,
+) -> None:
+    """Attack five kinds of networks, each trained in eight ways, with every method that may work.
+
+    The share of samples recovered by the best method is printed; for weights alone at the margin
+    it is the share that is recognisable.
+
+    Args:
+        networks: of MLP, CNN, residual net, vision transformer, tabular MLP.
+        ways: of lazy, SGD, mini-batches, momentum, decay, Adam, head only, margin.
+        seeds: how many.
+        first_seed: of data, model and attack.
+        limit: seconds a cell, for all its methods together.
+        workers: cells at a time, with a thread each.
+    """
+    chosen = drawn(seeds, first_seed, networks, NETWORKS)
+    drawn(1, 0, ways, WAYS)
+    heading(f"reach: n = {SAMPLES}, seeds {chosen[0]} to {chosen[-1]}, {limit:g} s a cell")
+    cells = [(network, way, seed) for network in networks for way in ways for seed in chosen]
+    work = (delayed(attacked)(*cell, limit) for cell in cells)
+    found: dict[tuple[str, str], dict[str, float]] = {}
+    for (network, way, seed), shares in zip(
+        cells, Parallel(workers, return_as="generator")(work), strict=True
+    ):
+        said = ", ".join(f"{method} {share:.0%}" for method, share in shares.items())
+        say(f"  {network}, {way}, seed {seed}: {said}")
+        cell = found.setdefault((network, way), {})
+        for method, share in shares.items():
+            cell[method] = cell.get(method, 0.0) + share / seeds
+    best = {cell: max(shares, key=shares.__getitem__) for cell, shares in found.items()}
+    for form in ("{share:.0%}", "{method}"):
+        rows: list[dict[str, str]] = []
+        for network in networks:
+            rows.append({"network": network})
+            for way in ways:
+                method = best[network, way]
+                rows[-1][way] = form.format(share=found[network, way][method], method=method)
+        show(" | ".join(f"{word}: {{{word}}}" for word in ("network", *ways)), rows)
+    whole = sum(found[cell][method] >= WHOLE for cell, method in best.items())
+    say(f"{whole} of {len(best)} cells at {WHOLE:.0%} or more")
+
+
+def attacked(network: str, way: str, seed: int, limit: float) -> dict[str, float]:
+    """Return the share of samples that each method finds; none is tried after one converged."""
+    torch.set_num_threads(1)
+    pool = table() if network == "tabular MLP" else images("digits", POOL, True)
+    truth, public, attacks = (at_margin if way == "margin" else fine_tuned)(
+        network, way, pool, seed
+    )
+    shares: dict[str, float] = {}
+    left = limit
+    for name, problem, method, part in attacks:
+        problem = problem.to("cpu", torch.float64)
+        found = reconstruct(problem, SAMPLES, seed, method, part * left)
+        left = max(0.0, left - found.seconds)
+        samples = found.samples.nan_to_num(0.0, 0.0, 0.0)
+        if way == "margin":
+            x, y = (normalize(rows - public.mean(0)) for rows in (truth, samples))
+            shares[name] = float(((x @ y.T).amax(1) > CLOSE).double().mean())
+        else:
+            shares[name] = score(samples, truth).recovered
+        if found.outcome is Outcome.CONVERGED:
+            break
+    return shares
+
+
+def fine_tuned(network: str, way: str, pool: Data, seed: int) -> Posed:
+    """Fine-tune a network that way; replay goes first and has most of the time."""
+    make, recipe, block = NETWORKS[network], WAYS[way], "all"
+    if way == "head only" and recipe is not None:
+        names = [name for name, _ in make().named_parameters()]
+        recipe, block = replace(recipe, frozen=tuple(names[:-2])), "last"
+    victim = tuned(make, pool, SAMPLES, (recipe,), seed)
+    attacks: list[Posing] = [("lazy", victim.change(block), "exhume", 1.0)]
+    if recipe is not None:
+        attacks.insert(0, ("replay", victim.replay(), Replay(products=START), 0.8))
+    return victim.truth.inputs, victim.public, attacks
+
+
+def at_margin(network: str, way: str, pool: Data, seed: int) -> Posed:
+    """Train a network on the samples alone until the direction of its weights stays.
+
+    Dense networks have one output, odd against even classes. There is no such training of others
+    here: they are trained to a small loss.
+    """
+    _, truth, public = bases.split(pool, SAMPLES, seed)
+    told, other = bases.known_of(pool), "haim2022"
+    if "MLP" in network:
+        signs = 2.0 * (truth.targets.argmax(1, keepdim=True) % 2) - 1
+        victim = victims.kkt_mlp(replace(truth, targets=signs.double()), (WIDTH,), seed)
+        problem = replace(victim.problem, domain=told.domain or victim.problem.domain)
+    else:
+        module, other = bases.seeded(NETWORKS[network], seed).eval(), "buzaglo2023"
+        weights = train(module, truth, Training("cross_entropy", until=1e-3, steps=STEPS))
+        prepared = prepare(module, pool.shape).network
+        problem = weights_problem(prepared, weights.trained, Premise.MARGIN, told)
+    attacks: list[Posing] = [("exhume", problem, "exhume", 0.7), (other, problem, other, 1.0)]
+    return truth.inputs, public.inputs, attacks
