@@ -19,7 +19,11 @@ State = tuple[Tensor, ...]  # what a step changes: parameters θ (p,), then the 
 OPTIMIZERS = ("sgd", "adam", "adamw")
 LOSSES = ("cross_entropy", "mse", "logistic")
 SCHEDULES = ("constant", "cosine", "steps")
-TRIED = ("steps", "epochs", "batch_size")  # what may be given as several numbers
+TRIED = {  # what may be given as several numbers
+    "steps": "number of steps",
+    "epochs": "number of epochs",
+    "batch_size": "batch size",
+}
 
 
 @dataclass(frozen=True)
@@ -104,9 +108,15 @@ class Recipe:
 
     def definite(self) -> "Recipe":
         """Return the recipe, or refuse one that leaves something open."""
-        if self.lr is None or len(self.choices()) > 1:
-            raise InputError("recipe: one lr, one number of steps and one batch size are needed.")
+        if self.open:
+            raise InputError(f"recipe: does not say {self.open[0]}; to train, one is needed.")
         return self
+
+    @property
+    def open(self) -> tuple[str, ...]:
+        """Return what is left to be found, in words."""
+        rate = ("its rate",) if self.lr is None else ()
+        return (*rate, *(f"its {TRIED[w]}" for w in TRIED if len(several(getattr(self, w))) > 1))
 
     @property
     def buffers(self) -> int:
@@ -116,7 +126,7 @@ class Recipe:
     def batches(self, samples: int) -> list[Tensor]:
         """Return the indices of each step's samples, drawn as torch's DataLoader does."""
         generator = None if self.shuffle is None else torch.Generator().manual_seed(self.shuffle)
-        size, steps, epochs = (one(getattr(self, word)) for word in ("batch_size", *TRIED[:2]))
+        steps, epochs, size = (one(getattr(self, word)) for word in TRIED)
         size = min(size or samples, samples)
         loader: Any = DataLoader(
             range(samples),  # type: ignore[arg-type]

@@ -18,11 +18,12 @@ from exhume.methods.haim2022 import Haim2022
 from exhume.methods.iurada2025 import Iurada2025
 from exhume.methods.loo2023 import Loo2023
 from exhume.methods.progress import Checkpoint, Method, Progress, unpack
-from exhume.methods.replay import Replay
+from exhume.methods.replay import Replay, recipe_of
 from exhume.methods.shen2026 import Shen2026
 from exhume.methods.simudy2025 import SimuDy2025
 from exhume.methods.stationary import default_for
 from exhume.methods.tansley2026 import Tansley2026, confined
+from exhume.recipes import Recipe
 from exhume.solvers import Outcome
 
 # Where the weights are the target, `exhume` is `Stationary`.
@@ -57,6 +58,7 @@ class Reconstruction:
     seconds: float  # wall time, with that of earlier sittings if it was resumed
     explained: int | None = None  # candidates that explained the weights, where more were tried
     rank: int | None = None  # dimension of the subspace that confined candidates; None for all
+    recipe: Recipe | None = None  # of a simulated run, with what was found of it
 
 
 def method_named(method: str | Method, problem: Problem | None = None) -> Method:
@@ -154,4 +156,5 @@ def reconstruct(
         seconds=time.perf_counter() - start,
         explained=progress.explained,
         rank=confined(problem, fit.candidates),
+        recipe=recipe_of(fit),
     )

@@ -4,6 +4,7 @@ The lazy equation is solved first: what it finds is near the samples where train
 features little. Then each trial begins elsewhere: there, at public samples of the same kind if
 there are any, at random, or at the best so far with half of it drawn anew. The residual decides:
 only the samples make the run end where it did, so a trial that explains the weights is the last.
+Where the recipe leaves numbers open, each start is tried with every choice of them.
 """
 
 import math
@@ -18,9 +19,11 @@ from torch.nn.functional import one_hot
 from exhume.equation.objective import Fit, fitted_with
 from exhume.equation.problem import Premise, Problem
 from exhume.errors import InputError
-from exhume.features.replay import TrainingRun
+from exhume.features.replay import Replayed, TrainingRun
 from exhume.methods.exhume import Exhume, Search
 from exhume.methods.progress import Progress, stream
+from exhume.recipes import Recipe
+from exhume.search.subspace import estimate
 from exhume.solvers import Outcome
 from exhume.solvers.levenberg_marquardt import DampedState, LevenbergMarquardt
 
@@ -31,6 +34,7 @@ DRIFT = 1e-2  # what the lazy equation may leave: its search ends where nothing 
 # was at the start, so little noise is best where that is much, and all of it where there are traps
 SPREADS = (0.1, 1.0)
 LABEL_SETS = 12  # of those that the weights allow, so many of the likeliest are tried
+TURNS = 8  # trials for a number of samples, where it is not known: then there is one more
 STARTS = {  # what trials begin with, one kind after the other, for each set of labels
     "alone": ("lazy", "random", "renewed", "random"),
     "public": ("public", "lazy", "renewed", "public"),
@@ -46,14 +50,33 @@ class LazySearch(Search):
         return lazy_of(problem)
 
 
+@dataclass(frozen=True, eq=False)
+class Best:
+    """The best trial that ended."""
+
+    candidates: Tensor  # (n, d)
+    labels: Tensor  # (n, c)
+    value: float  # the residual that they leave
+    choice: int  # of the recipe, by its number
+
+    def beaten(self, value: float) -> bool:
+        """Tell whether a residual is better; a run can end nowhere."""
+        return math.isnan(self.value) or value < self.value
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Trials(Progress):
     """The progress of the trials."""
 
     state: DampedState
+    choice: int = 0  # of the recipe, by its number, in the trial at hand
     lazy: Tensor  # the lazy solution, (n, d)
     gains: Tensor  # how much each of it raises each output, (n, c)
-    best: Fit | None = None  # of the best trial that ended
+    best: Best | None = None
+
+    def seen(self, problem: Problem) -> Problem:
+        """Return the problem with the choice of the trial at hand."""
+        return chosen(problem, self.choice)
 
 
 @dataclass(frozen=True)
@@ -77,7 +100,7 @@ class Replay:
         labels = _run(problem).labels
         if None not in (labels, samples) and len(labels or ()) != samples:
             raise InputError(f"labels: there are {len(labels or ())} for {samples} samples.")
-        count = samples or len(labels or ()) or max(1, int((class_gains(problem) > 0).sum()))
+        count = samples or len(labels or ()) or least_count(problem)
         lazy = lazy_of(problem)
         start = random_start(problem, self._search.count(lazy, count), stream(seed, 0), SPREADS[0])
         return LazySearch(**vars(self._search.begin(lazy, count, seed, start)))
@@ -95,21 +118,30 @@ class Replay:
             return self._first(problem, moved)
         state = progress.state
         if state.outcome is None and state.steps < self.trial:
-            return replace(progress, state=self._solver(problem).step(problem, state))
+            return replace(
+                progress, state=self._solver(problem).step(progress.seen(problem), state)
+            )
         if state.outcome is Outcome.CONVERGED:
             return replace(progress, outcome=state.outcome)
-        progress = replace(progress, best=self.finish(problem, progress))
-        if progress.rounds + 1 >= self.trials:
+        if progress.best is None or progress.best.beaten(state.fit.value):
+            fit = state.fit
+            ended = Best(fit.candidates, fit.shares, fit.value, progress.choice)
+            progress = replace(progress, best=ended)
+        choices = len(_run(problem).recipe.choices())
+        if progress.rounds + 1 >= self.trials * choices:
             return replace(progress, outcome=Outcome.STALLED)
-        return progress.next_round(self._begin(problem, progress, progress.rounds + 1))
+        turn, choice = divmod(progress.rounds + 1, choices)
+        return progress.next_round(self._begin(problem, progress, turn, choice), choice=choice)
 
     def finish(self, problem: Problem, progress: LazySearch | Trials) -> Fit:
         """Return the best of all trials."""
         if isinstance(progress, LazySearch):
             progress = self._first(problem, progress)
         fit, best = progress.state.fit, progress.best
-        lost = best is None or math.isnan(best.value)  # a run can end nowhere
-        return fit if best is None or lost or fit.value < best.value else best
+        if best is None or best.beaten(fit.value):
+            return fit
+        labels = best.labels.reshape(-1, 1)
+        return fitted_with(chosen(problem, best.choice), best.candidates, labels)
 
     def _solver(self, problem: Problem) -> LevenbergMarquardt:
         return LevenbergMarquardt(
@@ -135,42 +167,38 @@ class Replay:
             lazy=fit.candidates,
             gains=gains,
         )
-        return replace(begun, state=self._begin(problem, begun, 0))
+        return replace(begun, state=self._begin(problem, begun, 0, 0))
 
-    def _begin(self, problem: Problem, progress: Trials, trial: int) -> DampedState:
+    def _begin(self, problem: Problem, progress: Trials, turn: int, choice: int) -> DampedState:
         """Begin a trial: the next set of labels that may be, then the next kind of start."""
-        generator = stream(progress.seed, trial + 1)
-        sets = self._label_sets(problem, progress, trial)
-        labels = sets[trial % len(sets)]
+        generator = stream(progress.seed, turn + 1)
+        count = progress.samples or len(_run(problem).labels or ())
+        if not count:  # of the samples is known: each is given some turns
+            more, turn = divmod(turn, TURNS)
+            count = least_count(problem) + more
+        sets = self._label_sets(problem, progress, count)
+        labels, best = sets[turn % len(sets)], progress.best
         kinds = STARTS["alone" if _run(problem).public is None else "public"]
-        kind = kinds[trial // len(sets) % len(kinds)]
-        if kind == "renewed" and progress.best is not None:
-            labels = progress.best.shares
-        start = problem.domain.project(self._start(problem, progress, kind, labels, generator))
-        return DampedState(fit=fitted_with(problem, start, labels.reshape(-1, 1)), damping=DAMPING)
-
-    def _start(
-        self,
-        problem: Problem,
-        progress: Trials,
-        kind: str,
-        labels: Tensor,
-        generator: torch.Generator,
-    ) -> Tensor:
-        """Return candidates (n, d) for labels (n, c) to begin a trial with."""
-        fresh = self._drawn(problem, labels, generator)
+        kind = kinds[turn // len(sets) % len(kinds)]
+        if kind == "renewed" and best is not None:
+            labels = best.labels
+        if kind == "random":
+            spread = SPREADS[turn % len(SPREADS)]
+            start = random_start(problem, len(labels), generator, spread)
+        else:
+            start = self._drawn(problem, labels, generator)
         if kind == "lazy":
             score = progress.gains.cpu() @ labels.double().cpu().T
-            chosen, place = linear_sum_assignment(score.numpy(), maximize=True)
-            fresh[place.tolist()] = progress.lazy[chosen.tolist()]
-        elif kind == "renewed" and progress.best is not None:
-            kept = torch.rand(len(labels), generator=generator) < 0.5
-            kept = kept.to(fresh.device)
-            fresh[kept] = progress.best.candidates[kept]
-        elif kind == "random":
-            spread = SPREADS[progress.rounds % len(SPREADS)]
-            fresh = random_start(problem, len(labels), generator, spread)
-        return fresh
+            rows, place = linear_sum_assignment(score.numpy(), maximize=True)
+            start[place.tolist()] = progress.lazy[rows.tolist()]
+        elif kind == "renewed" and best is not None:
+            # With another choice all are kept: what they left may be owed to the recipe alone
+            drawn = torch.rand(len(labels), generator=generator)
+            kept = (drawn < (0.5 if choice == best.choice else 1)).to(start.device)
+            start[kept] = best.candidates[kept]
+        start = problem.domain.project(start)
+        fit = fitted_with(chosen(problem, choice), start, labels.reshape(-1, 1))
+        return DampedState(fit=fit, damping=DAMPING)
 
     def _drawn(self, problem: Problem, labels: Tensor, generator: torch.Generator) -> Tensor:
         """Return public inputs that the network gives these labels; without any, random ones."""
@@ -183,25 +211,21 @@ class Replay:
         scores = scores + torch.rand(scores.shape, generator=generator)
         return run.public[scores.argmax(0).to(labels.device)]
 
-    def _label_sets(self, problem: Problem, progress: Trials, trial: int) -> list[Tensor]:
-        """Return the labels (n, c) that the samples may have, the likeliest first."""
-        run, like, samples = _run(problem), problem.target, progress.samples
+    def _label_sets(self, problem: Problem, progress: Trials, count: int) -> list[Tensor]:
+        """Return the labels (n, c) that so many samples may have, the likeliest first."""
+        run, like = _run(problem), problem.target
         classes, known = run.outputs, run.labels
         if known is not None:
             return [rows_of(torch.tensor(known), classes).to(like)]
         if classes == 1:
-            each = (
-                torch.arange(samples or trial + 1) < k for k in range((samples or trial + 1) + 1)
-            )
+            each = (torch.arange(count) < k for k in range(count + 1))
             return [rows_of(positive, 1).to(like) for positive in each]
-        gains = class_gains(problem)
-        count = samples or int((gains > 0).sum()) + trial // 8
         with torch.no_grad():
             outputs = run.network(run.points[0], progress.lazy)
         given = outputs.double().softmax(1).mean(0).cpu()
-        chosen = likely_counts(gains, given, count)[:LABEL_SETS]
-        every = torch.arange(classes)
-        return [rows_of(every.repeat_interleave(each), classes).to(like) for each in chosen]
+        likely = likely_counts(class_gains(problem), given, count)
+        every, most = torch.arange(classes), LABEL_SETS if progress.samples else TURNS // 2
+        return [rows_of(every.repeat_interleave(c), classes).to(like) for c in likely[:most]]
 
 
 def likely_counts(gains: Tensor, given: Tensor, count: int) -> list[Tensor]:
@@ -245,10 +269,37 @@ def _run(problem: Problem) -> TrainingRun:
     return cast(TrainingRun, problem.features)
 
 
+def chosen(problem: Problem, choice: int) -> Problem:
+    """Return the problem with the choice of that number of what its recipe leaves open."""
+    run = _run(problem)
+    return replace(problem, features=replace(run, recipe=run.recipe.choices()[choice]))
+
+
+def recipe_of(fit: Fit) -> Recipe | None:
+    """Return the recipe of a fit, with what was found of it; None where no run is simulated."""
+    at = fit.linearization
+    return at.recipe if isinstance(at, Replayed) else None
+
+
 def lazy_of(problem: Problem) -> Problem:
     """Return the lazy equation of the same change of weights."""
     lazy = _run(problem).lazy
     return replace(problem, features=lazy, premise=Premise.CHANGE, drift=DRIFT)
+
+
+def least_count(problem: Problem) -> int:
+    """Return how many samples there are at least.
+
+    Each step of SGD moves a dense first layer in the span of the samples, and lowers the last bias
+    of a class that none of them has.
+    """
+    gained = int((class_gains(problem) > 0).sum())
+    if problem.first_layer is None or _run(problem).recipe.optimizer != "sgd":
+        return max(1, gained)
+    try:
+        return max(gained, estimate(problem.first_layer).rank)
+    except InputError:  # it has no gap: as many samples as directions, or other weights
+        return max(1, gained)
 
 
 def class_gains(problem: Problem) -> Tensor:

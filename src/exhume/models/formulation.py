@@ -24,7 +24,7 @@ from exhume.features.network import Network, Weights, midpoint, named_block
 from exhume.features.random import RandomFeatures
 from exhume.features.replay import TrainingRun
 from exhume.features.weights import Stored
-from exhume.recipes import Recipe
+from exhume.recipes import Recipe, several
 
 # Where features may be taken; `both` is initial and final, with coefficients of their own
 POINTS = {
@@ -125,7 +125,8 @@ def replay_problem(
         sizes = f"expected inputs of {network.dim} entries, got {public.shape[1]}"
         raise InputError(f"public: {sizes}.")
     lazy = network_problem(network, initial, trained, "all", POINT, told)
-    length = f"{recipe.steps} steps" if recipe.steps else f"{recipe.epochs} epochs"
+    unit = "steps" if recipe.steps else "epochs"
+    length = f"{' or '.join(map(str, several(recipe.steps or recipe.epochs)))} {unit}"
     run = TrainingRun(
         network,
         (initial, trained),
@@ -137,7 +138,8 @@ def replay_problem(
         public=public,
     )
     more = {"the labels": known.labels, "public inputs of the same kind": public}
-    knows = (*lazy.threat_model.knows, RECIPE, *(w for w, v in more.items() if v is not None))
+    how = f"{RECIPE}, nor {', nor '.join(recipe.open)}" if recipe.open else RECIPE
+    knows = (*lazy.threat_model.knows, how, *(w for w, v in more.items() if v is not None))
     return replace(
         lazy, features=run, threat_model=ThreatModel(knows), drift=0.0, premise=Premise.REPLAY
     )
