@@ -100,7 +100,8 @@ class Replay:
         labels = _run(problem).labels
         if None not in (labels, samples) and len(labels or ()) != samples:
             raise InputError(f"labels: there are {len(labels or ())} for {samples} samples.")
-        count = samples or len(labels or ()) or least_count(problem)
+        samples = samples or len(labels or ()) or span_count(problem)
+        count = samples or least_count(problem)
         lazy = lazy_of(problem)
         start = random_start(problem, self._search.count(lazy, count), stream(seed, 0), SPREADS[0])
         return LazySearch(**vars(self._search.begin(lazy, count, seed, start)))
@@ -172,8 +173,8 @@ class Replay:
     def _begin(self, problem: Problem, progress: Trials, turn: int, choice: int) -> DampedState:
         """Begin a trial: the next set of labels that may be, then the next kind of start."""
         generator = stream(progress.seed, turn + 1)
-        count = progress.samples or len(_run(problem).labels or ())
-        if not count:  # of the samples is known: each is given some turns
+        count = progress.samples
+        if count is None:  # each that may be is given some turns
             more, turn = divmod(turn, TURNS)
             count = least_count(problem) + more
         sets = self._label_sets(problem, progress, count)
@@ -288,18 +289,21 @@ def lazy_of(problem: Problem) -> Problem:
 
 
 def least_count(problem: Problem) -> int:
-    """Return how many samples there are at least.
+    """Return how many samples there are at least: training lowers the last bias of other classes."""
+    return max(1, int((class_gains(problem) > 0).sum()))
 
-    Each step of SGD moves a dense first layer in the span of the samples, and lowers the last bias
-    of a class that none of them has.
+
+def span_count(problem: Problem) -> int | None:
+    """Return how many samples span the change of a dense first layer; None where that is not seen.
+
+    Each step of SGD moves the layer in their span; no other optimiser does.
     """
-    gained = int((class_gains(problem) > 0).sum())
     if problem.first_layer is None or _run(problem).recipe.optimizer != "sgd":
-        return max(1, gained)
+        return None
     try:
-        return max(gained, estimate(problem.first_layer).rank)
-    except InputError:  # it has no gap: as many samples as directions, or other weights
-        return max(1, gained)
+        return estimate(problem.first_layer).rank
+    except InputError:  # there are as many samples as directions, or the weights are not from there
+        return None
 
 
 def class_gains(problem: Problem) -> Tensor:
