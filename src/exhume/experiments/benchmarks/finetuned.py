@@ -106,9 +106,10 @@ def finetuned(
             lazy = victim.change().to(device, precision)
             replay = victim.replay(not name.endswith(ALONE), labels).to(device, precision)
             shared = {"floor": residual_at_truth(lazy, victim.truth), **victim.weights.record}
+            rate, moved = shared["recipe"]["lr"], shared["laziness"]["first"]
             say(
-                f"  {name} seed {seed}: rate {shared['recipe']['lr']:g}, loss {shared['loss']:.0e}, W₁ "
-                f"moved {shared['laziness']['first']:.0e}, floor {shared['floor']:.0e}"
+                f"  {name} seed {seed}: rate {rate:g}, loss {shared['loss']:.0e}, W₁ moved "
+                f"{moved:.0e}, floor {shared['floor']:.0e}"
             )
             if replay.target.is_cuda and seed == chosen[0]:
                 say(f"  {name}: {products(replay, victim)}")
