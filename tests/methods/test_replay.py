@@ -10,7 +10,13 @@ import torch
 from torch import Tensor, nn
 
 import exhume
-from exhume.methods.replay import rows_of
+from exhume.auditing.evidence import claims as claimed
+from exhume.equation.domain import Box
+from exhume.equation.problem import Problem
+from exhume.methods import reconstruct
+from exhume.methods.replay import Replay, rows_of
+from exhume.models.formulation import Known, Told, replay_problem
+from exhume.models.prepare import prepare
 from exhume.recipes import Recipe
 
 RECIPE = Recipe(lr=0.5, steps=10)
@@ -27,7 +33,9 @@ def trained(recipe: Recipe = RECIPE) -> tuple[Mapping[str, Tensor], Mapping[str,
     """Return weights before and after, in float32 as people have them, and the samples."""
     model, x = small(), torch.rand(3, 6, generator=torch.Generator().manual_seed(5))
     before = {name: w.clone() for name, w in model.state_dict().items()}
-    optimizer = torch.optim.SGD(model.parameters(), recipe.lr, recipe.momentum)
+    optimizer: torch.optim.Optimizer = torch.optim.Adam(model.parameters(), recipe.rate(0))
+    if recipe.optimizer == "sgd":
+        optimizer = torch.optim.SGD(model.parameters(), recipe.rate(0), recipe.momentum)
     for batch in recipe.batches(3):
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(x[batch]), torch.tensor(LABELS)[batch]).backward()
@@ -35,10 +43,10 @@ def trained(recipe: Recipe = RECIPE) -> tuple[Mapping[str, Tensor], Mapping[str,
     return before, model.state_dict(), x
 
 
-def audited(recipe: Recipe = RECIPE, told: Recipe | None = None, **options: Any) -> exhume.Audit:
+def audited(recipe: Recipe = RECIPE, **options: Any) -> exhume.Audit:
     before, after, _ = trained(recipe)
     options = {"samples": 3, "range": [0, 1], "device": "cpu"} | options
-    known = {"premise": "replay", "recipe": told or recipe}
+    known = {"premise": "replay", "recipe": recipe}
     return exhume.audit(small(), before, after, (6,), **known, **options)
 
 
@@ -65,19 +73,70 @@ def test_samples_come_back_exactly(recipe: Recipe, options: dict[str, Any]) -> N
     assert "how it was trained, step by step, but not on what" in found.problem.threat_model.knows
 
 
+def posed(told: Recipe, labels: tuple[int, ...] | None, recipe: Recipe = RECIPE) -> Problem:
+    """Return the problem in float64, as an audit on the CPU poses it."""
+    network, (before, after, _) = prepare(small(), (6,), check=False).network, trained(recipe)
+    known, inputs = Known(told, labels), Told(Box(0.0, 1.0))
+    return replay_problem(network, before, after, known, inputs).to("cpu", torch.float64)
+
+
 @pytest.mark.parametrize(
-    "wrong",
+    ("opened", "labels", "samples"),
     [
-        dataclasses.replace(RECIPE, lr=0.6),
-        dataclasses.replace(RECIPE, steps=12),
-        Recipe("adam", lr=0.05, steps=10),
+        pytest.param({"lr": None}, LABELS, 3, id="rate"),
+        pytest.param({"steps": (5, 10), "batch_size": (2, 3)}, LABELS, 3, id="steps and batches"),
+        pytest.param({}, None, None, id="number of samples and labels"),
     ],
-    ids=["rate", "steps", "optimizer"],
 )
-def test_nothing_is_claimed_where_the_recipe_is_wrong(wrong: Recipe) -> None:
-    found = audited(told=wrong, labels=list(LABELS), product_limit=4000)
-    assert found.found.residual > 1e-6
-    assert any("nothing is claimed" in claim for claim in found.claims)
+def test_what_is_not_known_is_found(
+    opened: dict[str, Any], labels: tuple[int, ...] | None, samples: int | None
+) -> None:
+    problem = posed(dataclasses.replace(RECIPE, **opened), labels)
+    found = reconstruct(problem, samples, 0, Replay(products=100))
+    assert found.outcome is exhume.Outcome.CONVERGED
+    assert found.samples.shape == (3, 6)
+    recipe = found.recipe
+    assert recipe is not None
+    assert (recipe.lr, recipe.steps) == (pytest.approx(0.5, rel=1e-4), 10)
+    assert recipe.batch_size in (None, 3)
+    assert problem.threat_model.knows[3].endswith(("on what", "its rate", "batch size"))
+
+
+ADAM = Recipe("adam", lr=0.05, steps=10)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "told", "samples", "words"),
+    [
+        pytest.param(RECIPE, {"lr": 0.6}, 3, "rate is suspected: with a rate of 0.5", id="rate"),
+        pytest.param(RECIPE, {"steps": 12}, 3, "or the number of steps", id="steps"),
+        pytest.param(ADAM, {}, 3, "optimiser is suspected: nearly all", id="Adam, not SGD"),
+        pytest.param(RECIPE, dataclasses.asdict(ADAM), 3, "optimiser is suspected: weights",
+                     id="SGD, not Adam"),
+        pytest.param(RECIPE, {}, 2, "number of samples is suspected", id="samples"),
+    ],
+)  # fmt: skip
+def test_nothing_is_claimed_where_the_auditor_is_wrong(
+    recipe: Recipe, told: dict[str, Any], samples: int, words: str
+) -> None:
+    problem = posed(dataclasses.replace(RECIPE, **told), LABELS[:samples], recipe)
+    found = reconstruct(problem, samples, 0, Replay(products=100), product_limit=300)
+    assert found.residual > 1e-6
+    claims = claimed(problem, found)
+    assert any("nothing is claimed" in claim for claim in claims)
+    assert words in claims[-1]
+
+
+def test_another_base_model_is_suspected() -> None:
+    torch.manual_seed(1)
+    other, after = nn.Sequential(nn.Linear(6, 24), nn.GELU(), nn.Linear(24, 3)), trained()[1]
+    problem = replay_problem(
+        prepare(small(), (6,), check=False).network, other.state_dict(), after, Known(RECIPE)
+    )
+    found = reconstruct(problem, 3, 0, Replay(products=100), product_limit=200)
+    claims = claimed(problem, found)
+    assert any("nothing is claimed" in claim for claim in claims)
+    assert "base model is suspected" in claims[-1]
 
 
 def test_simudy2025_descends_on_the_angle() -> None:

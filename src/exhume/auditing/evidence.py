@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from exhume.auditing.suspects import suspects
 from exhume.equation.problem import Premise, Problem
 from exhume.methods import Reconstruction
 from exhume.solvers import Outcome
@@ -80,6 +81,7 @@ def claims(problem: Problem, found: Reconstruction) -> list[str]:
             "or what it was told is not so: check the rate and the number of steps, the optimiser, "
             "the number of samples and their labels, and that training began at these weights."
         )
+        said += suspects(problem, found)
     else:
         said.append(
             f"{left} Some candidates may be training samples and others not; without the truth "

@@ -289,7 +289,7 @@ def lazy_of(problem: Problem) -> Problem:
 
 
 def least_count(problem: Problem) -> int:
-    """Return how many samples there are at least: training lowers the last bias of other classes."""
+    """Return how many samples there are at least: the last bias of other classes does not grow."""
     return max(1, int((class_gains(problem) > 0).sum()))
 
 
