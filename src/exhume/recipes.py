@@ -108,15 +108,17 @@ class Recipe:
 
     def definite(self) -> "Recipe":
         """Return the recipe, or refuse one that leaves something open."""
-        if self.open:
-            raise InputError(f"recipe: does not say {self.open[0]}; to train, one is needed.")
+        if words := tuple(self.open.values()):
+            raise InputError(f"recipe: does not say {words[0]}; to train, one is needed.")
         return self
 
     @property
-    def open(self) -> tuple[str, ...]:
-        """Return what is left to be found, in words."""
-        rate = ("its rate",) if self.lr is None else ()
-        return (*rate, *(f"its {TRIED[w]}" for w in TRIED if len(several(getattr(self, w))) > 1))
+    def open(self) -> dict[str, str]:
+        """Return the names of what is left to be found, and what that is in words."""
+        tried = {
+            w: f"its {said}" for w, said in TRIED.items() if len(several(getattr(self, w))) > 1
+        }
+        return tried if self.lr is not None else {"lr": "its rate", **tried}
 
     @property
     def buffers(self) -> int:

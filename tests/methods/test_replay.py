@@ -99,6 +99,8 @@ def test_what_is_not_known_is_found(
     assert recipe is not None
     assert (recipe.lr, recipe.steps) == (pytest.approx(0.5, rel=1e-4), 10)
     assert recipe.batch_size in (None, 3)
+    words = {"lr": "with them: lr 0.5.", "batch_size": "with them: steps 10, batch_size 3."}
+    assert words.get(min(opened, default=""), "by chance") in claimed(problem, found)[-1]
     assert problem.threat_model.knows[3].endswith(("on what", "its rate", "batch size"))
 
 
@@ -109,7 +111,7 @@ ADAM = Recipe("adam", lr=0.05, steps=10)
     ("recipe", "told", "samples", "words"),
     [
         pytest.param(RECIPE, {"lr": 0.6}, 3, "rate is suspected: with a rate of 0.5", id="rate"),
-        pytest.param(RECIPE, {"steps": 12}, 3, "or the number of steps", id="steps"),
+        pytest.param(RECIPE, {"steps": 12}, 3, "number of steps is suspected: with 10", id="steps"),
         pytest.param(ADAM, {}, 3, "optimiser is suspected: nearly all", id="Adam, not SGD"),
         pytest.param(RECIPE, dataclasses.asdict(ADAM), 3, "optimiser is suspected: weights",
                      id="SGD, not Adam"),

@@ -7,10 +7,11 @@ sentences from here, and sets them.
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from exhume.auditing.suspects import suspects
 from exhume.equation.problem import Premise, Problem
+from exhume.features.replay import TrainingRun
 from exhume.methods import Reconstruction
 from exhume.solvers import Outcome
 from exhume.wording import finite, number, percent, plural
@@ -65,6 +66,9 @@ def claims(problem: Problem, found: Reconstruction) -> list[str]:
             "equations are not met by chance: either these are the training samples, up to what "
             "the limits below leave open, or the weights came about in another way."
         )
+        if found.recipe is not None and (told := cast(TrainingRun, problem.features).recipe).open:
+            values = (f"{word} {getattr(found.recipe, word):.4g}" for word in told.open)
+            said.append(f"What the recipe leaves open was found with them: {', '.join(values)}.")
     elif found.outcome is Outcome.SETTLED:
         said += [
             f"{left} Trials that dropped many of the candidates, with others to spare, found them "

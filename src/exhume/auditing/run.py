@@ -157,6 +157,7 @@ def _result(settings: Settings, opened: Opened, found: Reconstruction) -> dict[s
         "parameters": opened.parameters,
         "point": opened.point,
         "rank": found.rank,
+        "recipe": found.recipe and asdict(found.recipe),
         "steps": found.steps,
         "products": found.products,
         "problem": {**problem.describe(), "ratio": problem.ratio(count)},

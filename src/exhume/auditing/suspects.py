@@ -3,13 +3,15 @@
 from dataclasses import replace
 from typing import cast
 
+from torch import Tensor
+
 from exhume.equation.objective import Fit, fitted_with
 from exhume.equation.problem import Problem
 from exhume.errors import InputError
 from exhume.features.replay import TrainingRun
 from exhume.methods import Reconstruction
 from exhume.methods.replay import recipe_of
-from exhume.recipes import Recipe
+from exhume.recipes import Recipe, one
 from exhume.search.subspace import estimate
 from exhume.solvers.levenberg_marquardt import DampedState, LevenbergMarquardt
 
@@ -38,23 +40,20 @@ def suspects(problem: Problem, found: Reconstruction) -> list[str]:
             f"The optimiser is suspected: weights changed by very different amounts (evenness "
             f"{even:.2f}), as those that SGD trains do, and Adam's do not."
         ]
-    if plain and not recipe.weight_decay and problem.first_layer is not None:
-        try:
-            rank = estimate(problem.first_layer).rank
-        except InputError:
-            return [
-                "The base model is suspected: the first layer changed in all directions, where SGD "
-                "from the weights that training began at stays in the span of the samples. An "
-                "optimiser other than SGD does this too, weight decay, or very many samples."
-            ]
-        if rank != count:
-            return [
-                f"The number of samples is suspected: the first layer changed in {rank} "
-                f"directions, and {count} were sought."
-            ]
-    if recipe not in run.recipe.choices():  # its rate was found, or it is a shorter run
+    spanned = plain and not recipe.weight_decay and problem.first_layer is not None
+    if spanned and (said := _of_the_span(problem, count)):
+        return said
+    if recipe in run.recipe.choices():  # else its rate was found, or it is a shorter run
+        said = _of_the_rate(problem, found, recipe)
+        if said:
+            return said
+    if not spanned:
         return []
-    return _of_the_rate(problem, found, recipe)
+    return [
+        "The first layer shows that the optimiser, the base model and the number of samples are as "
+        "told. So the labels are suspected, or what else the recipe says: the number of steps, "
+        "their batches, momentum, schedule and loss; or the search failed."
+    ]
 
 
 def evenness(problem: Problem) -> float:
@@ -64,33 +63,61 @@ def evenness(problem: Problem) -> float:
     return float(sizes.mean().square() / sizes.square().mean())
 
 
-def _of_the_rate(problem: Problem, found: Reconstruction, recipe: Recipe) -> list[str]:
-    """Go on from what was found, with the rate as told and with it free, and compare."""
-    held, free = (refined(problem, found, each) for each in (recipe, replace(recipe, lr=None)))
-    left, told = free.value, cast(float, recipe.lr)
-    rate = cast(float, cast(Recipe, recipe_of(free)).lr)
-    if not left * FALLEN < held.value:
-        return []
-    if left <= EXPLAINED and abs(rate / told - 1) < SAME:
+def _of_the_span(problem: Problem, count: int) -> list[str]:
+    """Compare the directions in which the first layer changed with the number of samples."""
+    assert problem.first_layer is not None
+    try:
+        rank = estimate(problem.first_layer).rank
+    except InputError:
         return [
-            "The search is suspected, and not the recipe: with the rate free it comes out as told, "
-            f"and the residual falls to {left:.1e}. Search longer, or leave the rate out."
+            "The base model is suspected: the first layer changed in all directions, where SGD "
+            "from the weights that training began at stays in the span of the samples. An "
+            "optimiser other than SGD does this too, weight decay, or very many samples."
         ]
-    alone = "" if left <= EXPLAINED else ", or the number of steps"
+    if rank == count:
+        return []
     return [
-        f"The rate is suspected{alone}: with a rate of {rate:.3g} in the place of {told:g}, the "
-        f"residual falls to {left:.1e}. Leave the rate out, and it is found; give several numbers "
-        "of steps, and each is tried."
+        f"The number of samples is suspected: the first layer changed in {rank} directions, and "
+        f"{count} samples were sought."
     ]
 
 
-def refined(problem: Problem, found: Reconstruction, recipe: Recipe) -> Fit:
-    """Return the fit some steps further from the candidates that were found, by a recipe."""
+def _of_the_rate(problem: Problem, found: Reconstruction, recipe: Recipe) -> list[str]:
+    """Go on from what was found, with the rate as told and with it free, and compare."""
+    start = found.samples, found.coefficients
+    held, free = (refined(problem, *start, each) for each in (recipe, replace(recipe, lr=None)))
+    told = recipe.rate(recipe.warmup)
+    rate = cast(float, cast(Recipe, recipe_of(free)).lr)
+    falls, there = "the residual falls to {:.1e}.".format, f"{rate:.3g} in the place of {told:g}"
+    open_ = "Leave the rate out, and it is found; give several numbers of steps, and each is tried."
+    if free.value <= EXPLAINED and abs(rate / told - 1) < SAME:
+        return [
+            "The search is suspected, and not the recipe: with the rate free it comes out as told, "
+            f"and {falls(free.value)} Search longer, or leave the rate out."
+        ]
+    if free.value <= EXPLAINED:
+        return [f"The rate is suspected: with {there}, {falls(free.value)} {open_}"]
+    steps = round((one(recipe.steps) or 0) * rate / told)  # as far in all as with the free rate
+    if steps not in (0, recipe.steps):
+        other = replace(recipe, steps=steps)
+        value = refined(problem, free.candidates, free.coefficients, other).value
+        if value <= EXPLAINED:
+            there = f"{steps} in the place of {recipe.steps}"
+            return [f"The number of steps is suspected: with {there}, {falls(value)} {open_}"]
+    if not free.value * FALLEN < held.value:
+        return []
+    return [
+        f"The rate is suspected, or the number of steps: with a rate of {there}, "
+        f"{falls(free.value)} {open_}"
+    ]
+
+
+def refined(problem: Problem, candidates: Tensor, labels: Tensor, recipe: Recipe) -> Fit:
+    """Return the fit some solver steps further from candidates and labels, by a recipe."""
     run = replace(cast(TrainingRun, problem.features), recipe=recipe)
     problem = replace(problem, features=run)
     solver = LevenbergMarquardt(tolerance=EXPLAINED, accuracy=1e-3, products=PRODUCTS)
-    fit = fitted_with(problem, found.samples, found.coefficients)
-    state = DampedState(fit=fit, damping=DAMPING)
+    state = DampedState(fit=fitted_with(problem, candidates, labels), damping=DAMPING)
     while state.outcome is None and state.steps < STEPS:
         state = solver.step(problem, state)
     return state.fit

@@ -138,7 +138,7 @@ def replay_problem(
         public=public,
     )
     more = {"the labels": known.labels, "public inputs of the same kind": public}
-    how = f"{RECIPE}, nor {', nor '.join(recipe.open)}" if recipe.open else RECIPE
+    how = f"{RECIPE}, nor {', nor '.join(recipe.open.values())}" if recipe.open else RECIPE
     knows = (*lazy.threat_model.knows, how, *(w for w, v in more.items() if v is not None))
     return replace(
         lazy, features=run, threat_model=ThreatModel(knows), drift=0.0, premise=Premise.REPLAY
@@ -291,7 +291,7 @@ def doubts(problem: Problem, samples: int | None) -> tuple[str, ...]:
                 "what they were. Biases in deeper layers, norms, and activations that bend other "
                 "than at zero do this."
             )
-    layer = None if problem.premise is Premise.CHANGE else problem.first_layer
+    layer = problem.first_layer if problem.premise.weights_alone else None
     if layer is not None and samples is not None:
         beyond = layer.spectrum[0][samples:].square().sum()  # singular values of no sample's
         share = float(beyond) / float(problem.target.double().square().sum())

@@ -6,6 +6,7 @@ Speed is shown as ratios taken in one run.
 from exhume.experiments.benchmarks import (
     finetuned,
     margin,
+    misinformed,
     polynomials,
     random_features,
     reach,
@@ -17,6 +18,6 @@ _MEASURED = (
     *(random_features.solvers, random_features.threshold, random_features.count),
     *(random_features.streaming, random_features.images, trained.networks),
     *(polynomials.identifiability, margin.kkt, splits.splitting),
-    *(finetuned.finetuned, reach.reach),
+    *(finetuned.finetuned, reach.reach, misinformed.misinformed),
 )
 COMMANDS = {command.__name__: command for command in _MEASURED}

@@ -1,0 +1,92 @@
+"""What an audit says where it is told wrong: nothing of any candidate, and what it suspects."""
+
+import statistics
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from exhume.auditing import evidence
+from exhume.evaluate import score
+from exhume.experiments.benchmarks.common import drawn, heading, say, show, tracked
+from exhume.experiments.benchmarks.finetuned import CASES, trained
+from exhume.methods import reconstruct
+from exhume.methods.replay import Replay
+from exhume.recipes import Recipe
+
+COLUMNS = (
+    "told wrong: {case} | a claim: {claimed} of {seeds} | rightly suspected: {suspected} of {seeds}"
+    " | residual, least: {least:.1e} | median: {residual:.1e} | median error: {error:.1e}"
+)
+START = 100  # products for the lazy start: public digits are the first start, and mostly do
+RECIPE = Recipe(lr=0.2, steps=20)
+NONE = "nothing is claimed"  # what an audit says of candidates that explain nothing
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """A case says how digits were fine-tuned, what the auditor is told, and what is to blame."""
+
+    suspected: str  # a word of the sentence that names it
+    made: Recipe = RECIPE
+    told: Recipe = RECIPE
+    samples: int = 4  # that are told; there are four
+    other: bool = False  # whether the initial weights are those of another base model
+
+
+WRONGS = {
+    "nothing": Wrong("not met by chance"),
+    "rate, 20 % more": Wrong("The rate is suspected", told=replace(RECIPE, lr=0.24)),
+    "rate, 20 % less": Wrong("The rate is suspected", told=replace(RECIPE, lr=0.16)),
+    "25 steps for 20": Wrong("number of steps", told=replace(RECIPE, steps=25)),
+    "SGD for Adam": Wrong("optimiser is suspected", Recipe("adam", lr=2e-3, steps=20)),
+    "another base model": Wrong("base model is suspected", other=True),
+    "3 samples for 4": Wrong("number of samples is suspected", samples=3),
+}
+
+
+def misinformed(seeds: int = 10, first_seed: int = 100, limit: int = 500) -> None:
+    """Attack fine-tuned networks with a wrong rate, steps, optimiser, base model, or number.
+
+    A network of 64-40-10 units was pretrained on digits and fine-tuned on four others by 20 steps
+    of SGD. The auditor has public digits, and labels but for the wrong number of samples.
+
+    Args:
+        seeds: how many, of data, network and attack alike.
+        first_seed: where they begin.
+        limit: products an attack.
+    """
+    chosen = drawn(seeds, first_seed)
+    heading(f"misinformed: seeds {chosen[0]} to {chosen[-1]}, {limit} products an attack")
+    show(
+        COLUMNS,
+        [_row(name, [_audited(name, s, limit) for s in tracked(chosen)]) for name in WRONGS],
+    )
+
+
+def _audited(name: str, seed: int, limit: int) -> dict[str, Any]:
+    """Return what an audit says of one seed, and how far its candidates are from the samples."""
+    wrong, case = WRONGS[name], replace(CASES["sgd20"], recipe=WRONGS[name].made)
+    victim = trained(case, seed, "cpu")
+    if wrong.other:
+        base = trained(case, seed + 1, "cpu").weights.initial
+        victim = replace(victim, weights=victim.weights._replace(initial=base))
+    known = wrong.samples == victim.truth.samples
+    problem = replace(victim, recipe=wrong.told).replay(labels=known).to("cpu", torch.float64)
+    found = reconstruct(problem, wrong.samples, seed, Replay(products=START), product_limit=limit)
+    claims = evidence.claims(problem, found)
+    say(f"  {name}, seed {seed}: residual {found.residual:.1e}. {claims[-1]}")
+    return {
+        "claimed": not any(NONE in claim for claim in claims),
+        "suspected": wrong.suspected in claims[-1] and NONE not in claims[-1],
+        "residual": found.residual,
+        "error": statistics.median(score(found.samples, victim.truth.inputs).errors.tolist()),
+    }
+
+
+def _row(name: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return counts over seeds, and medians."""
+    counts = {word: sum(run[word] for run in runs) for word in ("claimed", "suspected")}
+    middle = {word: statistics.median(run[word] for run in runs) for word in ("residual", "error")}
+    least = min(run["residual"] for run in runs)
+    return {"case": name, "seeds": len(runs), "least": least, **counts, **middle}
