@@ -15,7 +15,14 @@ import exhume
 from exhume import data, victims
 from exhume.cli.main import main
 from exhume.evaluate import Score, score
-from exhume.experiments.benchmarks import common, margin, random_features, splits
+from exhume.experiments.benchmarks import (
+    common,
+    finetuned,
+    margin,
+    random_features,
+    reach,
+    splits,
+)
 from exhume.experiments.benchmarks.common import momentum_until
 from exhume.experiments.cells.attack import Attack
 from exhume.methods import reconstruct
@@ -173,7 +180,38 @@ def test_kkt(bench: Bench, monkeypatch: Patch) -> None:
     assert "twice as many held-out images" in said and "of 4" in said
 
 
+def test_finetuned(bench: Bench, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(finetuned, "reconstruct", budgeted(30))
+    cases = ("--cases", "[sgd20,adam-alone]", "--samples", 2, "--device", "cpu")
+    said = bench("finetuned", *cases, "--seeds", 1, "--first-seed", 3, "--labels", "false")
+    rows = table(said)
+    attacks = ["exhume, replay", "exhume, lazy", "simudy2025"]
+    assert [cells[:2] for cells in rows] == [
+        [case, attack] for case in ("sgd20", "adam-alone") for attack in attacks
+    ]
+    for cells in rows:
+        assert len(cells) == 11 and cells[2].endswith(" of 1") and cells[4].endswith("%")
+        assert float(cells[6]) > 1e-9 and float(cells[7]) < 1 and 0 < float(cells[8]) < 1
+    assert "sgd20 seed 3: rate 0.2, loss" in said and said.count("products, ") == 6
+
+
+def test_reach(bench: Bench, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(reach, "reconstruct", budgeted(150))
+    monkeypatch.setattr(reach, "STEPS", 40)
+    words = ("--networks", "[CNN, tabular MLP]", "--ways", "[lazy, head only, margin]")
+    said = bench("reach", *words, "--first-seed", 3, "--workers", 1)
+    networks = ["CNN", "tabular MLP"]
+    *shares, one, two = table(said)
+    assert [cells[0] for cells in shares] == networks == [one[0], two[0]]
+    assert all(cell.endswith("%") for cells in shares for cell in cells[1:])
+    assert shares[1][1] == "100%" and one[1] == two[1] == "lazy"
+    assert "of 6 cells at 90% or more" in said and "tabular MLP, margin, seed 3: exhume" in said
+
+
 REFUSED = {
+    "finetuned --cases [sgd]": "case: expected one of sgd20",
+    "finetuned --methods [haim]": "method: expected one of replay",
+    "reach --ways [sdg]": "way: expected one of lazy",
     "threshold --dim 20 --samples 3 --ratios [0.01]": "width", "solvers --seeds 0": "seeds",
     "identifiability --samples 2": "expected 3 samples or more",
     "images --device cpu --name imagenet": "imagenet", "images --device cpu": "EXHUME_DATA",

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import Any
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,6 @@ from exhume.device import tensor_cores
 from exhume.equation.domain import Box
 from exhume.equation.problem import Problem
 from exhume.features.network import Network
-from exhume.models import architectures
 from exhume.models.formulation import Known, Told, network_problem, replay_problem
 from exhume.models.prepare import prepare
 from exhume.recipes import Recipe
@@ -27,12 +26,7 @@ FITTED = 0.05  # the loss at which fine-tuning has done its work
 # Descent on 100(f − f₀): the weights move a hundredth as far
 LAZY = Training(lazy=100.0, until=1e-8)
 
-# How many samples a base is pretrained on, and how: digits in a second, CIFAR-10 as is usual
-PRETRAINED = {
-    "digits": (500, Recipe("adam", lr=3e-3, steps=60)),
-    "table": (300, Recipe("adam", lr=3e-3, steps=60)),
-    "cifar10": (2000, Recipe("adam", lr=1e-3, epochs=30, batch_size=100, shuffle=0)),
-}
+Base = tuple[int, Recipe]  # on how many samples a network is pretrained, and how
 
 
 class Skip(nn.Module):
@@ -58,27 +52,20 @@ class Skip(nn.Module):
         return result
 
 
-def dense(inputs: int, *widths: int, outputs: int = 10) -> nn.Module:
-    """Return a dense network of these widths."""
-    layers: list[nn.Module] = [nn.Flatten()]
-    for before, after in zip((inputs, *widths), widths, strict=False):
-        layers += [nn.Linear(before, after), nn.GELU()]
-    return nn.Sequential(*layers, nn.Linear(widths[-1], outputs))
-
-
 def mnist_example() -> nn.Module:
-    """Return the network of PyTorch's MNIST example at an eighth of its channels, for 8×8."""
+    """Return the network of PyTorch's MNIST example at a quarter of its channels, for 8×8."""
     maps = nn.Unflatten(1, (1, 8)), nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 16, 3), nn.ReLU()
     head = nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)
     return nn.Sequential(*maps, nn.MaxPool2d(2), nn.Flatten(), *head)
 
 
-def convolutions() -> nn.Module:
-    """Return three convolutions that halve 32×32 each, and a head."""
-    layers: list[nn.Module] = []
-    for before, after in ((3, 32), (32, 64), (64, 96)):
+def convolutions(side: int, *channels: int) -> nn.Module:
+    """Return convolutions that halve an image each, from and to so many channels, and a head."""
+    layers: list[nn.Module] = [nn.Unflatten(1, (1, side))] if channels[0] == 1 else []
+    for before, after in pairwise(channels):
         layers += [nn.Conv2d(before, after, 3, stride=2, padding=1), nn.GELU()]
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(96 * 16, 10))
+        side //= 2
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels[-1] * side**2, 10))
 
 
 def resnet18() -> nn.Module:
@@ -88,12 +75,6 @@ def resnet18() -> nn.Module:
     for before, after in ((64, 128), (128, 256), (256, 512)):
         layers += [Skip(before, after, 2), Skip(after, after, 1)]
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10))
-
-
-def vit() -> nn.Module:
-    """Return a vision transformer of two blocks for 32×32."""
-    sizes: dict[str, Any] = {"shape": [3, 32, 32], "outputs": 10, "patch": 4, "dim": 96}
-    return architectures.build("vit", sizes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,11 +94,9 @@ class Tuned:
         return network_problem(self.network, before, after, parameters, told=self.told)
 
     def replay(self, public: bool = True, labels: bool = True) -> Problem:
-        """Return the problem of the training run; labels are told in order of their classes."""
-        classes = sorted(self.truth.targets.argmax(1).tolist())
-        known = Known(
-            self.recipe, tuple(classes) if labels else None, self.public if public else None
-        )
+        """Return the problem of the training run; labels are told in the order of the samples."""
+        classes = tuple(self.truth.targets.argmax(1).tolist())
+        known = Known(self.recipe, classes if labels else None, self.public if public else None)
         return replay_problem(self.network, *self.weights[:2], known, self.told)
 
 
@@ -151,11 +130,10 @@ def pretrained(module: nn.Module, known: Data, recipe: Recipe, device: str) -> n
     return module.eval()
 
 
-def split(pool: Data, samples: int, seed: int) -> tuple[Data, Data, Data]:
+def split(pool: Data, base: int, samples: int, seed: int) -> tuple[Data, Data, Data]:
     """Return what a base is pretrained on, so many private samples, and public ones."""
-    count = PRETRAINED[pool.name][0]
     order = torch.randperm(pool.samples, generator=torch.Generator().manual_seed(seed))
-    rows = order.tensor_split((count, count + samples, count + samples + PUBLIC))
+    rows = order.tensor_split((base, base + samples, base + samples + PUBLIC))
     first, private, public = (
         replace(pool, inputs=pool.inputs[part], targets=pool.targets[part]) for part in rows[:3]
     )
@@ -173,6 +151,7 @@ def known_of(pool: Data) -> Told:
 def tuned(
     make: Callable[[], nn.Module],
     pool: Data,
+    base: Base,
     samples: int,
     recipes: tuple[Recipe | None, ...],
     seed: int,
@@ -183,9 +162,9 @@ def tuned(
     The first recipe is followed that brings the loss down to `FITTED`, or else the last; None is
     descent so slow that the features stay.
     """
-    first, truth, public = split(pool, samples, seed)
+    first, truth, public = split(pool, base[0], samples, seed)
     with tensor_cores(False):
-        module = pretrained(seeded(make, seed), first, PRETRAINED[pool.name][1], device)
+        module = pretrained(seeded(make, seed), first, base[1], device)
         for recipe in recipes:
             if recipe is None:
                 weights = train(module, truth, LAZY, device)

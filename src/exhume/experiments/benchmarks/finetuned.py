@@ -10,14 +10,16 @@ from typing import Any
 import torch
 from torch import nn
 
+from exhume.checks import one_of
 from exhume.device import usable_device
 from exhume.equation.problem import Problem
 from exhume.evaluate import residual_at_truth, score
 from exhume.experiments.benchmarks import bases
-from exhume.experiments.benchmarks.bases import PRETRAINED, PUBLIC, Tuned, images, tuned
+from exhume.experiments.benchmarks.bases import PUBLIC, Base, Tuned, images, tuned
 from exhume.experiments.benchmarks.common import Watch, drawn, heading, say, show, tracked
 from exhume.features.replay import Replayed, TrainingRun
 from exhume.methods import reconstruct
+from exhume.models.architectures import mlp, vit
 from exhume.recipes import Recipe
 
 COLUMNS = (
@@ -29,6 +31,10 @@ COLUMNS = (
 ALONE = "-alone"  # what the name of a case ends with where the auditor has no public inputs
 RATES = (1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.2)  # tried in turn until samples are fitted
 METHODS = {"replay": "exhume, replay", "lazy": "exhume, lazy", "simudy2025": "simudy2025"}
+BASES: dict[str, Base] = {  # digits in a second, CIFAR-10 as is usual
+    "digits": (500, Recipe("adam", lr=3e-3, steps=60)),
+    "cifar10": (2000, Recipe("adam", lr=1e-3, epochs=30, batch_size=100, shuffle=0)),
+}
 
 
 @dataclass(frozen=True)
@@ -43,7 +49,7 @@ class Case:
     standardised: bool = False  # by one mean and one deviation: no pixel is zero then
 
 
-digits = partial(Case, partial(bases.dense, 64, 40))
+digits = partial(Case, partial(mlp, (8, 8), (40,), 10, "gelu", True))
 coloured = partial(Case, samples=8, rates=RATES, images="cifar10", standardised=True)
 adam = partial(digits, samples=3, standardised=True)
 CASES = {
@@ -56,10 +62,10 @@ CASES = {
     "adam": adam(Recipe("adam", lr=2e-3, steps=20)),
     "adamw": adam(Recipe("adamw", lr=2e-3, steps=20, weight_decay=1e-2)),
     "adam-slow": adam(Recipe("adam", lr=5e-4, steps=20)),
-    "mlp": coloured(partial(bases.dense, 3072, 256, 256)),
-    "cnn-cifar": coloured(bases.convolutions),
+    "mlp": coloured(partial(mlp, (3, 32, 32), (256, 256), 10, "gelu", True)),
+    "cnn-cifar": coloured(partial(bases.convolutions, 32, 3, 32, 64, 96)),
     "resnet18": coloured(bases.resnet18),
-    "vit": coloured(bases.vit),
+    "vit": coloured(partial(vit, (3, 32, 32), dim=96, outputs=10)),
 }
 
 
@@ -87,12 +93,13 @@ def finetuned(
         limit: seconds an attack.
         methods: of replay, lazy and simudy2025.
         samples: n, in the place of the case's own.
-        labels: tell the labels to replay and simudy2025, in order of their classes.
+        labels: tell the labels to replay and simudy2025, in the order of the samples.
         dtype: precision of the attacks, float64 or float32; training is in float32.
         device: where to run.
     """
     chosen = drawn(seeds, first_seed, [name.removesuffix(ALONE) for name in cases], CASES)
-    drawn(1, 0, methods, METHODS)
+    for method in methods:
+        one_of("method", method, METHODS)
     device = usable_device(device)
     precision: torch.dtype = getattr(torch, dtype)
     heading(f"finetuned: seeds {chosen[0]} to {chosen[-1]}, {limit:g} s an attack", device)
@@ -122,10 +129,10 @@ def finetuned(
 
 def trained(case: Case, seed: int, device: str) -> Tuned:
     """Pretrain and fine-tune the network of a case."""
-    count = PRETRAINED[case.images][0] + case.samples + PUBLIC
-    pool = images(case.images, count, case.standardised)
+    base = BASES[case.images]
+    pool = images(case.images, base[0] + case.samples + PUBLIC, case.standardised)
     recipes = tuple(replace(case.recipe, lr=rate) for rate in case.rates) or (case.recipe,)
-    return tuned(case.network, pool, case.samples, recipes, seed, device)
+    return tuned(case.network, pool, base, case.samples, recipes, seed, device)
 
 
 def attacked(
@@ -134,7 +141,7 @@ def attacked(
     """Attack for `limit` seconds at most, and compare with the truth."""
     named = "simudy2025" if method == "simudy2025" else "exhume"
     watch = Watch(None, f"{method} ", 10.0) if problem.target.is_cuda else None
-    found = reconstruct(problem, victim.truth.samples, seed, named, limit, watch)
+    found = reconstruct(problem, victim.truth.samples, seed, named, time_limit=limit, observe=watch)
     result = score(found.samples.nan_to_num(0.0, 0.0, 0.0), victim.truth.inputs)
     errors = sorted(result.errors.tolist())
     said = " ".join(f"{error:.1e}" for error in errors)
