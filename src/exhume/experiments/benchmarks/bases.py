@@ -1,5 +1,6 @@
 """Networks as people train them: pretrained on images, then fine-tuned on a few others."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -20,6 +21,7 @@ from exhume.models.prepare import prepare
 from exhume.recipes import Recipe
 from exhume.victims.following import follow
 from exhume.victims.training import Trained, Training, train
+from exhume.wording import finite
 
 PUBLIC = 400  # inputs of the same kind that the auditor has: as many as people collect in an hour
 FITTED = 0.05  # the loss at which fine-tuning has done its work
@@ -153,24 +155,24 @@ def tuned(
     pool: Data,
     base: Base,
     samples: int,
-    recipes: tuple[Recipe | None, ...],
+    recipes: tuple[Recipe, ...],
     seed: int,
     device: str = "cpu",
 ) -> Tuned:
     """Pretrain a network on some of a pool, and fine-tune it on so many others, in float32.
 
-    The first recipe is followed that brings the loss down to `FITTED`, or else the last; None is
-    descent so slow that the features stay.
+    The first recipe is followed that brings the loss down to `FITTED`, or else the best. Without
+    any it is descent so slow that the features stay.
     """
     first, truth, public = split(pool, base[0], samples, seed)
+    tried: list[tuple[Trained, Recipe | None]] = []
     with tensor_cores(False):
         module = pretrained(seeded(make, seed), first, base[1], device)
         for recipe in recipes:
-            if recipe is None:
-                weights = train(module, truth, LAZY, device)
-            else:
-                weights = follow(module, truth, recipe, device)
-            if weights.record["loss"] < FITTED:
+            tried.append((follow(module, truth, recipe, device), recipe))
+            if tried[-1][0].record["loss"] < FITTED:
                 break
+        tried = tried or [(train(module, truth, LAZY, device), None)]
+    weights, followed = min(tried, key=lambda one: finite(one[0].record["loss"]) or math.inf)
     network = prepare(module.cpu(), pool.shape).network
-    return Tuned(network, weights, truth, recipe, public.inputs, known_of(pool))
+    return Tuned(network, weights, truth, followed, public.inputs, known_of(pool))

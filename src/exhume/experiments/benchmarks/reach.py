@@ -63,14 +63,15 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 }
 WAYS: dict[str, Recipe | None] = {  # those without a recipe are trained otherwise
     "lazy": None,
-    "SGD": Recipe(lr=0.1, steps=10),
-    "mini-batches": Recipe(lr=0.1, steps=10, batch_size=2, shuffle=0),
-    "momentum": Recipe(lr=0.02, steps=10, momentum=0.9),
-    "decay": Recipe(lr=0.1, steps=10, weight_decay=1e-3),
+    "SGD": Recipe(steps=10),
+    "mini-batches": Recipe(steps=10, batch_size=2, shuffle=0),
+    "momentum": Recipe(steps=10, momentum=0.9),
+    "decay": Recipe(steps=10, weight_decay=1e-3),
     "Adam": Recipe("adam", lr=2e-3, steps=10),
-    "head only": Recipe(lr=0.1, steps=10),
+    "head only": Recipe(steps=10),
     "margin": None,
 }
+RATES = 0.005, 0.01, 0.02, 0.05, 0.1  # of SGD, tried in turn until the samples are fitted
 
 
 @cache
@@ -163,9 +164,12 @@ def fine_tuned(network: str, way: str, pool: Data, seed: int) -> Posed:
     if way == "head only" and recipe is not None:
         names = [name for name, _ in make().named_parameters()]
         recipe, block = replace(recipe, frozen=tuple(names[:-2])), "last"
-    victim = tuned(make, pool, BASE, SAMPLES, (recipe,), seed)
+    recipes: tuple[Recipe, ...] = () if recipe is None else (recipe,)
+    if recipe is not None and recipe.optimizer == "sgd":
+        recipes = tuple(replace(recipe, lr=rate) for rate in RATES)
+    victim = tuned(make, pool, BASE, SAMPLES, recipes, seed)
     attacks: list[Posing] = [("lazy", victim.change(block), "exhume", 1.0)]
-    if recipe is not None:
+    if recipes:
         attacks.insert(0, ("replay", victim.replay(), Replay(products=START), 0.8))
     return victim.truth.inputs, victim.public, attacks
 
