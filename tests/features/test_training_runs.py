@@ -7,12 +7,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from exhume.features import replay
+from exhume.features import Linearization, replay
 from exhume.features.replay import TrainingRun
 from exhume.models.formulation import Known, replay_problem
 from exhume.models.prepare import prepare
 from exhume.recipes import Recipe
 
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 RECIPES = {
     "descent": Recipe(lr=0.3, steps=5),
     "momentum": Recipe(lr=0.1, steps=5, momentum=0.9, nesterov=True, weight_decay=1e-2),
@@ -118,3 +119,71 @@ def test_a_rate_left_open_is_found_and_products_are_across_it(
     same.combine(labels)
     assert torch.allclose(same.pull(across, labels), dense)
     assert torch.allclose(same.push(direction, labels), at.push(direction, labels))
+
+
+def wide_run(recipe: Recipe, device: str) -> TrainingRun:
+    """Return a run of a network whose weights are the most of what it takes."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(16, 400), nn.GELU(), nn.Linear(400, 4))
+    network = prepare(module, (16,), check=False).network
+    before = {name: w.clone() for name, w in module.state_dict().items()}
+    after = {name: w + 0.01 for name, w in before.items()}
+    run = replay_problem(network, before, after, Known(recipe)).features
+    assert isinstance(run, TrainingRun)
+    return run.to(torch.device(device), torch.float32)
+
+
+def products(run: TrainingRun) -> Linearization:
+    """Simulate a run, and carry something back."""
+    x, labels = inputs().to(run.device, run.dtype), LABELS.view(-1, 1).to(run.device)
+    at = run.linearize(x)
+    at.combine(labels)
+    at.pull(torch.ones(run.width, 1, device=run.device), labels)
+    return at
+
+
+def peak(recipe: Recipe) -> int:
+    """Return the most bytes that a run and its derivative take at once, on the CPU."""
+    run, held, most = wide_run(recipe, "cpu"), 0, 0
+    with torch.profiler.profile(profile_memory=True) as profiler:
+        products(run)
+    events = profiler.profiler.kineto_results.events()
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        held += event.nbytes() if event.name() == "[memory]" else 0
+        most = max(most, held)
+    return most
+
+
+def test_memory_grows_as_the_root_of_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay, "DENSE", 0)
+    once, often = (peak(Recipe(lr=0.1, steps=steps)) for steps in (1, 100))
+    assert 0 < often <= 12 * once
+
+
+@needs_gpu
+def test_memory_on_a_gpu() -> None:
+    def taken(steps: int) -> int:
+        run = wide_run(Recipe(lr=0.1, steps=steps), "cuda")
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        products(run)
+        return torch.cuda.max_memory_allocated() - before
+
+    taken(1)  # what libraries keep for themselves
+    assert taken(100) <= 12 * taken(1)
+
+
+@needs_gpu
+@pytest.mark.parametrize("lr", [0.1, None])
+def test_graphs_give_what_eager_runs_do(lr: float | None) -> None:
+    run = wide_run(Recipe(lr=lr, steps=7, momentum=0.9), "cuda")
+    x, labels = inputs().to("cuda", torch.float32), LABELS.view(-1, 1).cuda()
+    direction, target = torch.randn_like(x), torch.randn(run.width, 1, device="cuda")
+    made = []
+    for at in (run.linearize(x), replay.Replayed(run, x)):
+        change = at.combine(labels)
+        at.__dict__["jacobian"] = None
+        made.append((change, at.push(direction, labels), at.pull(target, labels)))
+    for graph, eager in zip(*made, strict=True):
+        assert torch.allclose(graph, eager, rtol=1e-3, atol=1e-5 * float(eager.abs().max()))

@@ -119,15 +119,13 @@ class Replay:
             return self._first(problem, moved)
         state = progress.state
         if state.outcome is None and state.steps < self.trial:
-            return replace(
-                progress, state=self._solver(problem).step(progress.seen(problem), state)
-            )
-        if state.outcome is Outcome.CONVERGED:
-            return replace(progress, outcome=state.outcome)
+            state = self._solver(problem).step(progress.seen(problem), state)
+            ended = Outcome.CONVERGED if state.outcome is Outcome.CONVERGED else None
+            return replace(progress, state=state, outcome=ended)
         if progress.best is None or progress.best.beaten(state.fit.value):
             fit = state.fit
-            ended = Best(fit.candidates, fit.shares, fit.value, progress.choice)
-            progress = replace(progress, best=ended)
+            best = Best(fit.candidates, fit.shares, fit.value, progress.choice)
+            progress = replace(progress, best=best)
         choices = len(_run(problem).recipe.choices())
         if progress.rounds + 1 >= self.trials * choices:
             return replace(progress, outcome=Outcome.STALLED)
