@@ -49,6 +49,7 @@ class Recipe:
         warmup: first steps, over which the rate grows in equal parts to lr.
         milestones: for steps, those from which on the rate is multiplied by gamma.
         gamma: for steps.
+        norms: batch norms with their running statistics (eval) or those of each batch (train).
         frozen: names or patterns of parameters that were not trained, such as `features.*`.
 
     Example:
@@ -73,6 +74,7 @@ class Recipe:
     warmup: int = 0
     milestones: tuple[int, ...] = ()
     gamma: float = 0.1
+    norms: Literal["eval", "train"] = "eval"
     frozen: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -80,6 +82,7 @@ class Recipe:
         one_of("optimizer", self.optimizer, OPTIMIZERS)
         one_of("loss", self.loss, LOSSES)
         one_of("schedule", self.schedule, SCHEDULES)
+        one_of("norms", self.norms, ("eval", "train"))
         if self.lr is not None:
             number("lr", self.lr, above=0)
         number("weight_decay", self.weight_decay, least=0)

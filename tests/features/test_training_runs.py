@@ -23,6 +23,7 @@ RECIPES = {
     "adam": Recipe("adam", lr=0.01, steps=4, weight_decay=1e-2),
     "adamw": Recipe("adamw", lr=0.01, steps=4, weight_decay=0.1),
     "mse": Recipe(lr=0.3, steps=4, loss="mse"),
+    "norms": Recipe(lr=0.3, steps=4, norms="train", batch_size=2),
 }  # fmt: skip
 LABELS = torch.eye(4, dtype=torch.float64)[[0, 1, 3]]
 
@@ -52,7 +53,7 @@ def test_a_run_ends_where_torch_ends_and_its_products_are_derivatives(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe, x = RECIPES[name], inputs()
-    run, model = the_run(recipe), small_net()
+    run, model = the_run(recipe), small_net().train(recipe.norms == "train")
     kinds = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
     own = {"momentum": recipe.momentum, "nesterov": recipe.nesterov}
     options = {"lr": recipe.lr, "weight_decay": recipe.weight_decay}

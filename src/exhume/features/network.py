@@ -35,6 +35,7 @@ class Network:
     outputs: int  # c, the number of outputs
     head: str  # name of the last linear layer
     basis: Tensor | None = None  # U (d, r), where inputs are given by coordinates z, x = Uz
+    batch_statistics: bool = False  # whether batch norms take those of the inputs, as in training
 
     @property
     def dim(self) -> int:
@@ -57,7 +58,7 @@ class Network:
         if self.basis is not None:
             inputs = inputs @ self.basis.T.to(inputs)
         shaped = inputs.reshape(len(inputs), *self.shape)
-        with exact_operations():
+        with exact_operations(self.batch_statistics):
             outputs: Tensor = functional_call(self.module, dict(weights), (shaped,))
         return outputs
 
@@ -137,17 +138,18 @@ def derivatives(rounded: bool) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def exact_operations() -> Iterator[None]:
+def exact_operations(batch_statistics: bool = False) -> Iterator[None]:
     """Run modules so that they can be differentiated twice, also outside, once values are there.
 
     LayerNorm is made of elementary operations, scaled dot products run through torch's math
-    kernel, and the inference path of attention modules is off.
+    kernel, and the inference path of attention modules is off. Batch norms may be those of
+    training, without a note of what their running statistics become.
     """
     load_forward_mode()
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with sdpa_kernel(SDPBackend.MATH), _ElementaryLayerNorm():
+        with sdpa_kernel(SDPBackend.MATH), _ElementaryNorms(batch_statistics):
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(before)
@@ -178,10 +180,35 @@ def layer_norm(
     return normal if bias is None else normal + bias
 
 
-class _ElementaryLayerNorm(TorchFunctionMode):
-    """Torch's layer norm is ours inside, also in modules that call the function themselves."""
+def batch_norm(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Return (x − mean)/√(var + eps) · weight + bias with the statistics of a batch (n, c, …)."""
+    dims, shape = (0, *range(2, input.ndim)), (-1, *(1,) * (input.ndim - 2))
+    centred = input - input.mean(dims, keepdim=True)
+    normal = centred * (centred.square().mean(dims, keepdim=True) + eps).rsqrt()
+    if weight is not None:
+        normal = normal * weight.view(shape)
+    return normal if bias is None else normal + bias.view(shape)
+
+
+class _ElementaryNorms(TorchFunctionMode):
+    """Torch's norms are ours inside, also in modules that call the functions themselves."""
+
+    def __init__(self, batch_statistics: bool) -> None:
+        super().__init__()
+        self.batch_statistics = batch_statistics
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.layer_norm or func is torch.layer_norm:
             func = layer_norm
+        elif func is F.batch_norm and self.batch_statistics:
+            func = batch_norm
         return func(*args, **(kwargs or {}))

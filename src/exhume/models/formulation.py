@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 from exhume.checks import one_of
 from exhume.equation.domain import Box, Domain, Sphere
@@ -127,8 +128,11 @@ def replay_problem(
     lazy = network_problem(network, initial, trained, "all", POINT, told)
     unit = "steps" if recipe.steps else "epochs"
     length = f"{' or '.join(map(str, several(recipe.steps or recipe.epochs)))} {unit}"
+    for name, part in network.module.named_modules():
+        if recipe.norms == "train" and isinstance(part, _InstanceNorm):
+            raise InputError(f"recipe: norms in train mode cannot be simulated for {name}.")
     run = TrainingRun(
-        network,
+        replace(network, batch_statistics=recipe.norms == "train"),
         (initial, trained),
         f"training run of {length} by {recipe.optimizer}",
         block=_trained_block(network, initial, trained, "all"),

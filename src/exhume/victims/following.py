@@ -6,6 +6,7 @@ from fnmatch import fnmatchcase
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from exhume.data import Data
 from exhume.device import usable_device
@@ -27,7 +28,7 @@ def follow(
     dtype: torch.dtype = torch.float32,
     show: Show | None = None,
 ) -> Trained:
-    """Train a copy of a network, in eval mode, as the recipe says.
+    """Train a copy of a network as the recipe says, in eval mode but for batch norms.
 
     With one output the targets' signs are the labels, and their values for the loss mse.
     """
@@ -35,6 +36,9 @@ def follow(
     network = copy.deepcopy(module).to(usable_device(device), dtype).eval()
     for name, weight in network.named_parameters():
         weight.requires_grad_(not any(fnmatchcase(name, pattern) for pattern in recipe.frozen))
+    for part in network.modules():
+        if isinstance(part, _BatchNorm):
+            part.train(recipe.norms == "train")
     initial, like = state_of(network), next(network.parameters())
     inputs = data.inputs.reshape(-1, *data.shape).to(like)
     labels = (data.targets.sign() if recipe.loss == "logistic" else data.targets).to(like)
