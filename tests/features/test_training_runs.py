@@ -90,6 +90,7 @@ def test_a_run_ends_where_torch_ends_and_its_products_are_derivatives(
     dense.combine(LABELS.view(-1, 1))
     assert torch.allclose(dense.push(direction, LABELS), pushed)
     assert torch.allclose(dense.pull(target, LABELS), pulled)
+    assert bool(run.undetermined) == (name == "norms")
     exact, probed = dense.curvature(LABELS).diagonal(), at.curvature(LABELS).diagonal()
     assert torch.all((probed / exact).log().abs() < math.log(4))
 

@@ -24,6 +24,10 @@ PROBES = 4  # random directions for the mean curvature: it only preconditions, t
 # A Jacobian of at most so many numbers is kept: 128 MiB in float64, and faster than products
 DENSE = 2**24
 CHUNK = 256  # directions that are pushed at once for it: more gain nothing
+SHARED = (
+    "Batch norms that take the statistics of a batch see its samples relative to each other: where "
+    "they come first, one shift and one scale of all samples stay open."
+)
 RATE_STEPS = 20  # most, of the search for a rate: it takes three to eight
 RATE_GAIN = 1e-4  # share of the residual that a step has to promise: less is for later fits to find
 SLOWEST = 1e-3  # share of the change that a first guess of the rate makes at least: never none
@@ -46,8 +50,8 @@ class TrainingRun(ModuleFeatures):
 
     @property
     def undetermined(self) -> tuple[str, ...]:
-        """Say nothing: whatever changes the run shows."""
-        return ()
+        """Say what all samples of a batch may share unseen; else whatever changes the run shows."""
+        return (SHARED,) if self.network.batch_statistics else ()
 
     @property
     def width(self) -> int:

@@ -36,8 +36,7 @@ class Wrong:
 
 WRONGS = {
     "nothing": Wrong("not met by chance"),
-    "rate, 20 % more": Wrong("The rate is suspected", told=replace(RECIPE, lr=0.24)),
-    "rate, 20 % less": Wrong("The rate is suspected", told=replace(RECIPE, lr=0.16)),
+    "a rate of 0.24 for 0.2": Wrong("rate is suspected", told=replace(RECIPE, lr=0.24)),
     "25 steps for 20": Wrong("number of steps", told=replace(RECIPE, steps=25)),
     "SGD for Adam": Wrong("optimiser is suspected", Recipe("adam", lr=2e-3, steps=20)),
     "another base model": Wrong("base model is suspected", other=True),
