@@ -23,6 +23,7 @@ from exhume.features.replay import Replayed, TrainingRun
 from exhume.methods.exhume import Exhume, Search
 from exhume.methods.progress import Progress, stream
 from exhume.recipes import Recipe
+from exhume.search.coordinates import InCoordinates, in_coordinates, lifted
 from exhume.search.subspace import estimate
 from exhume.solvers import Outcome
 from exhume.solvers.levenberg_marquardt import DampedState, LevenbergMarquardt
@@ -90,8 +91,8 @@ class Replay:
     name: str = "exhume"
 
     def view(self, problem: Problem) -> Problem:
-        """Return the problem unchanged."""
-        return problem
+        """Return the problem in coordinates that suit it."""
+        return in_coordinates(problem)
 
     def init(self, problem: Problem, samples: int | None, seed: int) -> LazySearch:
         """Begin with the lazy equation."""
@@ -137,10 +138,10 @@ class Replay:
         if isinstance(progress, LazySearch):
             progress = self._first(problem, progress)
         fit, best = progress.state.fit, progress.best
-        if best is None or best.beaten(fit.value):
-            return fit
-        labels = best.labels.reshape(-1, 1)
-        return fitted_with(chosen(problem, best.choice), best.candidates, labels)
+        if best is not None and not best.beaten(fit.value):
+            labels = best.labels.reshape(-1, 1)
+            fit = fitted_with(chosen(problem, best.choice), best.candidates, labels)
+        return lifted(problem, fit)
 
     def _solver(self, problem: Problem) -> LevenbergMarquardt:
         return LevenbergMarquardt(
@@ -150,6 +151,7 @@ class Replay:
             products=120,
             patience=6,
             progress=5e-2,
+            halting=isinstance(problem, InCoordinates),
         )
 
     def _first(self, problem: Problem, search: LazySearch) -> Trials:

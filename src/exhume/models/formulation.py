@@ -125,7 +125,7 @@ def replay_problem(
     if public is not None and public.shape[1] != network.dim:
         sizes = f"expected inputs of {network.dim} entries, got {public.shape[1]}"
         raise InputError(f"public: {sizes}.")
-    lazy = network_problem(network, initial, trained, "all", POINT, told)
+    lazy = network_problem(network, initial, trained, "all", "both", told)
     unit = "steps" if recipe.steps else "epochs"
     length = f"{' or '.join(map(str, several(recipe.steps or recipe.epochs)))} {unit}"
     for name, part in network.module.named_modules():

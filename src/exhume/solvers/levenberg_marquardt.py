@@ -31,11 +31,12 @@ def conjugate_gradients(
     preconditioner: Operator,
     tolerance: float,
     products: int,
+    path: list[Tensor] | None = None,
 ) -> tuple[Tensor, int]:
     """Solve B D = b for a positive definite B, both (n, d), with at most so many products.
 
     Stops when the preconditioned residual √⟨r, M⁻¹r⟩ has fallen by `tolerance`, and returns how
-    many products were used, too.
+    many products were used, too. The path is given what was reached after 1, 2, 4, 8, … of them.
 
     Example:
         >>> D, used = conjugate_gradients(lambda q: 2 * q, torch.ones(1, 3), lambda r: r, 1e-6, 9)
@@ -51,6 +52,8 @@ def conjugate_gradients(
         image = operator(search)
         length = energy / _inner(search, image)
         solution = solution + length * search
+        if path is not None and used & (used - 1) == 0:
+            path.append(solution)
         residual = residual - length * image
         scaled = preconditioner(residual)
         energy, before = _inner(residual, scaled), energy
@@ -82,6 +85,7 @@ class LevenbergMarquardt:
     products: int = 40  # at most, a step
     patience: int = 8  # steps of less relative improvement than `progress` before it has stalled
     progress: float = 3e-3  # the improvement of the residual that is worth a step
+    halting: bool = False  # whether a step may end on the way to it, where that lowers more
 
     def init(self, problem: Problem, candidates: Tensor) -> DampedState:
         """Start at the projected candidates."""
@@ -91,9 +95,21 @@ class LevenbergMarquardt:
     def step(self, problem: Problem, state: DampedState) -> DampedState:
         """Try one step; keep it and lower the damping (λ/3) if the residual fell, else 4λ."""
         damping = state.damping
-        direction, used = damped_step(problem, state.fit, damping, self.accuracy, self.products)
+        path: list[Tensor] | None = [] if self.halting else None
+        direction, used = damped_step(
+            problem, state.fit, damping, self.accuracy, self.products, path
+        )
         moved = problem.domain.project(state.fit.candidates + direction)
         fit, before = fitted(problem, moved, state.fit), state.fit.cost
+        whole = fit
+        for shorter in reversed(path or ()):
+            moved = problem.domain.project(state.fit.candidates + shorter)
+            other = fitted(problem, moved, state.fit)
+            if fit.cost < before and not other.cost < fit.cost:
+                break
+            fit = other if other.cost < fit.cost else fit
+        if fit is not whole:
+            damping *= 6  # twice as much for the next step
         accepted = fit.cost < before
         gain = 1 - fit.cost / before if accepted else 0.0
         stalled = 0 if gain > self.progress else state.stalled + 1
@@ -109,7 +125,12 @@ class LevenbergMarquardt:
 
 
 def damped_step(
-    problem: Problem, fit: Fit, damping: float, accuracy: float, products: int
+    problem: Problem,
+    fit: Fit,
+    damping: float,
+    accuracy: float,
+    products: int,
+    path: list[Tensor] | None = None,
 ) -> tuple[Tensor, int]:
     """Return D (n, d) with (JᵀP⊥J + λS) D = JᵀR in the tangent space, S = diag(C), and products."""
     candidates, mean = fit.candidates, curvature(fit)
@@ -126,4 +147,4 @@ def damped_step(
     def preconditioner(residual: Tensor) -> Tensor:
         return tangent(inverse @ residual)
 
-    return conjugate_gradients(operator, tangent(pulled), preconditioner, accuracy, products)
+    return conjugate_gradients(operator, tangent(pulled), preconditioner, accuracy, products, path)
