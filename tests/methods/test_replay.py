@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from exhume.auditing.evidence import claims as claimed
 from exhume.equation.domain import Box
 from exhume.equation.problem import Problem
 from exhume.methods import reconstruct
+from exhume.methods.progress import Checkpoint, pack
 from exhume.methods.replay import Replay, rows_of
 from exhume.models.formulation import Known, Told, replay_problem
 from exhume.models.prepare import prepare
@@ -169,3 +170,15 @@ def test_refusals(options: dict[str, Any], words: str) -> None:
 
 def test_labels_of_one_output_are_signs() -> None:
     assert rows_of(torch.tensor([0, 1]), 1).tolist() == [[-1], [1]]
+
+
+def test_a_run_with_choices_resumes_to_the_same_bits() -> None:
+    problem = posed(Recipe(lr=0.3, steps=(2, 4)), LABELS)
+    kept: list[Checkpoint] = []
+    run = partial(reconstruct, problem, 3, 0, Replay(products=20, trial=2), product_limit=120)
+    whole = run(observe=lambda progress, seconds: kept.append(pack(progress, seconds)))
+    middle = next(point for point in kept if point.record["rounds"] == 2)
+    again = run(resume=middle)
+    assert middle.record["best"] is not None
+    assert again.recipe == whole.recipe
+    assert torch.equal(again.samples, whole.samples)
