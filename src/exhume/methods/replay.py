@@ -298,10 +298,11 @@ def span_count(problem: Problem) -> int | None:
 
     Each step of SGD moves the layer in their span; no other optimiser does.
     """
-    if problem.first_layer is None or _run(problem).recipe.optimizer != "sgd":
+    layer = (problem.full if isinstance(problem, InCoordinates) else problem).first_layer
+    if layer is None or _run(problem).recipe.optimizer != "sgd":
         return None
     try:
-        return estimate(problem.first_layer).rank
+        return estimate(layer).rank
     except InputError:  # there are as many samples as directions, or the weights are not from there
         return None
 
