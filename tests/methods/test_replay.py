@@ -20,7 +20,8 @@ from exhume.models.formulation import Known, Told, replay_problem
 from exhume.models.prepare import prepare
 from exhume.recipes import Recipe
 
-RECIPE = Recipe(lr=0.5, steps=10)
+RECIPE, SHORT = Recipe(lr=0.5, steps=10), Recipe(lr=1.0, steps=4)
+ADAM = Recipe("adam", lr=0.05, steps=4)
 LABELS = (0, 1, 1)
 
 
@@ -85,44 +86,41 @@ def posed(told: Recipe, labels: tuple[int, ...] | None, recipe: Recipe = RECIPE)
     ("opened", "labels", "samples"),
     [
         pytest.param({"lr": None}, LABELS, 3, id="rate"),
-        pytest.param({"steps": (5, 10), "batch_size": (2, 3)}, LABELS, 3, id="steps and batches"),
+        pytest.param({"steps": (3, 4), "batch_size": (2, 3)}, LABELS, 3, id="steps and batches"),
         pytest.param({}, None, None, id="number of samples and labels"),
     ],
 )
 def test_what_is_not_known_is_found(
     opened: dict[str, Any], labels: tuple[int, ...] | None, samples: int | None
 ) -> None:
-    problem = posed(dataclasses.replace(RECIPE, **opened), labels)
+    problem = posed(dataclasses.replace(SHORT, **opened), labels, SHORT)
     found = reconstruct(problem, samples, 0, Replay(products=100))
     assert found.outcome is exhume.Outcome.CONVERGED
     assert found.samples.shape == (3, 6)
     recipe = found.recipe
     assert recipe is not None
-    assert (recipe.lr, recipe.steps) == (pytest.approx(0.5, rel=1e-4), 10)
+    assert (recipe.lr, recipe.steps) == (pytest.approx(1.0, rel=1e-4), 4)
     assert recipe.batch_size in (None, 3)
-    words = {"lr": "with them: lr 0.5.", "batch_size": "with them: steps 10, batch_size 3."}
+    words = {"lr": "with them: lr 1.", "batch_size": "with them: steps 4, batch_size 3."}
     assert words.get(min(opened, default=""), "by chance") in claimed(problem, found)[-1]
     assert problem.threat_model.knows[3].endswith(("on what", "its rate", "batch size"))
-
-
-ADAM = Recipe("adam", lr=0.05, steps=10)
 
 
 @pytest.mark.parametrize(
     ("recipe", "told", "samples", "words"),
     [
-        pytest.param(RECIPE, {"lr": 0.6}, 3, "rate is suspected: with 0.5 in the", id="rate"),
-        pytest.param(RECIPE, {"steps": 12}, 3, "number of steps is suspected: with 10", id="steps"),
+        pytest.param(SHORT, {"lr": 1.2}, 3, "rate is suspected: with 1 in the", id="rate"),
+        pytest.param(SHORT, {"steps": 5}, 3, "number of steps is suspected: with 4", id="steps"),
         pytest.param(ADAM, {}, 3, "optimiser is suspected: nearly all", id="Adam, not SGD"),
-        pytest.param(RECIPE, dataclasses.asdict(ADAM), 3, "optimiser is suspected: weights",
+        pytest.param(SHORT, dataclasses.asdict(ADAM), 3, "optimiser is suspected: weights",
                      id="SGD, not Adam"),
-        pytest.param(RECIPE, {}, 2, "number of samples is suspected", id="samples"),
+        pytest.param(SHORT, {}, 2, "number of samples is suspected", id="samples"),
     ],
 )  # fmt: skip
 def test_nothing_is_claimed_where_the_auditor_is_wrong(
     recipe: Recipe, told: dict[str, Any], samples: int, words: str
 ) -> None:
-    problem = posed(dataclasses.replace(RECIPE, **told), LABELS[:samples], recipe)
+    problem = posed(dataclasses.replace(SHORT, **told), LABELS[:samples], recipe)
     found = reconstruct(problem, samples, 0, Replay(products=100), product_limit=300)
     assert found.residual > 1e-6
     claims = claimed(problem, found)
