@@ -140,41 +140,6 @@ class Box:
 
 
 @dataclass(frozen=True, eq=False)
-class Mapped:
-    """Coordinates z whose inputs x = Bz lie in another domain; bounds are met and not held."""
-
-    inner: Domain  # of x
-    basis: Tensor  # B (d, k)
-    there: _Constant = field(init=False, repr=False)
-    back: _Constant = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        """Find the way back, z = B⁺x."""
-        object.__setattr__(self, "there", _Constant(self.basis.T))
-        object.__setattr__(self, "back", _Constant(torch.linalg.pinv(self.basis).T))
-
-    @property
-    def name(self) -> str:
-        """Name the domain of inputs."""
-        return self.inner.name
-
-    def project(self, candidates: Tensor) -> Tensor:
-        """Project the inputs."""
-        inputs = candidates @ self.there.like(candidates)
-        return candidates + (self.inner.project(inputs) - inputs) @ self.back.like(candidates)
-
-    def tangent(
-        self, candidates: Tensor, direction: Tensor, descent: Tensor | None = None
-    ) -> Tensor:
-        """Return the direction as it is."""
-        return direction
-
-    def start(self, count: int, dim: int, generator: torch.Generator) -> Tensor:
-        """Draw standard normal coordinates."""
-        return self.project(torch.randn(count, dim, generator=generator, dtype=torch.float64))
-
-
-@dataclass(frozen=True, eq=False)
 class SphereInBox:
     """The part of a sphere that lies in a box."""
 

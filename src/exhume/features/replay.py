@@ -76,25 +76,17 @@ class TrainingRun(ModuleFeatures):
         before, after = self.points
         return torch.cat([(after[name] - before[name]).flatten() for name in self.block])
 
-    def restrict(self, basis: Tensor) -> "TrainingRun":
-        """Return the run of coordinates z, x = Bz with B (d, k); public inputs have theirs, too."""
-        own = None if self.public is None else torch.linalg.lstsq(basis, self.public.T.to(basis))
-        public = own and own.solution.T.to(self._like)
-        lazy = self.lazy.restrict(basis)
-        return replace(super().restrict(basis), lazy=lazy, public=public, captured={})
-
     def begin(self) -> State:
         """Return the state before the first step."""
         theta = torch.cat([self.points[0][name].flatten() for name in self.block])
         return (theta, *(torch.zeros_like(theta) for _ in range(self.recipe.buffers)))
 
     def loss(self, theta: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Return ℓ(θ, X, y) of a batch of inputs, not of coordinates, with θ (p,)."""
+        """Return ℓ(θ, X, y) of a batch, with θ (p,)."""
         sizes = [self.points[0][name].numel() for name in self.block]
         parts = zip(self.block, torch.split(theta, sizes), strict=True)
         own = {name: part.view_as(self.points[0][name]) for name, part in parts}
-        network = replace(self.network, basis=None)
-        return self.recipe.value(network({**self.points[0], **own}, inputs), labels)
+        return self.recipe.value(self.network({**self.points[0], **own}, inputs), labels)
 
     def linearize(self, candidates: Tensor) -> Linearization:
         """Return the run at n candidates (n, d); it is simulated once labels are given."""
@@ -129,11 +121,6 @@ class Replayed:
     def recipe(self) -> Recipe:
         """The recipe with its rate, known or found."""
         return replace(self.run.recipe, lr=float(self.rate))
-
-    def lifted(self, coordinates: Tensor) -> Tensor:
-        """Return inputs, or directions, from coordinates where candidates are given by those."""
-        basis = self.run.network.basis
-        return coordinates if basis is None else coordinates @ basis.T
 
     def combine(self, coefficients: Tensor) -> Tensor:
         """Return T(θ₀, X, y) − θ₀, (p, 1)."""
@@ -206,21 +193,20 @@ class Replayed:
     def _simulated(self) -> Tensor:
         """The change of the weights, (p,); the states that `_backward` needs are kept."""
         state = first = self.run.begin()
-        self.kept, inputs = [], self.lifted(self.candidates)
+        self.kept = []
         for k in range(len(self.batches)):
             if k % self.segment == 0:
                 self.kept.append(state)
-            state = self._step(k, state, inputs, self.rate)
+            state = self._step(k, state, self.candidates, self.rate)
         return state[0] - first[0]
 
     def _states(self) -> Iterator[tuple[int, State]]:
         """The state before each step, from the last to the first, a segment simulated at a time."""
-        inputs = self.lifted(self.candidates)
         for j in reversed(range(len(self.kept))):
             first = j * self.segment
             states = [self.kept[j]]
             for k in range(first, min(first + self.segment, len(self.batches)) - 1):
-                states.append(self._step(k, states[-1], inputs, self.rate))
+                states.append(self._step(k, states[-1], self.candidates, self.rate))
             yield from reversed(list(enumerate(states, first)))
 
     def _forward(self, direction: Tensor) -> Tensor:
@@ -238,23 +224,21 @@ class Replayed:
     ) -> tuple[Tensor, Tensor]:
         """The change of θ, and its tangent where samples and rate move, (p,) both."""
         rate = torch.as_tensor(rate, dtype=direction.dtype, device=direction.device)
-        inputs, direction = self.lifted(self.candidates), self.lifted(direction)
         state = first = self.run.begin()
         tangent = tuple(torch.zeros_like(part) for part in state)
         for k in range(len(self.batches)):
             step, both = partial(self._step, k), (tangent, direction, faster)
-            state, tangent = jvp(step, (state, inputs, rate), both)[:2]
+            state, tangent = jvp(step, (state, self.candidates, rate), both)[:2]
         return state[0] - first[0], tangent[0]
 
     def _backward(self, target: Tensor) -> Tensor:
         """The slope of ⟨θ, T⟩ at the end in the samples, (n, d)."""
-        every = self.lifted(self.candidates)
-        result, recipe = torch.zeros_like(every), self.run.recipe
+        result, recipe = torch.zeros_like(self.candidates), self.run.recipe
         back: State = (target, *(torch.zeros_like(target) for _ in range(recipe.buffers)))
         slopes = grad(self.run.loss, argnums=(0, 1))
         for k, state in self._states():
             batch = self.batches[k]
-            inputs, labels = every[batch], self.labels[batch]
+            inputs, labels = self.candidates[batch], self.labels[batch]
             slope = torch.zeros_like(target)  # of no account where the update is linear in it
             if recipe.optimizer != "sgd":
                 slope, _ = slopes(state[0], inputs, labels)
@@ -264,8 +248,7 @@ class Replayed:
             inner, outer = jvp(slopes, (state[0], inputs, labels), (along, *still))[1]
             back = (back[0] + inner, *back[1:])
             result.index_add_(0, batch, outer)
-        basis = self.run.network.basis
-        return result if basis is None else result @ basis
+        return result
 
 
 def best_rate(run: Callable[[float | Tensor], Tensor], target: Tensor) -> tuple[float, Tensor]:

@@ -6,7 +6,7 @@ Why this works, and what a floor is: docs/theory.md.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from exhume.equation.problem import Problem
 from exhume.methods.progress import Progress, stream
 from exhume.search.moves import dropping, merged, reseed, unflipped, without
 from exhume.solvers import Outcome
-from exhume.solvers.levenberg_marquardt import DampedState, LevenbergMarquardt
+from exhume.solvers.levenberg_marquardt import DampedState, LevenbergMarquardt, Metric
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,6 +81,7 @@ class Exhume:
     same: float = 1.5  # factor within which two residuals are the same plateau
     again: float = 0.99  # cosine from which a candidate that was dropped has been found again
     above: float = 10.0  # times the floor, which a cut may leave: less cannot be told from it
+    metric: Metric | None = field(default=None, compare=False)  # of samples, for the solver
     name: str = "exhume"
 
     def view(self, problem: Problem) -> Problem:
@@ -144,6 +145,7 @@ class Exhume:
         return LevenbergMarquardt(
             tolerance=self.tolerance if samples is None else self.close,
             progress=2e-2 if problem.drift > 0 else 3e-3,
+            metric=self.metric,
         )
 
     @property

@@ -23,13 +23,19 @@ from exhume.features.replay import Replayed, TrainingRun
 from exhume.methods.exhume import Exhume, Search
 from exhume.methods.progress import Progress, stream
 from exhume.recipes import Recipe
-from exhume.search.coordinates import InCoordinates, in_coordinates, lifted
+from exhume.search.photographs import photographs
 from exhume.search.subspace import estimate
 from exhume.solvers import Outcome
 from exhume.solvers.levenberg_marquardt import DampedState, LevenbergMarquardt
 
 # Each trial steps further from the truth if damped less; the residual is far from quadratic there
 DAMPING = 0.1
+LAZY_ROUNDS = 4  # of the search for the lazy solution: from there on it is near its floor
+LEG = 10  # steps with the metric of images, then as many without, and so on: each finds what
+# the other hardly sees
+LEG_DAMPING = 1e-3  # with which a leg after the first begins: it is near already
+GAIN = 0.7  # share of the residual that two legs leave at most, or the trial has ended
+NO_MARKS = (math.inf, math.inf)  # what legs are compared with before there were two
 DRIFT = 1e-2  # what the lazy equation may leave: its search ends where nothing more is gained
 # How far from the middle of the domain random starts are: what the weights hardly show stays as it
 # was at the start, so little noise is best where that is much, and all of it where there are traps
@@ -74,10 +80,23 @@ class Trials(Progress):
     lazy: Tensor  # the lazy solution, (n, d)
     gains: Tensor  # how much each of it raises each output, (n, c)
     best: Best | None = None
+    legs: int = 0  # of the trial at hand that have ended
+    marks: tuple[float, float] = NO_MARKS  # residuals with which the last two of them began
 
     def seen(self, problem: Problem) -> Problem:
         """Return the problem with the choice of the trial at hand."""
         return chosen(problem, self.choice)
+
+    def next_leg(self) -> "Trials":
+        """Go on from the same candidates."""
+        return replace(
+            self,
+            state=DampedState(fit=self.state.fit, damping=LEG_DAMPING),
+            steps=self.total_steps,
+            products=self.total_products,
+            legs=self.legs + 1,
+            marks=(self.marks[1], self.residual),
+        )
 
 
 @dataclass(frozen=True)
@@ -91,8 +110,8 @@ class Replay:
     name: str = "exhume"
 
     def view(self, problem: Problem) -> Problem:
-        """Return the problem in coordinates that suit it."""
-        return in_coordinates(problem)
+        """Return the problem unchanged."""
+        return problem
 
     def init(self, problem: Problem, samples: int | None, seed: int) -> LazySearch:
         """Begin with the lazy equation."""
@@ -104,25 +123,29 @@ class Replay:
         samples = samples or len(labels or ()) or span_count(problem)
         count = samples or least_count(problem)
         lazy = lazy_of(problem)
-        start = random_start(problem, self._search.count(lazy, count), stream(seed, 0), SPREADS[0])
-        return LazySearch(**vars(self._search.begin(lazy, count, seed, start)))
+        start = random_start(
+            problem, self._search(problem).count(lazy, count), stream(seed, 0), SPREADS[0]
+        )
+        return LazySearch(**vars(self._search(problem).begin(lazy, count, seed, start)))
 
-    @property
-    def _search(self) -> Exhume:
-        return Exhume(rounds=20, restarts=0)
+    def _search(self, problem: Problem) -> Exhume:
+        metric = photographs(problem.shape, problem.target)
+        return Exhume(rounds=LAZY_ROUNDS, restarts=0, metric=metric)
 
     def advance(self, problem: Problem, progress: LazySearch | Trials) -> LazySearch | Trials:
         """Take one step of either search, or begin the next trial."""
         if isinstance(progress, LazySearch):
-            moved = cast(LazySearch, self._search.advance(lazy_of(problem), progress))
+            moved = cast(LazySearch, self._search(problem).advance(lazy_of(problem), progress))
             if moved.outcome is None and moved.total_products < self.products:
                 return moved
             return self._first(problem, moved)
-        state = progress.state
-        if state.outcome is None and state.steps < self.trial:
-            state = self._solver(problem).step(progress.seen(problem), state)
+        state, metric = progress.state, photographs(problem.shape, problem.target)
+        if state.outcome is None and state.steps < (LEG if metric else self.trial):
+            state = self._solver(problem, progress.legs).step(progress.seen(problem), state)
             ended = Outcome.CONVERGED if state.outcome is Outcome.CONVERGED else None
             return replace(progress, state=state, outcome=ended)
+        if metric and state.fit.value < GAIN * progress.marks[0]:
+            return progress.next_leg()
         if progress.best is None or progress.best.beaten(state.fit.value):
             fit = state.fit
             best = Best(fit.candidates, fit.shares, fit.value, progress.choice)
@@ -131,7 +154,8 @@ class Replay:
         if progress.rounds + 1 >= self.trials * choices:
             return replace(progress, outcome=Outcome.STALLED)
         turn, choice = divmod(progress.rounds + 1, choices)
-        return progress.next_round(self._begin(problem, progress, turn, choice), choice=choice)
+        begun = self._begin(problem, progress, turn, choice)
+        return progress.next_round(begun, choice=choice, legs=0, marks=NO_MARKS)
 
     def finish(self, problem: Problem, progress: LazySearch | Trials) -> Fit:
         """Return the best of all trials."""
@@ -141,9 +165,10 @@ class Replay:
         if best is not None and not best.beaten(fit.value):
             labels = best.labels.reshape(-1, 1)
             fit = fitted_with(chosen(problem, best.choice), best.candidates, labels)
-        return lifted(problem, fit)
+        return fit
 
-    def _solver(self, problem: Problem) -> LevenbergMarquardt:
+    def _solver(self, problem: Problem, legs: int) -> LevenbergMarquardt:
+        metric = photographs(problem.shape, problem.target)
         return LevenbergMarquardt(
             tolerance=max(self.tolerance, problem.resolution),
             damping=DAMPING,
@@ -151,12 +176,13 @@ class Replay:
             products=120,
             patience=6,
             progress=5e-2,
-            halting=isinstance(problem, InCoordinates),
+            metric=None if legs % 2 else metric,
+            halting=metric is not None,
         )
 
     def _first(self, problem: Problem, search: LazySearch) -> Trials:
         """Begin the first trial, with the lazy solution at hand."""
-        fit = self._search.finish(lazy_of(problem), search)
+        fit = self._search(problem).finish(lazy_of(problem), search)
         gains = fit.shares.view(len(fit.candidates), -1, problem.features.outputs).sum(1)
         begun = Trials(
             seed=search.seed,
@@ -255,9 +281,16 @@ def likely_counts(gains: Tensor, given: Tensor, count: int) -> list[Tensor]:
 
 
 def random_start(problem: Problem, count: int, generator: torch.Generator, spread: float) -> Tensor:
-    """Draw candidates (count, d) of the domain, that far from its middle; a share of 1 is all."""
+    """Draw candidates (count, d) of the domain, that far from its middle; a share of 1 is all.
+
+    Those of images are as smooth as photographs.
+    """
     drawn = problem.domain.start(max(count, 64), problem.dim, generator).to(problem.target)
-    return problem.domain.project(torch.lerp(drawn.mean(0), drawn[:count], spread))
+    middle, metric = drawn.mean(0), photographs(problem.shape, problem.target)
+    noise = drawn[:count] - middle
+    if metric is not None:
+        noise = metric.power(noise, 0.5)
+    return problem.domain.project(middle + spread * noise)
 
 
 def rows_of(classes: Tensor, outputs: int) -> Tensor:

@@ -10,6 +10,7 @@ C_ij = tr(J_iᵀJ_j)/d: one n×n factorisation a step.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -23,6 +24,13 @@ LEAST_DAMPING = 1e-7  # steps are Gauss-Newton's long before
 FLAT = 1e-12  # share of the largest curvature that all have at least: else nothing preconditions
 
 Operator = Callable[[Tensor], Tensor]
+
+
+class Metric(Protocol):
+    """A metric is a covariance S (d, d), known by its powers."""
+
+    def power(self, rows: Tensor, exponent: float) -> Tensor:
+        """Return each row x of (n, d) as S^exponent x."""
 
 
 def conjugate_gradients(
@@ -85,6 +93,7 @@ class LevenbergMarquardt:
     products: int = 40  # at most, a step
     patience: int = 8  # steps of less relative improvement than `progress` before it has stalled
     progress: float = 3e-3  # the improvement of the residual that is worth a step
+    metric: Metric | None = None  # what is damped less: the covariance of samples, the same in all
     halting: bool = False  # whether a step may end on the way to it, where that lowers more
 
     def init(self, problem: Problem, candidates: Tensor) -> DampedState:
@@ -97,7 +106,7 @@ class LevenbergMarquardt:
         damping = state.damping
         path: list[Tensor] | None = [] if self.halting else None
         direction, used = damped_step(
-            problem, state.fit, damping, self.accuracy, self.products, path
+            problem, state.fit, damping, self.accuracy, self.products, self.metric, path
         )
         moved = problem.domain.project(state.fit.candidates + direction)
         fit, before = fitted(problem, moved, state.fit), state.fit.cost
@@ -130,9 +139,13 @@ def damped_step(
     damping: float,
     accuracy: float,
     products: int,
+    metric: Metric | None = None,
     path: list[Tensor] | None = None,
 ) -> tuple[Tensor, int]:
-    """Return D (n, d) with (JᵀP⊥J + λS) D = JᵀR in the tangent space, S = diag(C), and products."""
+    """Return D (n, d) with (JᵀP⊥J + λS) D = JᵀR in the tangent space, and how many products.
+
+    S is diag(C), times the inverse of the metric where there is one.
+    """
     candidates, mean = fit.candidates, curvature(fit)
     scale = mean.diagonal().clamp_min(FLAT * mean.diagonal().max())
     lower = factor(mean + damping * torch.diag(scale))
@@ -142,9 +155,13 @@ def damped_step(
     tangent = partial(problem.domain.tangent, candidates, descent=pulled)
 
     def operator(direction: Tensor) -> Tensor:
-        return tangent(gauss_newton(fit, direction)) + damp * direction
+        product = gauss_newton(fit, direction)
+        if metric is None:
+            return tangent(product) + damp * direction
+        return tangent(product + damp * metric.power(direction, -1))
 
     def preconditioner(residual: Tensor) -> Tensor:
-        return tangent(inverse @ residual)
+        solved = inverse @ residual
+        return tangent(solved if metric is None else metric.power(solved, 1))
 
     return conjugate_gradients(operator, tangent(pulled), preconditioner, accuracy, products, path)
