@@ -331,7 +331,7 @@ def span_count(problem: Problem) -> int | None:
 
     Each step of SGD moves the layer in their span; no other optimiser does.
     """
-    layer = (problem.full if isinstance(problem, InCoordinates) else problem).first_layer
+    layer = problem.first_layer
     if layer is None or _run(problem).recipe.optimizer != "sgd":
         return None
     try:
