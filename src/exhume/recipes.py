@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -166,8 +166,18 @@ class Recipe:
         shares = (1 - smooth) * labels + smooth / labels.shape[1]
         return -(shares * log_softmax(outputs, 1)).sum(1).mean()
 
-    def update(self, step: int, rate: float | Tensor, state: State, gradient: Tensor) -> State:
-        """Return the state after a step along the gradient (p,), as torch's optimisers take it."""
+    def update(
+        self,
+        step: int,
+        rate: float | Tensor,
+        state: State,
+        gradient: Tensor,
+        pooled: Callable[[Tensor], Tensor] | None = None,
+    ) -> State:
+        """Return the state after a step along the gradient (p,), as torch's optimisers take it.
+
+        Adam's mean squares (p,) are what `pooled` makes of them, if it is given.
+        """
         theta, *buffers = state
         if self.optimizer == "adamw":
             theta = theta * (1 - rate * self.weight_decay)
@@ -182,8 +192,9 @@ class Recipe:
         one, two = self.betas
         mean = one * buffers[0] + (1 - one) * gradient
         square = two * buffers[1] + (1 - two) * gradient * gradient
-        seen = square > 0  # √ has no derivative at zero, where a parameter never had a gradient
-        size = torch.where(seen, square, 1.0).sqrt() * seen / math.sqrt(1 - two ** (step + 1))
+        felt = square if pooled is None else pooled(square)
+        seen = felt > 0  # √ has no derivative at zero, where a parameter never had a gradient
+        size = torch.where(seen, felt, 1.0).sqrt() * seen / math.sqrt(1 - two ** (step + 1))
         along = mean / (1 - one ** (step + 1)) / (size + self.eps)
         return theta - rate * along, mean, square
 

@@ -24,6 +24,7 @@ PROBES = 4  # random directions for the mean curvature: it only preconditions, t
 # A Jacobian of at most so many numbers is kept: 128 MiB in float64, and faster than products
 DENSE = 2**24
 KEPT = 64  # steps whose states are all kept; of more, those that begin one of √steps segments
+WHOLE = 2**19  # weights of the runs that are simulated at once: a few MiB, for the cache
 CHUNK = 256  # directions that are pushed at once for it: more gain nothing
 SHARED = (
     "Batch norms that take the statistics of a batch see its samples relative to each other: where "
@@ -46,8 +47,11 @@ class TrainingRun(ModuleFeatures):
     lazy: Features  # gradients of the same parameters, for a first guess
     labels: tuple[int, ...] | None = None  # classes of the samples in any order, if they are known
     public: Tensor | None = None  # inputs of the same kind, (N, d), if there are any
-    # runs captured in CUDA graphs on a GPU, by recipe and shape of candidates
-    captured: dict[tuple[Recipe, torch.Size], "Captured"] = field(default_factory=dict, repr=False)
+    pooling: float = 0.0  # share of Adam's mean squares that a weight has from its row and column
+    # runs captured in CUDA graphs on a GPU, by recipe, pooling and shape of candidates
+    captured: dict[tuple[Recipe, float, torch.Size], "Captured"] = field(
+        default_factory=dict, repr=False
+    )
 
     @property
     def undetermined(self) -> tuple[str, ...]:
@@ -88,11 +92,48 @@ class TrainingRun(ModuleFeatures):
         own = {name: part.view_as(self.points[0][name]) for name, part in parts}
         return self.recipe.value(self.network({**self.points[0], **own}, inputs), labels)
 
+    def update(self, step: int, rate: float | Tensor, state: State, gradient: Tensor) -> State:
+        """Return the state after a step of the recipe, with mean squares pooled if they are."""
+        pooled = self.pooled if self.pooling else None
+        return self.recipe.update(step, rate, state, gradient, pooled)
+
+    def pooled(self, squares: Tensor) -> Tensor:
+        """Return (1 − s) v + s r cᵀ/mean(r) for mean squares v, (p,), and the pooling s.
+
+        r and c are the means of v over the rows and columns of each weight, as Adafactor has them;
+        of a bias v is averaged. Where a gradient passes zero, Adam's step jumps from one sign to
+        the other; with these it is smooth, and elsewhere nearly the same.
+        """
+        shapes = [self.points[0][name].shape for name in self.block]
+        means = []
+        for part, shape in zip(
+            torch.split(squares, [shape.numel() for shape in shapes]), shapes, strict=True
+        ):
+            matrix = part.view(shape[0], -1) if len(shape) > 1 else part[None]
+            rows, columns = matrix.mean(1, keepdim=True), matrix.mean(0, keepdim=True)
+            whole = matrix.mean()
+            outer = rows * columns / torch.where(whole > 0, whole, 1.0)
+            means.append((outer if len(shape) > 1 else whole.expand_as(matrix)).flatten())
+        return torch.lerp(squares, torch.cat(means), self.pooling)
+
+    def ends(self, sets: Tensor, labels: Tensor) -> Tensor:
+        """Return the change of the weights for each of many sets of samples (k, n, d), (k, p)."""
+        at = Replayed(self, sets[0])
+        at.labels = labels
+
+        def end(candidates: Tensor) -> Tensor:
+            at.candidates = candidates
+            return at._simulated()
+
+        with torch.no_grad(), derivatives(rounded=False):
+            changes: Tensor = vmap(end, chunk_size=max(1, WHOLE // self.width))(sets)
+        return changes
+
     def linearize(self, candidates: Tensor) -> Linearization:
         """Return the run at n candidates (n, d); it is simulated once labels are given."""
         if candidates.device.type != "cuda":
             return Replayed(self, candidates)
-        key = self.recipe, candidates.shape
+        key = self.recipe, self.pooling, candidates.shape
         if key not in self.captured:
             self.captured[key] = Captured(Replayed(self, candidates.clone()))
         return Resumed(self, candidates, self.captured[key])
@@ -188,7 +229,7 @@ class Replayed:
     def _step(self, k: int, state: State, inputs: Tensor, rate: float | Tensor) -> State:
         batch = self.batches[k]
         slope = grad(self.run.loss)(state[0], inputs[batch], self.labels[batch])
-        return self.run.recipe.update(k, rate * self.pace[k], state, slope)
+        return self.run.update(k, rate * self.pace[k], state, slope)
 
     def _simulated(self) -> Tensor:
         """The change of the weights, (p,); the states that `_backward` needs are kept."""
@@ -242,7 +283,7 @@ class Replayed:
             slope = torch.zeros_like(target)  # of no account where the update is linear in it
             if recipe.optimizer != "sgd":
                 slope, _ = slopes(state[0], inputs, labels)
-            update = partial(recipe.update, k, self.rate * self.pace[k])
+            update = partial(self.run.update, k, self.rate * self.pace[k])
             back, along = vjp(update, state, slope)[1](back)
             still = torch.zeros_like(inputs), torch.zeros_like(labels)
             inner, outer = jvp(slopes, (state[0], inputs, labels), (along, *still))[1]

@@ -20,6 +20,7 @@ from exhume.equation.objective import Fit, fitted_with
 from exhume.equation.problem import Premise, Problem
 from exhume.errors import InputError
 from exhume.features.replay import Replayed, TrainingRun
+from exhume.methods import signs
 from exhume.methods.exhume import Exhume, Search
 from exhume.methods.progress import Progress, stream
 from exhume.recipes import Recipe
@@ -139,9 +140,12 @@ class Replay:
             if moved.outcome is None and moved.total_products < self.products:
                 return moved
             return self._first(problem, moved)
-        state, metric = progress.state, photographs(problem.shape, problem.target)
-        if state.outcome is None and state.steps < (LEG if metric else self.trial):
-            state = self._solver(problem, progress.legs).step(progress.seen(problem), state)
+        state, adam = progress.state, signs.applies(problem, len(progress.candidates))
+        metric = None if adam else photographs(problem.shape, problem.target)
+        if state.outcome is None and (adam or state.steps < (LEG if metric else self.trial)):
+            solver = self._solver(problem, progress.legs)
+            step = (signs.Signs(solver.tolerance) if adam else solver).step
+            state = step(progress.seen(problem), state)
             ended = Outcome.CONVERGED if state.outcome is Outcome.CONVERGED else None
             return replace(progress, state=state, outcome=ended)
         if metric and state.fit.value < GAIN * progress.marks[0]:
@@ -214,6 +218,7 @@ class Replay:
             start = random_start(problem, len(labels), generator, spread)
         else:
             start = self._drawn(problem, labels, generator)
+        kept = torch.zeros(len(labels), dtype=torch.bool)
         if kind == "lazy":
             score = progress.gains.cpu() @ labels.double().cpu().T
             rows, place = linear_sum_assignment(score.numpy(), maximize=True)
@@ -223,6 +228,8 @@ class Replay:
             drawn = torch.rand(len(labels), generator=generator)
             kept = (drawn < (0.5 if choice == best.choice else 1)).to(start.device)
             start[kept] = best.candidates[kept]
+        if signs.applies(problem, len(labels)):
+            start = signs.picked(chosen(problem, choice), start, labels, generator, kept)
         start = problem.domain.project(start)
         fit = fitted_with(chosen(problem, choice), start, labels.reshape(-1, 1))
         return DampedState(fit=fit, damping=DAMPING)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from exhume.equation.domain import Box, Domain
 from exhume.equation.problem import Premise, Problem, ThreatModel
 from exhume.errors import InputError, listed
 from exhume.features.network import Network, Weights, moved
@@ -160,7 +161,7 @@ def _open_weights(
         parameters, point, before = "all", None, _before(source, network, after)
         if absent := [name for name in after.tensors if name not in before.tensors]:
             raise InputError(f"{before.source}: lacks {listed(absent)}, which replay needs.")
-        told = Told(card.domain(), card.display, card.knows)
+        told = Told(_domain(card, source.public), card.display, card.knows)
         initial, trained = _together(before, after)
         problem = formulation.replay_problem(network, initial, trained, _known(source), told)
         problem, warnings = _rounded(problem, before, after)
@@ -178,6 +179,15 @@ def _open_weights(
             )
     warned = (*prepared.warnings, *warnings)
     return Opened(problem, parameters, point, prepared.changes, warned, prepared.derivative_error)
+
+
+def _domain(card: DataCard, public: Tensor | None) -> Domain:
+    """Return where inputs may lie: as told, else up to a width beyond the range of public ones."""
+    told = card.range is not None or card.norm is not None
+    if told or public is None or not public.max() > public.min():
+        return card.domain()
+    low, high = float(public.min()), float(public.max())
+    return Box(2 * low - high, 2 * high - low)
 
 
 def _known(source: Source) -> Known:

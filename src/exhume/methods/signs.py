@@ -1,0 +1,262 @@
+"""Replay of Adam: its change is close to a sum of signs, which jump where a gradient passes zero.
+
+Three things make it least squares that can be solved. Mean squares are pooled over rows and columns
+at first, which takes the jumps away, and then less and less. Adam does not see the scale of an
+entry of the inputs, so that public inputs say how large it is, as a prior that counts as much as
+the residual allows. And what columns of a dense first layer tell is held: one that did not move
+belongs to an entry that is zero in every sample, and one that moved as the bias does, to an entry
+with the same value in every sample.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from exhume.equation.objective import Fit, fitted_with
+from exhume.equation.problem import Problem
+from exhume.features.replay import DENSE, Replayed, TrainingRun
+from exhume.solvers import Outcome, judged
+from exhume.solvers.levenberg_marquardt import LEAST_DAMPING, DampedState
+
+
+class Rung(NamedTuple):
+    """How the steps of one part of a trial are taken."""
+
+    pooling: float  # share of the mean squares that is pooled
+    weight: float  # of the prior, times the variance of a row
+    # A row bends where the candidates' error moves it by its whole size, and counts less there. The
+    # error is so many times the root of the residual, in standard deviations of the prior
+    error: float
+    cut: float  # rows further off than so many deviations count less: some have the wrong sign
+    shared: bool  # whether entries that are the same in every sample move, too
+
+
+# At a pooling of s the samples leave about 0.35 s^0.65 of the change unexplained
+RUNGS = (
+    Rung(0.3, 1.0, 0.3, math.inf, False),
+    Rung(0.03, 0.3, 0.3, math.inf, False),
+    Rung(3e-3, 0.3, 0.3, math.inf, False),
+    Rung(1e-3, 0.3, 3.0, 3.0, True),
+    Rung(1e-4, 0.1, 3.0, 3.0, True),
+    Rung(1e-5, 0.01, 3.0, 3.0, True),
+    Rung(0.0, 1e-3, 0.3, math.inf, True),
+)
+STEPS = 12  # on each, and twice as many on the last
+EARLY = (
+    2  # rungs after which a trial ends that leaves more than LOST: those near the samples do not
+)
+LOST = 0.03  # they leave 0.01, and others 0.06 and more
+DAMPING = 1e-2  # at the first step of each
+NORMAL = 1.4826  # standard deviations of a Gaussian in the median of its absolute values
+TRIES = 8  # dampings, each four times the last, before the step is given up
+SAME = 1e-3  # share of a column's change by which it may differ from the bias: rounding leaves less
+STILL = 1e-5  # share of the largest change below which a column has not moved
+SHRINKAGE = 0.05  # of the public inputs' covariance towards its diagonal: there may be few of them
+POOL = 40  # public inputs of a class that are tried in each sample's place
+SWEEPS = 2  # over the samples: a third changes little
+
+
+@dataclass(frozen=True, eq=False)
+class Prior:
+    """What is known of the samples before any step."""
+
+    mean: Tensor  # (d,) float64, of all entries
+    precision: Tensor  # (d, d), the inverse of their covariance
+    value: Tensor  # (d,), of the entries that are held
+    moved: Tensor  # (d,) bool: not zero in every sample
+    free: Tensor  # (d,) bool: neither zero nor the same in every sample
+
+    def basis(self, tangent: Tensor, shared: bool) -> Tensor:
+        """Return the directions (n·d, m) of candidates, as columns, that are not held.
+
+        Entries of the tangent (n, d) that are zero are; one that is the same in every sample moves
+        in all of them alike, if at all.
+        """
+        n, d = tangent.shape
+        units = torch.eye(n * d, dtype=torch.float64)
+        each = units[:, ((tangent != 0) & self.free).flatten()]
+        if not shared:
+            return each
+        alike = units.reshape(n * d, n, d).sum(1)[:, self.moved & ~self.free] / math.sqrt(n)
+        return torch.cat([each, alike], 1)
+
+    def held(self, candidates: Tensor) -> Tensor:
+        """Return the candidates (n, d) with the entries that are held at their values."""
+        return torch.where(self.free, candidates, self.value.to(candidates))
+
+
+def applies(problem: Problem, samples: int) -> bool:
+    """Tell whether a run is Adam's, on the CPU, and its Jacobian small enough to keep."""
+    run = cast(TrainingRun, problem.features)
+    small = run.width * samples * problem.dim <= DENSE and run.device.type == "cpu"
+    return run.recipe.optimizer != "sgd" and small
+
+
+def prior_of(problem: Problem) -> Prior:
+    """Return the prior: of public inputs if there are any, else of random ones of the domain."""
+    run = cast(TrainingRun, problem.features)
+    drawn = run.public
+    if drawn is None:
+        drawn = problem.domain.start(1024, problem.dim, torch.Generator().manual_seed(0))
+    inputs = drawn.double()
+    mean = inputs.mean(0)
+    covariance = (inputs - mean).T @ (inputs - mean) / len(inputs)
+    spread = covariance.diagonal().clone()
+    never = spread <= STILL * spread.mean()  # constant entries, of which nothing is known
+    covariance = torch.lerp(covariance, torch.diag(spread), SHRINKAGE)
+    covariance += torch.diag(torch.where(never, spread.mean(), 0.0))
+    zero, sign = columns(run)
+    known = torch.nanmedian(torch.where(inputs * sign > 0, inputs, math.nan), 0).values
+    same = (sign != 0) & ~known.isnan() & (run.public is not None)
+    value = torch.where(same & ~zero, known, 0.0)
+    return Prior(mean, torch.linalg.inv(covariance), value, ~zero, ~zero & ~same)
+
+
+def columns(run: TrainingRun) -> tuple[Tensor, Tensor]:
+    """Return which columns of a dense first layer did not move, and which moved as the bias, (d,).
+
+    Where an entry is x in every sample, the gradient of its column is x times that of the bias, and
+    Adam takes the same steps for both, or the opposite ones: the signs of x are returned, else 0.
+    """
+    name, (before, after) = run.network.first_dense(run.points[1]), run.points
+    recipe, none = run.recipe, torch.zeros(run.dim, dtype=torch.float64)
+    decay = recipe.weight_decay
+    if name not in run.block or (decay and (recipe.optimizer == "adam" or recipe.lr is None)):
+        return none.bool(), none
+    kept = 1.0
+    if decay:
+        length = len(recipe.batches(len(run.labels or (0,))))
+        kept = math.prod(1 - recipe.rate(k, length) * decay for k in range(length))
+    change = after[name].double() - kept * before[name].double()
+    size = change.norm(dim=0)
+    still = size <= STILL * size.max()
+    bias = str(name).removesuffix("weight") + "bias"
+    if bias not in run.block:
+        return still, none
+    shift = (after[bias].double() - kept * before[bias].double())[:, None]
+    near = SAME * shift.norm()
+    with_it, against = (change - shift).norm(dim=0) < near, (change + shift).norm(dim=0) < near
+    return still, with_it.double() - against.double()
+
+
+def picked(
+    problem: Problem, start: Tensor, labels: Tensor, generator: torch.Generator, kept: Tensor
+) -> Tensor:
+    """Return the start (n, d) with public inputs that leave the least, chosen one after the other.
+
+    For each sample that is not kept (n,), inputs that the network gives its label (n, c) are tried.
+    """
+    run, prior = (
+        replace(cast(TrainingRun, problem.features), pooling=RUNGS[0].pooling),
+        prior_of(problem),
+    )
+    start = prior.held(start)
+    if run.public is None:
+        return start
+    given = (run.predict(run.public).double() @ labels.double().T).T  # (n, N), at its own class
+    own = run.predict(run.public).double().max(1).values
+    for _ in range(SWEEPS):
+        for i in torch.randperm(len(start), generator=generator).tolist():
+            fits = (given[i] >= own).nonzero()[:, 0] if run.outputs > 1 else torch.arange(len(own))
+            if kept[i] or not len(fits):
+                continue
+            few = fits[torch.randperm(len(fits), generator=generator)[:POOL]]
+            sets = start.repeat(len(few) + 1, 1, 1)
+            sets[1:, i] = prior.held(run.public[few])
+            left = (problem.target[:, 0] - run.ends(sets, labels)).square().sum(1)
+            start = sets[left.nan_to_num(math.inf).argmin()]
+    return start
+
+
+@dataclass(frozen=True)
+class Signs:
+    """Levenberg-Marquardt with a prior and the whole Jacobian, from pooled mean squares to Adam."""
+
+    tolerance: float  # relative residual at which the weights count as explained
+
+    def step(self, problem: Problem, state: DampedState) -> DampedState:
+        """Take the next step of a trial; the fit of the state is always that of Adam itself."""
+        number, fresh = divmod(state.steps, STEPS)
+        rung = RUNGS[min(number, len(RUNGS) - 1)]
+        run = replace(cast(TrainingRun, problem.features), pooling=rung.pooling)
+        seen = replace(problem, features=run)
+        fit = fitted_with(seen, state.fit.candidates, state.fit.coefficients)
+        damping = state.damping if fresh else DAMPING
+        moved, damping = informed_step(seen, fit, prior_of(problem), rung, damping)
+        fit = fitted_with(problem, moved.candidates, moved.coefficients)
+        ended = state.steps + 1 >= STEPS * (len(RUNGS) + 1)
+        ended |= state.steps + 1 == STEPS * EARLY and fit.value > LOST
+        new = DampedState(
+            fit=fit,
+            damping=damping,
+            steps=state.steps + 1,
+            products=state.products + fit.candidates.numel(),  # a column of J is a product
+            outcome=Outcome.STALLED if ended else None,
+        )
+        return judged(new, self.tolerance)
+
+
+def informed_step(
+    problem: Problem, fit: Fit, prior: Prior, rung: Rung, damping: float
+) -> tuple[Fit, float]:
+    """Return the fit after a step, or the same if none helps, and the next damping.
+
+    With the residual R (p,), its Jacobian J (p, m) in the directions that may move and weights W of
+    rows, a step D solves (JᵀWJ + (s + λ) Q) D = JᵀWR − s Q (x − μ). Q is the prior's precision and
+    the metric of the damping λ, which is relative to JᵀWJ; s is the variance of a row of R.
+    """
+    here, coefficients = fit.candidates, fit.coefficients
+    left, size = fit.residual.double(), float(problem.target.double().square().mean())
+    jacobian = _jacobian(problem, fit)
+    descent = (jacobian.T @ left).reshape(here.shape).to(here)
+    basis = prior.basis(problem.domain.tangent(here, torch.ones_like(here), descent), rung.shared)
+    jacobian = jacobian @ basis
+    whole = torch.kron(torch.eye(len(here), dtype=torch.float64), prior.precision.contiguous())
+    metric = basis.T @ whole @ basis
+    lower = torch.linalg.cholesky(metric)
+    reach = torch.linalg.solve_triangular(lower, jacobian.T, upper=False).square().sum(0)
+    rows = 1 / (1 + rung.error**2 * fit.value * reach[:, None] / size)
+    variance = fit.value * size
+    if rung.cut < math.inf:
+        variance = (NORMAL * float(left.abs().median())) ** 2
+        rows = rows / (1 + left.square() / (rung.cut**2 * variance))
+    noise = rung.weight * variance
+
+    def off(candidates: Tensor) -> Tensor:
+        return (candidates.double() - prior.mean).reshape(-1, 1)
+
+    def cost(at: Fit) -> float:
+        pulled = off(at.candidates)
+        return float(
+            (rows * at.residual.double().square()).sum() + noise * pulled.T @ whole @ pulled
+        )
+
+    matrix = jacobian.T @ (rows * jacobian)
+    damp = metric * (matrix.diagonal().mean() / metric.diagonal().mean())
+    matrix = matrix + noise * metric
+    right = jacobian.T @ (rows * left) - noise * basis.T @ (whole @ off(here))
+    before = cost(fit)
+    for _ in range(TRIES):
+        step = torch.linalg.solve(matrix + damping * damp, right)
+        moved = problem.domain.project(here + (basis @ step).reshape(here.shape).to(here))
+        new = fitted_with(problem, moved, coefficients)
+        if (after := cost(new)) < before:
+            expected = float(2 * right.T @ step - step.T @ matrix @ step)
+            share = min(1.0, (before - after) / expected)
+            return new, max(LEAST_DAMPING, damping * max(0.2, 1 - (2 * share - 1) ** 3))
+        damping *= 4
+    return fit, damping
+
+
+def _jacobian(problem: Problem, fit: Fit) -> Tensor:
+    """J (p, n·d) in float64; made in float32, whose error is far below that of a linear step."""
+    run = problem.features.to(torch.device("cpu"), torch.float32)
+    at = fitted_with(
+        replace(problem, features=run, target=problem.target.float()),
+        fit.candidates.float(),
+        fit.coefficients,
+    )
+    return cast(Tensor, cast(Replayed, at.linearization).jacobian).double()
