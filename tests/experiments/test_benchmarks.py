@@ -196,7 +196,7 @@ def test_finetuned(bench: Bench, monkeypatch: Patch) -> None:
 
 
 def test_reach(bench: Bench, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(reach, "reconstruct", budgeted(100))
+    monkeypatch.setattr(reach, "reconstruct", budgeted(10))
     monkeypatch.setattr(reach, "STEPS", 40)
     words = ("--networks", "[tabular MLP, CNN]", "--ways", "[lazy, head only, margin]")
     said = bench("reach", *words, "--first-seed", 3, "--workers", 1)
