@@ -43,6 +43,7 @@ DRIFT = 1e-2  # what the lazy equation may leave: its search ends where nothing 
 SPREADS = (0.1, 1.0)
 LABEL_SETS = 12  # of those that the weights allow, so many of the likeliest are tried
 TURNS = 8  # trials for a number of samples, where it is not known: then there is one more
+FEWER = 30  # times fewer products for the lazy solution where public samples are the first start
 STARTS = {  # what trials begin with, one kind after the other, for each set of labels
     "alone": ("lazy", "random", "renewed", "random"),
     "public": ("public", "lazy", "renewed", "public"),
@@ -137,7 +138,8 @@ class Replay:
         """Take one step of either search, or begin the next trial."""
         if isinstance(progress, LazySearch):
             moved = cast(LazySearch, self._search(problem).advance(lazy_of(problem), progress))
-            if moved.outcome is None and moved.total_products < self.products:
+            few = 1 if _run(problem).public is None else FEWER
+            if moved.outcome is None and few * moved.total_products < self.products:
                 return moved
             return self._first(problem, moved)
         state, adam = progress.state, signs.applies(problem, len(progress.candidates))

@@ -31,10 +31,10 @@ COLUMNS = (
 ALONE = "-alone"  # what the name of a case ends with where the auditor has no public inputs
 RATES = (1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.2)  # tried in turn until samples are fitted
 METHODS = {"replay": "exhume, replay", "lazy": "exhume, lazy", "simudy2025": "simudy2025"}
-BASES: dict[str, Base] = {  # digits in a second, CIFAR-10 as is usual
-    "digits": (500, Recipe("adam", lr=3e-3, steps=60)),
-    "cifar10": (2000, Recipe("adam", lr=1e-3, epochs=30, batch_size=100, shuffle=0)),
-}
+# Bases: of digits in a second, once with something left to learn; of CIFAR-10 as is usual
+DIGITS: Base = 500, Recipe("adam", lr=3e-3, steps=60)
+HALFWAY: Base = 500, Recipe("adam", lr=3e-3, steps=30)
+CIFAR10: Base = 2000, Recipe("adam", lr=1e-3, epochs=30, batch_size=100, shuffle=0)
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,15 @@ class Case:
     network: Callable[[], nn.Module]
     recipe: Recipe = Recipe(lr=0.2, steps=20)  # noqa: RUF009 (it is frozen)
     samples: int = 4
+    base: Base = DIGITS
     rates: tuple[float, ...] = ()  # in the place of the recipe's
     images: str = "digits"
     standardised: bool = False  # by one mean and one deviation: no pixel is zero then
 
 
 digits = partial(Case, partial(mlp, (8, 8), (40,), 10, "gelu", True))
-coloured = partial(Case, samples=8, rates=RATES, images="cifar10", standardised=True)
+coloured = partial(Case, samples=8, base=CIFAR10, images="cifar10", standardised=True, rates=RATES)
+mnist = partial(Case, samples=5, base=HALFWAY, standardised=True, rates=RATES[2:6])
 adam = partial(digits, samples=3, standardised=True)
 CASES = {
     "sgd20": digits(),
@@ -58,7 +60,8 @@ CASES = {
     "momentum": digits(Recipe(lr=0.05, steps=20, momentum=0.9)),
     "decay": digits(Recipe(lr=0.2, steps=20, weight_decay=1e-4)),
     "batches": digits(Recipe(lr=0.2, steps=20, batch_size=2, shuffle=0)),
-    "cnn": Case(bases.mnist_example, samples=5, rates=RATES),
+    "cnn": mnist(partial(bases.mnist_example, smooth=True)),
+    "cnn-relu": mnist(bases.mnist_example),
     "adam": adam(Recipe("adam", lr=2e-3, steps=20)),
     "adamw": adam(Recipe("adamw", lr=2e-3, steps=20, weight_decay=1e-2)),
     "adam-slow": adam(Recipe("adam", lr=5e-4, steps=20)),
@@ -85,9 +88,9 @@ def finetuned(
     All methods have the same time and know the number of samples.
 
     Args:
-        cases: of digits sgd20, sgd100, momentum, decay, batches, cnn, adam, adamw, adam-slow; of
-            CIFAR-10, for a GPU, mlp, cnn-cifar, resnet18, vit. With -alone after the name the
-            auditor has no public images.
+        cases: of digits sgd20, sgd100, momentum, decay, batches, cnn, cnn-relu, adam, adamw,
+            adam-slow; of CIFAR-10, for a GPU, mlp, cnn-cifar, resnet18, vit. With -alone after the
+            name the auditor has no public images.
         seeds: how many.
         first_seed: of data, model and attack.
         limit: seconds an attack.
@@ -129,10 +132,9 @@ def finetuned(
 
 def trained(case: Case, seed: int, device: str) -> Tuned:
     """Pretrain and fine-tune the network of a case."""
-    base = BASES[case.images]
-    pool = images(case.images, base[0] + case.samples + PUBLIC, case.standardised)
+    pool = images(case.images, case.base[0] + case.samples + PUBLIC, case.standardised)
     recipes = tuple(replace(case.recipe, lr=rate) for rate in case.rates) or (case.recipe,)
-    return tuned(case.network, pool, base, case.samples, recipes, seed, device)
+    return tuned(case.network, pool, case.base, case.samples, recipes, seed, device)
 
 
 def attacked(
