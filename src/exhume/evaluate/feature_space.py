@@ -13,6 +13,7 @@ from exhume.evaluate import metrics
 from exhume.evaluate.metrics import check_vectors
 from exhume.evaluate.scoring import true_inputs
 from exhume.features import Features
+from exhume.methods.replay import choices
 from exhume.models.formulation import POINTS
 
 # A direction in which the samples have less than this share of their largest is rounding
@@ -31,7 +32,8 @@ def residual_at_truth(problem: Problem, truth: Data | Tensor) -> float:
     if not isinstance(truth, Data):
         raise InputError("truth: a replay needs the labels of the samples, too; give them as Data.")
     targets = truth.targets if truth.outputs > 1 else truth.targets.sign()
-    return float(objective.fitted_with(problem, inputs, targets.reshape(-1, 1)).value)
+    labels = targets.reshape(-1, 1)
+    return min(objective.fitted_with(each, inputs, labels).value for each in choices(problem))
 
 
 def floors(problem_at: Callable[[str], Problem], truth: Data | Tensor) -> dict[str, float]:

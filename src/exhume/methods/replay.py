@@ -87,7 +87,7 @@ class Trials(Progress):
 
     def seen(self, problem: Problem) -> Problem:
         """Return the problem with the choice of the trial at hand."""
-        return chosen(problem, self.choice)
+        return choices(problem)[self.choice]
 
     def next_leg(self) -> "Trials":
         """Go on from the same candidates."""
@@ -156,10 +156,9 @@ class Replay:
             fit = state.fit
             best = Best(fit.candidates, fit.shares, fit.value, progress.choice)
             progress = replace(progress, best=best)
-        choices = len(_run(problem).recipe.choices())
-        if progress.rounds + 1 >= self.trials * choices:
+        turn, choice = divmod(progress.rounds + 1, len(choices(problem)))
+        if turn >= self.trials:
             return replace(progress, outcome=Outcome.STALLED)
-        turn, choice = divmod(progress.rounds + 1, choices)
         begun = self._begin(problem, progress, turn, choice)
         return progress.next_round(begun, choice=choice, legs=0, marks=NO_MARKS)
 
@@ -170,7 +169,7 @@ class Replay:
         fit, best = progress.state.fit, progress.best
         if best is not None and not best.beaten(fit.value):
             labels = best.labels.reshape(-1, 1)
-            fit = fitted_with(chosen(problem, best.choice), best.candidates, labels)
+            fit = fitted_with(choices(problem)[best.choice], best.candidates, labels)
         return fit
 
     def _solver(self, problem: Problem, legs: int) -> LevenbergMarquardt:
@@ -231,9 +230,9 @@ class Replay:
             kept = (drawn < (0.5 if choice == best.choice else 1)).to(start.device)
             start[kept] = best.candidates[kept]
         if signs.applies(problem, len(labels)):
-            start = signs.picked(chosen(problem, choice), start, labels, generator, kept)
+            start = signs.picked(choices(problem)[choice], start, labels, generator, kept)
         start = problem.domain.project(start)
-        fit = fitted_with(chosen(problem, choice), start, labels.reshape(-1, 1))
+        fit = fitted_with(choices(problem)[choice], start, labels.reshape(-1, 1))
         return DampedState(fit=fit, damping=DAMPING)
 
     def _drawn(self, problem: Problem, labels: Tensor, generator: torch.Generator) -> Tensor:
@@ -312,10 +311,11 @@ def _run(problem: Problem) -> TrainingRun:
     return cast(TrainingRun, problem.features)
 
 
-def chosen(problem: Problem, choice: int) -> Problem:
-    """Return the problem with the choice of that number of what its recipe leaves open."""
+def choices(problem: Problem) -> list[Problem]:
+    """Return the problem with each choice of what its recipe leaves open."""
     run = _run(problem)
-    return replace(problem, features=replace(run, recipe=run.recipe.choices()[choice]))
+    each = run.recipe.choices()
+    return [replace(problem, features=replace(run, recipe=recipe)) for recipe in each]
 
 
 def recipe_of(fit: Fit) -> Recipe | None:

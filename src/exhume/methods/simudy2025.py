@@ -20,7 +20,7 @@ from exhume.errors import InputError
 from exhume.features.replay import TrainingRun
 from exhume.methods.penalties import balanced_labels
 from exhume.methods.progress import Progress, stream
-from exhume.methods.replay import chosen, rows_of
+from exhume.methods.replay import choices, rows_of
 from exhume.solvers import Outcome, State
 
 BETAS = 0.8, 0.9  # of Adam, as published
@@ -56,7 +56,7 @@ class SimuDy2025:
         """Return the problem with a run of fewer and longer steps, of the first choice."""
         if problem.premise is not Premise.REPLAY:
             raise InputError(f"{self.name}: needs the premise replay, and with it a recipe.")
-        problem = chosen(problem, 0)
+        problem = choices(problem)[0]
         run = cast(TrainingRun, problem.features)
         length = len(run.recipe.batches(len(run.labels or (0,))))
         if length <= self.simulated:
