@@ -54,6 +54,8 @@ STARTS = {  # what trials begin with, one kind after the other, for each set of 
 class LazySearch(Search):
     """The progress of the search for the lazy solution."""
 
+    known: int | None  # how many samples there are; None if more than the lazy search has may be
+
     def seen(self, problem: Problem) -> Problem:
         """Return the problem with the gradients in the place of the run."""
         return lazy_of(problem)
@@ -128,7 +130,8 @@ class Replay:
         start = random_start(
             problem, self._search(problem).count(lazy, count), stream(seed, 0), SPREADS[0]
         )
-        return LazySearch(**vars(self._search(problem).begin(lazy, count, seed, start)))
+        begun = self._search(problem).begin(lazy, count, seed, start)
+        return LazySearch(**vars(begun), known=samples)
 
     def _search(self, problem: Problem) -> Exhume:
         metric = photographs(problem.shape, problem.target)
@@ -191,7 +194,7 @@ class Replay:
         gains = fit.shares.view(len(fit.candidates), -1, problem.features.outputs).sum(1)
         begun = Trials(
             seed=search.seed,
-            samples=search.samples,
+            samples=search.known,
             state=DampedState(fit=fit, damping=DAMPING),  # of no trial: replaced at once
             phase="replay",
             steps=search.total_steps,
