@@ -19,8 +19,6 @@ from exhume.experiments.benchmarks.bases import PUBLIC, images, tuned
 from exhume.experiments.benchmarks.common import drawn, heading, say, show
 from exhume.experiments.benchmarks.margin import CLOSE
 from exhume.methods import reconstruct
-from exhume.methods.progress import Method
-from exhume.methods.replay import Replay
 from exhume.models.architectures import Block, Tokens, mlp
 from exhume.models.formulation import weights_problem
 from exhume.models.prepare import prepare
@@ -29,7 +27,7 @@ from exhume.solvers import Outcome
 from exhume.victims.training import Training, train
 
 # What an attack is called, what it is given, its method, and its share of the time that is left
-Posing = tuple[str, Problem, str | Method, float]
+Posing = tuple[str, Problem, str, float]
 Posed = tuple[Tensor, Tensor, list[Posing]]  # the samples, public inputs, and the attacks
 
 SAMPLES = 3
@@ -37,7 +35,6 @@ SAMPLES = 3
 BASE = 300, Recipe("adam", lr=3e-3, steps=30)
 POOL = BASE[0] + SAMPLES + PUBLIC  # digits that are drawn from
 WHOLE = 0.9  # of the samples: a cell that is reached
-START = 100  # products for replay's lazy start: public samples are the first start, and mostly do
 WIDTH = 100  # of dense networks at the margin: enough for three samples, and trained in seconds
 STEPS = 3000  # of training on the samples alone: seconds
 
@@ -127,8 +124,8 @@ def reach(
         for network in networks:
             rows.append({"network": network})
             for way in ways:
-                method = best[network, way]
-                rows[-1][way] = form.format(share=found[network, way][method], method=method)
+                share = found[network, way][method := best[network, way]]
+                rows[-1][way] = form.format(share=share, method=method if share else "–")
         show(" | ".join(f"{word}: {{{word}}}" for word in ("network", *ways)), rows)
     whole = sum(found[cell][method] >= WHOLE for cell, method in best.items())
     say(f"{whole} of {len(best)} cells at {WHOLE:.0%} or more")
@@ -170,7 +167,7 @@ def fine_tuned(network: str, way: str, pool: Data, seed: int) -> Posed:
     victim = tuned(make, pool, BASE, SAMPLES, recipes, seed)
     attacks: list[Posing] = [("lazy", victim.change(block), "exhume", 1.0)]
     if recipes:
-        attacks.insert(0, ("replay", victim.replay(), Replay(products=START), 0.8))
+        attacks.insert(0, ("replay", victim.replay(), "exhume", 0.8))
     return victim.truth.inputs, victim.public, attacks
 
 
