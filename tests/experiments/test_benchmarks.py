@@ -19,6 +19,7 @@ from exhume.experiments.benchmarks import (
     common,
     finetuned,
     margin,
+    misinformed,
     random_features,
     reach,
     splits,
@@ -193,6 +194,14 @@ def test_finetuned(bench: Bench, monkeypatch: Patch) -> None:
         assert len(cells) == 11 and cells[2].endswith(" of 1") and cells[4].endswith("%")
         assert float(cells[6]) > 1e-9 and float(cells[7]) < 1 and 0 < float(cells[8]) < 1
     assert "sgd20 seed 3: rate 0.2, loss" in said and said.count("products, ") == 6
+
+
+def test_misinformed(bench: Bench, monkeypatch: Patch) -> None:
+    name = "SGD for Adam"
+    monkeypatch.setattr(misinformed, "WRONGS", {name: misinformed.WRONGS[name]})
+    monkeypatch.setattr(misinformed, "START", 5)
+    said = bench("misinformed", "--seeds", 1, "--limit", 10)
+    assert re.search(rf"{name} *│ 0 of 1 *│ 1 of 1", said)
 
 
 def test_reach(bench: Bench, monkeypatch: Patch) -> None:
