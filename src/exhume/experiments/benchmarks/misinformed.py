@@ -27,7 +27,7 @@ NONE = "nothing is claimed"  # what an audit says of candidates that explain not
 class Wrong:
     """A case says how digits were fine-tuned, what the auditor is told, and what is to blame."""
 
-    suspected: str  # a word of the sentence that names it
+    suspected: str  # how a sentence goes that names it: any of the parts between bars
     made: Recipe = RECIPE
     told: Recipe = RECIPE
     samples: int = 4  # that are told; there are four
@@ -37,7 +37,9 @@ class Wrong:
 WRONGS = {
     "nothing": Wrong("not met by chance"),
     "a rate of 0.24 for 0.2": Wrong("rate is suspected", told=replace(RECIPE, lr=0.24)),
-    "25 steps for 20": Wrong("number of steps", told=replace(RECIPE, steps=25)),
+    "25 steps for 20": Wrong(
+        "steps is suspected|or the number of steps", told=replace(RECIPE, steps=25)
+    ),
     "SGD for Adam": Wrong("optimiser is suspected", Recipe("adam", lr=2e-3, steps=20)),
     "another base model": Wrong("base model is suspected", other=True),
     "3 samples for 4": Wrong("number of samples is suspected", samples=3),
@@ -77,7 +79,7 @@ def _audited(name: str, seed: int, limit: int) -> dict[str, Any]:
     say(f"  {name}, seed {seed}: residual {found.residual:.1e}. {claims[-1]}")
     return {
         "claimed": not any(NONE in claim for claim in claims),
-        "suspected": wrong.suspected in claims[-1] and NONE not in claims[-1],
+        "suspected": any(words in claims[-1] for words in wrong.suspected.split("|")),
         "residual": found.residual,
         "error": statistics.median(score(found.samples, victim.truth.inputs).errors.tolist()),
     }
