@@ -31,7 +31,7 @@ from exhume.solvers.levenberg_marquardt import DampedState, LevenbergMarquardt
 
 # Each trial steps further from the truth if damped less; the residual is far from quadratic there
 DAMPING = 0.1
-LAZY_ROUNDS = 4  # of the search for the lazy solution: from there on it is near its floor
+LAZY_ROUNDS = 2  # of the search for the lazy solution: more hardly come nearer to its floor
 LEG = 10  # steps with the metric of images, then as many without, and so on: each finds what
 # the other hardly sees
 LEG_DAMPING = 1e-3  # with which a leg after the first begins: it is near already
@@ -43,10 +43,11 @@ DRIFT = 1e-2  # what the lazy equation may leave: its search ends where nothing 
 SPREADS = (0.1, 1.0)
 LABEL_SETS = 12  # of those that the weights allow, so many of the likeliest are tried
 TURNS = 8  # trials for a number of samples, where it is not known: then there is one more
-FEWER = 30  # times fewer products for the lazy solution where public samples are the first start
+FEWER = 30  # times fewer products for the lazy solution where it is not the first start
 STARTS = {  # what trials begin with, one kind after the other, for each set of labels
     "alone": ("lazy", "random", "renewed", "random"),
     "public": ("public", "lazy", "renewed", "public"),
+    "images": ("lazy", "random", "renewed", "public"),  # others of their kind are far from them
 }
 
 
@@ -141,7 +142,7 @@ class Replay:
         """Take one step of either search, or begin the next trial."""
         if isinstance(progress, LazySearch):
             moved = cast(LazySearch, self._search(problem).advance(lazy_of(problem), progress))
-            few = 1 if _run(problem).public is None else FEWER
+            few = 1 if self._kinds(problem)[0] == "lazy" else FEWER
             if moved.outcome is None and few * moved.total_products < self.products:
                 return moved
             return self._first(problem, moved)
@@ -213,7 +214,7 @@ class Replay:
             count = least_count(problem) + more
         sets = self._label_sets(problem, progress, count)
         labels, best = sets[turn % len(sets)], progress.best
-        kinds = STARTS["alone" if _run(problem).public is None else "public"]
+        kinds = self._kinds(problem)
         kind = kinds[turn // len(sets) % len(kinds)]
         if kind == "renewed" and best is not None:
             labels = best.labels
@@ -237,6 +238,11 @@ class Replay:
         start = problem.domain.project(start)
         fit = fitted_with(choices(problem)[choice], start, labels.reshape(-1, 1))
         return DampedState(fit=fit, damping=DAMPING)
+
+    def _kinds(self, problem: Problem) -> tuple[str, ...]:
+        if photographs(problem.shape, problem.target):
+            return STARTS["images"]
+        return STARTS["alone" if _run(problem).public is None else "public"]
 
     def _drawn(self, problem: Problem, labels: Tensor, generator: torch.Generator) -> Tensor:
         """Return public inputs that the network gives these labels; without any, random ones."""
