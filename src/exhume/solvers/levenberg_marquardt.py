@@ -21,6 +21,7 @@ from exhume.equation.problem import Problem
 from exhume.solvers import Outcome, State, judged
 
 LEAST_DAMPING = 1e-7  # steps are Gauss-Newton's long before
+MOST_EFFORT = 16  # a linear solution that takes more gains less than a step from a nearer point
 FLAT = 1e-12  # share of the largest curvature that all have at least: else nothing preconditions
 
 Operator = Callable[[Tensor], Tensor]
@@ -81,6 +82,7 @@ class DampedState(State):
 
     damping: float  # λ of the next step
     stalled: int = 0  # consecutive steps without worthwhile progress
+    effort: int = 1  # how many times the products of a step the next may take, where that varies
 
 
 @dataclass(frozen=True)
@@ -105,8 +107,9 @@ class LevenbergMarquardt:
         """Try one step; keep it and lower the damping (λ/3) if the residual fell, else 4λ."""
         damping = state.damping
         path: list[Tensor] | None = [] if self.halting else None
+        most = state.effort * self.products
         direction, used = damped_step(
-            problem, state.fit, damping, self.accuracy, self.products, self.metric, path
+            problem, state.fit, damping, self.accuracy, most, self.metric, path
         )
         moved = problem.domain.project(state.fit.candidates + direction)
         fit, before = fitted(problem, moved, state.fit), state.fit.cost
@@ -117,8 +120,11 @@ class LevenbergMarquardt:
             if fit.cost < before and not other.cost < fit.cost:
                 break
             fit = other if other.cost < fit.cost else fit
+        effort = 1
         if fit is not whole:
             damping *= 6  # twice as much for the next step
+        elif self.halting and used == most:  # nearly linear: what is missing is a better solution
+            effort = min(2 * state.effort, MOST_EFFORT)
         accepted = fit.cost < before
         gain = 1 - fit.cost / before if accepted else 0.0
         stalled = 0 if gain > self.progress else state.stalled + 1
@@ -128,6 +134,7 @@ class LevenbergMarquardt:
             steps=state.steps + 1,
             products=state.products + used,
             stalled=stalled,
+            effort=effort,
             outcome=Outcome.STALLED if stalled >= self.patience else None,
         )
         return judged(state, self.tolerance)
