@@ -31,7 +31,7 @@ from exhume.solvers.levenberg_marquardt import DampedState, LevenbergMarquardt
 
 # Each trial steps further from the truth if damped less; the residual is far from quadratic there
 DAMPING = 0.1
-LAZY_ROUNDS = 2  # of the search for the lazy solution: more hardly come nearer to its floor
+LAZY_ROUNDS = 1  # of the search for the lazy solution after the first: more come no nearer
 LEG = 10  # steps with the metric of images, then as many without, and so on: each finds what
 # the other hardly sees
 LEG_DAMPING = 1e-3  # with which a leg after the first begins: it is near already
