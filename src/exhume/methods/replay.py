@@ -32,6 +32,7 @@ from exhume.solvers.levenberg_marquardt import DampedState, LevenbergMarquardt
 # Each trial steps further from the truth if damped less; the residual is far from quadratic there
 DAMPING = 0.1
 LAZY_ROUNDS = 1  # of the search for the lazy solution after the first: more come no nearer
+EFFORTS = 16  # a linear solution that takes more gains less than a step from a nearer point
 LEG = 10  # steps with the metric of images, then as many without, and so on: each finds what
 # the other hardly sees
 LEG_DAMPING = 1e-3  # with which a leg after the first begins: it is near already
@@ -46,8 +47,9 @@ TURNS = 8  # trials for a number of samples, where it is not known: then there i
 FEWER = 30  # times fewer products for the lazy solution where it is not the first start
 STARTS = {  # what trials begin with, one kind after the other, for each set of labels
     "alone": ("lazy", "random", "renewed", "random"),
-    "public": ("public", "lazy", "renewed", "public"),
+    "public": ("lazy", "public", "renewed", "public"),
     "images": ("lazy", "random", "renewed", "public"),  # others of their kind are far from them
+    "adam": ("public", "lazy", "renewed", "public"),  # the lazy solution of Adam is far from them
 }
 
 
@@ -186,6 +188,7 @@ class Replay:
             patience=6,
             progress=5e-2,
             metric=None if legs % 2 else metric,
+            efforts=EFFORTS,
             halting=metric is not None,
         )
 
@@ -242,7 +245,9 @@ class Replay:
     def _kinds(self, problem: Problem) -> tuple[str, ...]:
         if photographs(problem.shape, problem.target):
             return STARTS["images"]
-        return STARTS["alone" if _run(problem).public is None else "public"]
+        if _run(problem).public is None:
+            return STARTS["alone"]
+        return STARTS["public" if _run(problem).recipe.optimizer == "sgd" else "adam"]
 
     def _drawn(self, problem: Problem, labels: Tensor, generator: torch.Generator) -> Tensor:
         """Return public inputs that the network gives these labels; without any, random ones."""

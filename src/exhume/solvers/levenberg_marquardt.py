@@ -21,7 +21,6 @@ from exhume.equation.problem import Problem
 from exhume.solvers import Outcome, State, judged
 
 LEAST_DAMPING = 1e-7  # steps are Gauss-Newton's long before
-MOST_EFFORT = 16  # a linear solution that takes more gains less than a step from a nearer point
 FLAT = 1e-12  # share of the largest curvature that all have at least: else nothing preconditions
 
 Operator = Callable[[Tensor], Tensor]
@@ -96,6 +95,7 @@ class LevenbergMarquardt:
     patience: int = 8  # steps of less relative improvement than `progress` before it has stalled
     progress: float = 3e-3  # the improvement of the residual that is worth a step
     metric: Metric | None = None  # what is damped less: the covariance of samples, the same in all
+    efforts: int = 1  # times as many products, at most, where steps are nearly linear
     halting: bool = False  # whether a step may end on the way to it, where that lowers more
 
     def init(self, problem: Problem, candidates: Tensor) -> DampedState:
@@ -120,12 +120,11 @@ class LevenbergMarquardt:
             if fit.cost < before and not other.cost < fit.cost:
                 break
             fit = other if other.cost < fit.cost else fit
-        effort = 1
+        accepted, effort = fit.cost < before, 1
         if fit is not whole:
             damping *= 6  # twice as much for the next step
-        elif self.halting and used == most:  # nearly linear: what is missing is a better solution
-            effort = min(2 * state.effort, MOST_EFFORT)
-        accepted = fit.cost < before
+        elif accepted and used == most:  # nearly linear: what is missing is a better solution
+            effort = min(2 * state.effort, self.efforts)
         gain = 1 - fit.cost / before if accepted else 0.0
         stalled = 0 if gain > self.progress else state.stalled + 1
         state = DampedState(
