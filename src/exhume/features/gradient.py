@@ -6,14 +6,17 @@ mixed second ones. The rows, n·c·p numbers, are kept where they fit, for the G
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Self, cast
 
 import torch
 from torch import Tensor
 from torch.func import grad, jacrev, jvp, vjp, vmap
 
 from exhume.features import Linearization
+from exhume.features.graphs import Graphs
 from exhume.features.modules import Function, ModuleFeatures, ModuleLinearization
 from exhume.features.modules import forward_derivative as along
 from exhume.features.network import Weights, derivatives
@@ -29,6 +32,7 @@ class ParameterGradients(ModuleFeatures):
 
     block: tuple[str, ...] = ()
     keep: bool | None = None
+    graphs: Graphs = field(default_factory=Graphs, repr=False)  # of products, on a GPU
 
     @property
     def width(self) -> int:
@@ -57,9 +61,14 @@ class ParameterGradients(ModuleFeatures):
         rest = {name: w for name, w in weights.items() if name not in own}
         return own, lambda theta, x: self.network({**rest, **theta}, x)
 
+    def to(self, device: torch.device, dtype: torch.dtype) -> Self:
+        """Return the same features elsewhere."""
+        return replace(super().to(device, dtype), graphs=Graphs())
+
     def linearize(self, candidates: Tensor) -> Linearization:
         """Return gradients and their derivatives at n candidates (n, d)."""
-        return GradientLinearization(self, candidates)
+        kind = RecordedGradients if self.device.type == "cuda" else GradientLinearization
+        return kind(self, candidates)
 
 
 class GradientLinearization(ModuleLinearization):
@@ -171,3 +180,28 @@ class GradientLinearization(ModuleLinearization):
             return torch.cat([parts[name].flatten() for name in self.block])
 
         return combined
+
+
+class RecordedGradients(GradientLinearization):
+    """The same, with push and pull from CUDA graphs."""
+
+    def push(self, direction: Tensor, coefficients: Tensor) -> Tensor:
+        """Return Σ_i ∂φ(x_i)[D_i] A_iᵀ, (p, m)."""
+        return self._replayed("push", direction, coefficients)
+
+    def pull(self, target: Tensor, coefficients: Tensor) -> Tensor:
+        """Return Σ A · ∂φ(x_i)ᵀ T, (n, d)."""
+        return self._replayed("pull", target, coefficients)
+
+    def _replayed(self, name: str, given: Tensor, coefficients: Tensor) -> Tensor:
+        bare = copy(self)
+        bare.phi = None  # what is recorded would hold it
+
+        def product(x: Tensor, given: Tensor, a: Tensor) -> Tensor:
+            bare.candidates = x
+            result: Tensor = getattr(super(RecordedGradients, bare), name)(given, a)
+            return result
+
+        a = coefficients.to(self.candidates.dtype)
+        graphs = cast(ParameterGradients, self.features).graphs
+        return graphs(name, product, self.candidates, given, a, rounded=True)

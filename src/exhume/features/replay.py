@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.func import grad, jvp, vjp, vmap
 
 from exhume.features import Features, Linearization
+from exhume.features.graphs import Graphs
+from exhume.features.kinks import Softened
 from exhume.features.modules import ModuleFeatures
 from exhume.features.network import derivatives
 from exhume.recipes import Recipe, State
@@ -135,7 +137,7 @@ class TrainingRun(ModuleFeatures):
             return Replayed(self, candidates)
         key = self.recipe, self.pooling, candidates.shape
         if key not in self.captured:
-            self.captured[key] = Captured(Replayed(self, candidates.clone()))
+            self.captured[key] = Captured(Replayed(self, candidates))
         return Resumed(self, candidates, self.captured[key])
 
 
@@ -157,6 +159,7 @@ class Replayed:
         self.kept: list[State] = []  # the state before the first step of every segment
         self.rate: float | Tensor = run.recipe.lr or 0.0  # before the schedule
         self.along: Tensor | None = None  # u, (p, 1), where the rate is not known
+        self.off = candidates.new_zeros(())  # |Δ − T|/|Δ|, how far from the target the run ends
 
     @property
     def recipe(self) -> Recipe:
@@ -171,7 +174,9 @@ class Replayed:
             if self.run.recipe.lr is None:
                 self.rate, slope = best_rate(self._quickened, self.run.change)
                 self.along = (slope / slope.norm())[:, None]
-            return self._simulated()[:, None]
+            change = self._simulated()
+        self.off = (self.run.change - change).norm() / self.run.change.norm()
+        return change[:, None]
 
     def push(self, direction: Tensor, coefficients: Tensor) -> Tensor:
         """Return J D, (p, 1)."""
@@ -267,9 +272,10 @@ class Replayed:
         rate = torch.as_tensor(rate, dtype=direction.dtype, device=direction.device)
         state = first = self.run.begin()
         tangent = tuple(torch.zeros_like(part) for part in state)
-        for k in range(len(self.batches)):
-            step, both = partial(self._step, k), (tangent, direction, faster)
-            state, tangent = jvp(step, (state, self.candidates, rate), both)[:2]
+        with Softened(self.off):
+            for k in range(len(self.batches)):
+                step, both = partial(self._step, k), (tangent, direction, faster)
+                state, tangent = jvp(step, (state, self.candidates, rate), both)[:2]
         return state[0] - first[0], tangent[0]
 
     def _backward(self, target: Tensor) -> Tensor:
@@ -286,7 +292,8 @@ class Replayed:
             update = partial(self.run.update, k, self.rate * self.pace[k])
             back, along = vjp(update, state, slope)[1](back)
             still = torch.zeros_like(inputs), torch.zeros_like(labels)
-            inner, outer = jvp(slopes, (state[0], inputs, labels), (along, *still))[1]
+            with Softened(self.off):
+                inner, outer = jvp(slopes, (state[0], inputs, labels), (along, *still))[1]
             back = (back[0] + inner, *back[1:])
             result.index_add_(0, batch, outer)
         return result
@@ -321,65 +328,35 @@ def best_rate(run: Callable[[float | Tensor], Tensor], target: Tensor) -> tuple[
 
 
 class Captured:
-    """A run and its products as CUDA graphs: thousands of small kernels, launched as one."""
+    """A run whose products are CUDA graphs: one for candidates of any value."""
 
     def __init__(self, run: Replayed) -> None:
-        """Capture nothing yet: each graph is made when it is first asked for."""
-        self.run, n = run, len(run.candidates)
-        run.labels = run.candidates.new_zeros(n, run.run.outputs)
-        run.rate = self.rate = run.candidates.new_zeros(())
-        self.direction = torch.zeros_like(run.candidates)
-        self.target = run.candidates.new_zeros(run.run.width)
-        self.graphs: dict[str, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        """Record nothing yet: each graph is made when it is first asked for."""
+        self.run, self.graphs = run, Graphs()
         self.at: Replayed | None = None  # whose states are kept
 
-    def simulated(self) -> Tensor:
-        """Simulate the run; its states are kept for `backward`."""
-        return self.run._simulated()
+    def __call__(self, name: str, at: Replayed, rate: float | Tensor, *given: Tensor) -> Tensor:
+        """Return what the method of that name returns at candidates, labels and a rate."""
+        if name == "_backward" and self.at is not at:
+            self("_simulated", at, rate)
+        self.at = at if name == "_simulated" else self.at
+        rate = torch.as_tensor(rate).to(at.candidates)
+        function = partial(self._called, name)
+        return self.graphs(name, function, at.candidates, at.labels, rate, at.off, *given)
 
-    def quickened(self) -> Tensor:
-        """Simulate the run, with its derivative in the rate."""
-        return self.run._quickened(self.rate)
-
-    def forward(self) -> Tensor:
-        """Carry the direction forward."""
-        return self.run._forward(self.direction)
-
-    def backward(self) -> Tensor:
-        """Carry the target back."""
-        return self.run._backward(self.target)
-
-    def __call__(
-        self, name: str, at: Replayed, rate: float | Tensor, along: Tensor | None = None
+    def _called(
+        self,
+        name: str,
+        candidates: Tensor,
+        labels: Tensor,
+        rate: Tensor,
+        off: Tensor,
+        *given: Tensor,
     ) -> Tensor:
-        """Return what the method of that name returns for candidates, labels and a rate."""
-        if name == "backward" and self.at is not at:
-            self("simulated", at, rate)
-        self.run.candidates.copy_(at.candidates)
-        self.run.labels.copy_(at.labels)
-        self.rate.fill_(rate)
-        if along is not None:
-            (self.target if name == "backward" else self.direction).copy_(along)
-        if name not in self.graphs:
-            self.graphs[name] = self._capture(getattr(self, name))
-        graph, result = self.graphs[name]
-        graph.replay()
-        self.at = at if name == "simulated" else self.at
-        return result.clone()
-
-    def _capture(self, function: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-        """Run twice aside, as libraries set themselves up at first, then record."""
-        graph = torch.cuda.CUDAGraph()
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.no_grad(), derivatives(rounded=False):
-            with torch.cuda.stream(stream):
-                for _ in range(2):
-                    function()
-            torch.cuda.current_stream().wait_stream(stream)
-            with torch.cuda.graph(graph):
-                result = function()
-        return graph, result
+        run = self.run
+        run.candidates, run.labels, run.rate, run.off = candidates, labels, rate, off
+        result: Tensor = getattr(run, name)(*given)
+        return result
 
 
 class Resumed(Replayed):
@@ -393,13 +370,13 @@ class Resumed(Replayed):
     jacobian = None
 
     def _simulated(self) -> Tensor:
-        return self.captured("simulated", self, self.rate)
+        return self.captured("_simulated", self, self.rate)
 
     def _quickened(self, rate: float | Tensor) -> Tensor:
-        return self.captured("quickened", self, rate)
+        return self.captured("_quickened", self, rate, torch.as_tensor(rate).to(self.candidates))
 
     def _forward(self, direction: Tensor) -> Tensor:
-        return self.captured("forward", self, self.rate, direction)
+        return self.captured("_forward", self, self.rate, direction)
 
     def _backward(self, target: Tensor) -> Tensor:
-        return self.captured("backward", self, self.rate, target)
+        return self.captured("_backward", self, self.rate, target)
