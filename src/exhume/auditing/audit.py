@@ -84,18 +84,17 @@ def audit(
         True
     """
     named: dict[str, Any] = {"model": model, "initial": initial, "trained": trained}
-    if all(part is None or isinstance(part, str | Path) for part in named.values()):
-        named = {word: part and str(part) for word, part in named.items()}
-    else:  # what is in memory has no name
-        named = {}
+    if not all(part is None or isinstance(part, str | Path) for part in named.values()):
+        named = {}  # what is in memory has no name
+    named = {word: part and str(part) for word, part in named.items()}
     told = asdict(card) if isinstance(card, DataCard) else None if card is None else Path(card)
     shape = None if input_shape is None else list(input_shape)
     public, recipe = options.pop("public", None), options.pop("recipe", None)
     if recipe is not None:
         options["recipe"] = asdict(recipe) if isinstance(recipe, Recipe) else Path(recipe)
     settings = Settings.told(card=told, input_shape=shape, **named, **options)
-    shown = None if public is None else torch.as_tensor(public)
-    source = replace(settings.source(), model=model, trained=trained, initial=initial, public=shown)
+    shown = None if public is None else torch.as_tensor(public).flatten(1)
+    source = replace(settings.source(shown), model=model, trained=trained, initial=initial)
     opened = settings.open(source)
     found, result = run(settings, opened, None if out is None else Path(out), show=show)
     samples = found.samples.reshape(-1, *opened.problem.shape)

@@ -31,6 +31,14 @@ ROUNDING = 1e-9  # Residuals below this are taken to be equal: all of them expla
 
 # Without the truth
 
+ELSEWHERE = (
+    "The run that the recipe describes does not end at these weights with any candidates that were "
+    "tried, so nothing is claimed of them. Either the search failed, or what it was told is not "
+    "so: check the rate and the number of steps, the optimiser, the number of samples and their "
+    "labels, and that training began at these weights."
+)
+"""What is said of a recipe by which nothing was found."""
+
 
 def ratio(problem: Problem, count: int, rank: int | None = None) -> float:
     """Return the equations for each unknown: p·m/(d·n), or p·m/(r·n) in a subspace of rank r."""
@@ -79,13 +87,7 @@ def claims(problem: Problem, found: Reconstruction) -> list[str]:
             "apart.",
         ]
     elif problem.premise is Premise.REPLAY:
-        said.append(
-            f"{left} The run that the recipe describes does not end at these weights with any "
-            "candidates that were tried, so nothing is claimed of them. Either the search failed, "
-            "or what it was told is not so: check the rate and the number of steps, the optimiser, "
-            "the number of samples and their labels, and that training began at these weights."
-        )
-        said += suspects(problem, found)
+        said += [f"{left} {ELSEWHERE}", *suspects(problem, found)]
     else:
         said.append(
             f"{left} Some candidates may be training samples and others not; without the truth "

@@ -5,6 +5,8 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from torch import Tensor
+
 from exhume.device import usable_device
 from exhume.equation.problem import Problem
 from exhume.errors import InputError
@@ -12,7 +14,7 @@ from exhume.methods import check_numbers, method_named
 from exhume.methods.progress import Method
 from exhume.methods.tansley2026 import Tansley2026
 from exhume.models.card import DataCard, read_card
-from exhume.models.formulation import premise_named
+from exhume.models.formulation import Known, premise_named
 from exhume.models.opening import Opened, Source, open_model
 from exhume.models.state import ZERO_HEAD
 from exhume.recipes import Recipe, read
@@ -95,8 +97,6 @@ class Settings:
         norm: float | Literal["sqrt_d"] | None = None,
         classes: int | None = None,
         device: str = "auto",
-        recipe: Path | dict[str, Any] | None = None,
-        labels: int | list[int] | None = None,
         **options: Any,
     ) -> "Settings":
         """Return the settings that options as people give them stand for.
@@ -113,10 +113,6 @@ class Settings:
             norm: of an input, where all have the same; or sqrt_d.
             classes: how many there are.
             device: auto, cpu, cuda, cuda:1, …
-            recipe: for --premise replay, a YAML file that says how the model was trained:
-                optimizer, lr, steps, batch_size, loss, … (see docs/commands.md).
-            labels: for --premise replay, the samples' classes in any order, such as 3,0,3; found
-                if left out.
             **options: the other settings by name.
         """
         entries = {"range": range, "mean": mean, "std": std, "norm": norm, "classes": classes}
@@ -132,11 +128,29 @@ class Settings:
             made = read_card(card, shape)
         elif card is not None or shape is not None:
             made = DataCard.of(told if card is None else card, "card", shape)
+        return cls.trained_by(card=made, device=usable_device(device), **options).located()
+
+    @classmethod
+    def trained_by(
+        cls,
+        recipe: Path | dict[str, Any] | None = None,
+        labels: int | list[int] | None = None,
+        **options: Any,
+    ) -> "Settings":
+        """Return the settings with what is told of the training run.
+
+        Args:
+            recipe: for --premise replay, a YAML file that says how the model was trained:
+                optimizer, lr, steps, batch_size, loss, … (see docs/commands.md).
+            labels: for --premise replay, the samples' classes in any order, such as 3,0,3; found
+                if left out.
+            **options: the other settings by name.
+        """
         if recipe is not None:
             options["recipe"] = read(recipe) if isinstance(recipe, Path) else Recipe.of(recipe)
         if labels is not None:
             options["labels"] = (labels,) if isinstance(labels, int) else tuple(labels)
-        return cls(card=made, device=usable_device(device), **options).located()
+        return cls(**options)
 
     @classmethod
     def of(cls, config: Mapping[str, Any], source: str = "config.yaml") -> "Settings":
@@ -171,9 +185,10 @@ class Settings:
             public=found(self.public),
         )
 
-    def source(self) -> Source:
-        """Return the model and the weights that the settings name."""
-        told = self.card, self.arguments, self.head, self.recipe, self.labels
+    def source(self, public: Tensor | None = None) -> Source:
+        """Return the model and the weights that the settings name; public inputs are (N, d)."""
+        known = Known(self.recipe, self.labels, public)
+        told = self.card, self.arguments, self.head, known
         return Source(self.model, self.trained, self.initial, *told)
 
     def open(self, source: Source | None = None) -> Opened:

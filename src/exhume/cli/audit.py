@@ -1,7 +1,6 @@
 """`exhume audit`: recover training samples from a model."""
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +40,7 @@ def audit(
         own = "a factory of your own, --model package.module:factory, with --trained."
         raise InputError(f"model: name a model folder, exhume audit FOLDER, or {own}")
     settings = Settings.told(model=model, **options)
-    source = settings.source()
-    if settings.public is not None:
-        source = replace(source, public=_public(settings))
-    opened = settings.open(source)
+    opened = settings.open(settings.source(_public(settings)))
     console, limit = _console(), settings.time_limit
     _say_opened(console, settings, opened)
     with Live(Text("starting …"), console=console, refresh_per_second=8, transient=True) as live:
@@ -72,12 +68,14 @@ def audit(
     console.print(f"report: {reports.write(out)}", markup=False)
 
 
-def _public(settings: Settings) -> Tensor:
-    """Read the public images as the network is given them, (N, d)."""
+def _public(settings: Settings) -> Tensor | None:
+    """Read the public images, if there are any, as the network is given them, (N, d)."""
+    if settings.public is None:
+        return None
     card = settings.card
     if card is None:
         raise InputError("public: say how images become inputs: --input-shape, --mean, --std.")
-    pixels = datasets.read_images(Path(settings.public or ""), card.shape)
+    pixels = datasets.read_images(Path(settings.public), card.shape)
     return pixels if card.display is None else card.display.to_inputs(pixels)
 
 

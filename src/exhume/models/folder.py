@@ -26,7 +26,7 @@ from exhume.features.random import RandomFeatures
 from exhume.features.weights import Mapped, Seeded, Stored, Weights, blocks
 from exhume.files import read_json, read_tensors, write_json, write_tensors
 from exhume.models import architectures, formulation
-from exhume.models.formulation import POINT, Known, Told, premise_named
+from exhume.models.formulation import NOT_KNOWN, POINT, Known, Told, premise_named
 from exhume.models.state import StateDict, check_pair, fit_state, read_state
 from exhume.recipes import Recipe
 
@@ -64,9 +64,6 @@ def random_features_problem(
     )
 
 
-NOT_KNOWN = Known()  # of a training run: nothing but what a card says
-
-
 @dataclass(frozen=True, eq=False)
 class NetworkModel:
     """A network of `exhume.models.architectures` with its weights before and after training."""
@@ -93,13 +90,11 @@ class NetworkModel:
     ) -> Problem:
         """Return the problem of a block's change, or of all weights with the other premises."""
         told = Told(display=self.display, knows=(SHOWN,) if self.display else ())
-        if premise is Premise.REPLAY:
-            told = replace(told, knows=(NORM, *told.knows))
-            weights = self.initial, self.trained
-            return formulation.replay_problem(self.network, *weights, known, told)
-        if premise is not Premise.CHANGE:
+        if premise.weights_alone:
             return formulation.weights_problem(self.network, self.trained, premise, told)
         told, weights = replace(told, knows=(NORM, *told.knows)), (self.initial, self.trained)
+        if premise is Premise.REPLAY:
+            return formulation.replay_problem(self.network, *weights, known, told)
         return formulation.network_problem(self.network, *weights, parameters, point, told)
 
 

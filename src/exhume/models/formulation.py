@@ -110,6 +110,9 @@ class Known:
     public: Tensor | None = None  # inputs of the same kind, (N, d)
 
 
+NOT_KNOWN = Known()
+
+
 def replay_problem(
     network: Network, initial: Weights, trained: Weights, known: Known, told: Told = NOTHING
 ) -> Problem:

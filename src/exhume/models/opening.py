@@ -19,7 +19,6 @@ from exhume.models.folder import is_network, read_model, read_network
 from exhume.models.formulation import DRIFT, LAZY, POINT, Known, Told, needed, premise_named
 from exhume.models.prepare import Prepared, prepare
 from exhume.models.state import ZERO_HEAD, Saved, StateOrFile, check_pair
-from exhume.recipes import Recipe
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,9 +31,7 @@ class Source:
     card: DataCard | None = None  # what is known of the inputs
     arguments: dict[str, Any] | None = None  # what the factory is called with
     head: str | None = None  # name of the last linear layer; found if None
-    recipe: Recipe | None = None  # how it was trained, for the premise replay; a folder may say it
-    labels: tuple[int, ...] | None = None  # of the samples in any order, for replay, if known
-    public: Tensor | None = None  # inputs of the same kind, (N, …), for replay, if there are any
+    known: Known = formulation.NOT_KNOWN  # of the training run; a folder may say its recipe
 
     @property
     def zero_head(self) -> bool:
@@ -104,7 +101,7 @@ def open_model(
     if folder is None:
         opened = _open_weights(source, parameters, point, premise_named(premise or "change"), check)
     else:
-        problem = read_model(folder, parameters, point, premise, _known(source))
+        problem = read_model(folder, parameters, point, premise, source.known)
         opened = Opened(problem, parameters or "last", (point or POINT) if problem.drift else None)
         if problem.premise is not Premise.CHANGE:
             opened = Opened(problem, "all", None if problem.premise is Premise.REPLAY else "final")
@@ -161,9 +158,9 @@ def _open_weights(
         parameters, point, before = "all", None, _before(source, network, after)
         if absent := [name for name in after.tensors if name not in before.tensors]:
             raise InputError(f"{before.source}: lacks {listed(absent)}, which replay needs.")
-        told = Told(_domain(card, source.public), card.display, card.knows)
+        told = Told(_domain(card, source.known.public), card.display, card.knows)
         initial, trained = _together(before, after)
-        problem = formulation.replay_problem(network, initial, trained, _known(source), told)
+        problem = formulation.replay_problem(network, initial, trained, source.known, told)
         problem, warnings = _rounded(problem, before, after)
     else:
         parameters, point = "all", "final"
@@ -188,14 +185,6 @@ def _domain(card: DataCard, public: Tensor | None) -> Domain:
         return card.domain()
     low, high = float(public.min()), float(public.max())
     return Box(2 * low - high, 2 * high - low)
-
-
-def _known(source: Source) -> Known:
-    """Return what is known of the training run, as the premise replay takes it."""
-    public = source.public
-    if public is not None:
-        public = torch.as_tensor(public).flatten(1)
-    return Known(source.recipe, source.labels, public)
 
 
 def _change(
