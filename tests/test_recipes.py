@@ -44,6 +44,19 @@ def test_refusals(entries: Any, words: str) -> None:
         Recipe.of(entries)
 
 
+def test_losses_are_those_of_torch() -> None:
+    outputs, classes = torch.randn(5, 3), torch.tensor([0, 2, 1, 1, 0])
+    labels, signs = nn.functional.one_hot(classes), 2.0 * (classes[:, None] > 0) - 1
+    smooth = Recipe(steps=1, label_smoothing=0.1).value(outputs, labels)
+    entropy = nn.functional.cross_entropy(outputs, classes, label_smoothing=0.1)
+    torch.testing.assert_close(smooth, entropy)
+    for loss, f, y, value in (
+        ("mse", outputs, labels.float(), nn.functional.mse_loss),
+        ("logistic", outputs[:, :1], signs, nn.functional.soft_margin_loss),
+    ):
+        torch.testing.assert_close(Recipe(steps=1, loss=loss).value(f, y), value(f, y))
+
+
 def test_warmup_ends_at_the_rate_and_cosine_at_zero() -> None:
     recipe = Recipe(lr=1.0, steps=6, warmup=2, schedule="cosine")
     assert [round(recipe.rate(k), 3) for k in range(6)] == [0.5, 1.0, 1.0, 0.854, 0.5, 0.146]

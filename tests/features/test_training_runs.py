@@ -1,7 +1,8 @@
 """The training run as a map: against torch's optimisers, finite differences, dense Jacobians."""
 
-import dataclasses
 import math
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -9,9 +10,9 @@ from torch import Tensor, nn
 
 from exhume.features import Linearization, replay
 from exhume.features.replay import TrainingRun
-from exhume.models.formulation import Known, replay_problem
-from exhume.models.prepare import prepare
+from exhume.models.formulation import Known
 from exhume.recipes import Recipe
+from replays import posed, trained
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 RECIPES = {
@@ -28,20 +29,14 @@ RECIPES = {
 LABELS = torch.eye(4, dtype=torch.float64)[[0, 1, 3]]
 
 
-def small_net(dtype: torch.dtype = torch.float64) -> nn.Module:
-    torch.manual_seed(0)
-    convolution = nn.Conv2d(1, 3, 3, padding=1)
-    layers = (convolution, nn.BatchNorm2d(3), nn.GELU(), nn.Flatten(), nn.LayerNorm(48))
-    return nn.Sequential(*layers, nn.Linear(48, 4)).to(dtype).eval()
-
-
-def the_run(recipe: Recipe, dtype: torch.dtype = torch.float64) -> TrainingRun:
-    network = prepare(small_net(dtype), (1, 4, 4)).network
-    before = {name: w.clone() for name, w in network.module.state_dict().items()}
-    after = {n: w + 0.01 if w.is_floating_point() else w for n, w in before.items()}
-    features = replay_problem(network, before, after, Known(recipe)).features
-    assert isinstance(features, TrainingRun)
-    return features.to(torch.device("cpu"), dtype)
+def the_run(recipe: Recipe, **told: Any) -> tuple[TrainingRun, Tensor]:
+    """Return a run of a small network with what is told of it, and where torch brought it."""
+    maps = nn.Unflatten(1, (1, 4)), nn.Conv2d(1, 3, 3, padding=1), nn.BatchNorm2d(3), nn.GELU()
+    model = nn.Sequential(*maps, nn.Flatten(), nn.LayerNorm(48), nn.Linear(48, 4))
+    weights = trained(model, inputs().view(-1, 4, 4), LABELS, recipe)
+    problem = posed(model, weights, Known(replace(recipe, **told)), (4, 4))
+    assert isinstance(problem.features, TrainingRun)
+    return problem.features, problem.target
 
 
 def inputs() -> Tensor:
@@ -52,31 +47,9 @@ def inputs() -> Tensor:
 def test_a_run_ends_where_torch_ends_and_its_products_are_derivatives(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe, x = RECIPES[name], inputs()
-    run, model = the_run(recipe), small_net().train(recipe.norms == "train")
-    kinds = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
-    own = {"momentum": recipe.momentum, "nesterov": recipe.nesterov}
-    options = {"lr": recipe.lr, "weight_decay": recipe.weight_decay}
-    trained = dict(model.named_parameters())
-    optimizer = kinds[recipe.optimizer](
-        trained.values(), **options | (own if recipe.optimizer == "sgd" else {})
-    )
-    batches = recipe.batches(3)
-    losses = {
-        "cross_entropy": lambda f, y: nn.functional.cross_entropy(
-            f, y, label_smoothing=recipe.label_smoothing
-        ),
-        "mse": nn.functional.mse_loss,
-    }
-    for k, batch in enumerate(batches):
-        for group in optimizer.param_groups:
-            group["lr"] = recipe.rate(k, len(batches))
-        optimizer.zero_grad()
-        losses[recipe.loss](model(x[batch].view(-1, 1, 4, 4)), LABELS[batch]).backward()
-        optimizer.step()
-    change = torch.cat([(trained[n] - run.points[0][n]).flatten() for n in run.block]).detach()
+    x, (run, change) = inputs(), the_run(RECIPES[name])
     at = run.linearize(x)
-    assert torch.allclose(at.combine(LABELS.view(-1, 1))[:, 0], change, rtol=1e-9, atol=1e-12)
+    assert torch.allclose(at.combine(LABELS.view(-1, 1)), change, rtol=1e-9, atol=1e-12)
     direction, target = torch.randn_like(x), torch.randn(run.width, 1, dtype=torch.float64)
     moved = [run.linearize(x + e * direction).combine(LABELS.view(-1, 1)) for e in (1e-6, -1e-6)]
     monkeypatch.setattr(replay, "DENSE", 0)
@@ -99,17 +72,11 @@ def test_a_run_ends_where_torch_ends_and_its_products_are_derivatives(
 def test_a_rate_left_open_is_found_and_products_are_across_it(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe, x, labels = RECIPES[name], inputs(), LABELS.view(-1, 1)
-    run = the_run(recipe)
-    end = run.begin()[0] + run.linearize(x).combine(labels)[:, 0]
-    parts = torch.split(end, [run.points[0][name].numel() for name in run.block])
-    after = {n: w.view_as(run.points[0][n]) for n, w in zip(run.block, parts, strict=True)}
-    points = run.points[0], run.points[1] | after
-    run = dataclasses.replace(run, points=points, recipe=dataclasses.replace(recipe, lr=None))
+    x, labels, (run, change) = inputs(), LABELS.view(-1, 1), the_run(RECIPES[name], lr=None)
     at = run.linearize(x)
-    assert torch.allclose(at.combine(labels)[:, 0], run.change, atol=1e-6)
+    assert torch.allclose(at.combine(labels), change, atol=1e-6)
     assert isinstance(at, replay.Replayed)
-    assert at.recipe.lr == pytest.approx(recipe.lr, rel=1e-4)
+    assert at.recipe.lr == pytest.approx(RECIPES[name].lr, rel=1e-4)
     direction = torch.randn_like(x)
     moved = [run.linearize(x + e * direction).combine(labels) for e in (1e-5, -1e-5)]
     across = at._across((moved[0] - moved[1]) / 2e-5)
@@ -125,12 +92,10 @@ def test_a_rate_left_open_is_found_and_products_are_across_it(
 
 def wide_run(recipe: Recipe, device: str) -> TrainingRun:
     """Return a run of a network whose weights are the most of what it takes."""
-    torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(16, 400), nn.GELU(), nn.Linear(400, 4))
-    network = prepare(module, (16,), check=False).network
     before = {name: w.clone() for name, w in module.state_dict().items()}
     after = {name: w + 0.01 for name, w in before.items()}
-    run = replay_problem(network, before, after, Known(recipe)).features
+    run = posed(module, (before, after), Known(recipe), (16,)).features
     assert isinstance(run, TrainingRun)
     return run.to(torch.device(device), torch.float32)
 

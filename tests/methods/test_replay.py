@@ -1,60 +1,44 @@
 """Replay: samples back from a model that was not trained lazily, and no claim where told wrong."""
 
 import dataclasses
-from collections.abc import Mapping
 from functools import cache, partial
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import exhume
+import replays
 from exhume.auditing.evidence import claims as claimed
 from exhume.equation.domain import Box
 from exhume.equation.problem import Problem
+from exhume.features.network import Weights
 from exhume.methods import reconstruct
 from exhume.methods.progress import Checkpoint, pack
 from exhume.methods.replay import Replay, rows_of
-from exhume.models.formulation import Known, Told, replay_problem
-from exhume.models.prepare import prepare
+from exhume.models.formulation import Known
 from exhume.recipes import Recipe
+from replays import small
 
 RECIPE, SHORT = Recipe(lr=0.5, steps=10), Recipe(lr=1.0, steps=4)
 ADAM = Recipe("adam", lr=0.05, steps=4)
 LABELS = (0, 1, 1)
 
 
-def small() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 24), nn.GELU(), nn.Linear(24, 3))
+def samples() -> Tensor:
+    return torch.rand(3, 6, generator=torch.Generator().manual_seed(5))
 
 
 @cache
-def trained(recipe: Recipe = RECIPE) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor], Tensor]:
-    """Return weights before and after, in float32 as people have them, and the samples."""
-    model, x = small(), torch.rand(3, 6, generator=torch.Generator().manual_seed(5))
-    before = {name: w.clone() for name, w in model.state_dict().items()}
-    optimizer: torch.optim.Optimizer = torch.optim.Adam(model.parameters(), recipe.rate(0))
-    if recipe.optimizer == "sgd":
-        optimizer = torch.optim.SGD(model.parameters(), recipe.rate(0), recipe.momentum)
-    for batch in recipe.batches(3):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(x[batch]), torch.tensor(LABELS)[batch]).backward()
-        optimizer.step()
-    return before, model.state_dict(), x
+def trained(recipe: Recipe) -> tuple[Weights, Weights]:
+    """Return weights before and after, in float32 as people have them."""
+    return replays.trained(small(), samples(), torch.eye(3)[list(LABELS)], recipe)
 
 
-def audited(recipe: Recipe = RECIPE, **options: Any) -> exhume.Audit:
-    before, after, _ = trained(recipe)
-    options = {"samples": 3, "range": [0, 1], "device": "cpu"} | options
-    known = {"premise": "replay", "recipe": recipe}
-    return exhume.audit(small(), before, after, (6,), **known, **options)
-
-
-def worst(found: exhume.Audit, recipe: Recipe = RECIPE) -> float:
-    x = trained(recipe)[2].double()
-    return float((torch.cdist(found.samples, x) / x.norm(dim=1)).min(0).values.max())
+def audited(made: Recipe = RECIPE, **options: Any) -> exhume.Audit:
+    known = {"samples": 3, "range": [0, 1], "device": "cpu", "premise": "replay", "recipe": made}
+    return exhume.audit(small(), *trained(made), (6,), **known | options)
 
 
 @pytest.mark.parametrize(
@@ -70,16 +54,16 @@ def worst(found: exhume.Audit, recipe: Recipe = RECIPE) -> float:
 def test_samples_come_back_exactly(recipe: Recipe, options: dict[str, Any]) -> None:
     found = audited(recipe, **options)
     assert found.found.outcome is exhume.Outcome.CONVERGED
-    assert worst(found, recipe) < 1e-3
+    errors = torch.cdist(found.samples, samples().double()).min(0).values
+    assert (errors / samples().norm(dim=1)).max() < 1e-3
     assert any("not met by chance" in claim for claim in found.claims)
     assert "how it was trained, step by step, but not on what" in found.problem.threat_model.knows
 
 
-def posed(told: Recipe, labels: tuple[int, ...] | None, recipe: Recipe = RECIPE) -> Problem:
-    """Return the problem in float64, as an audit on the CPU poses it."""
-    network, (before, after, _) = prepare(small(), (6,), check=False).network, trained(recipe)
-    known, inputs = Known(told, labels), Told(Box(0.0, 1.0))
-    return replay_problem(network, before, after, known, inputs).to("cpu", torch.float64)
+def posed(
+    told: Recipe, labels: tuple[int, ...] | None, weights: tuple[Weights, Weights]
+) -> Problem:
+    return replays.posed(small(), weights, Known(told, labels), domain=Box(0.0, 1.0))
 
 
 @pytest.mark.parametrize(
@@ -93,7 +77,7 @@ def posed(told: Recipe, labels: tuple[int, ...] | None, recipe: Recipe = RECIPE)
 def test_what_is_not_known_is_found(
     opened: dict[str, Any], labels: tuple[int, ...] | None, samples: int | None
 ) -> None:
-    problem = posed(dataclasses.replace(SHORT, **opened), labels, SHORT)
+    problem = posed(dataclasses.replace(SHORT, **opened), labels, trained(SHORT))
     found = reconstruct(problem, samples, 0, Replay(products=100))
     assert found.outcome is exhume.Outcome.CONVERGED
     assert found.samples.shape == (3, 6)
@@ -115,12 +99,16 @@ def test_what_is_not_known_is_found(
         pytest.param(SHORT, dataclasses.asdict(ADAM), 3, "optimiser is suspected: weights",
                      id="SGD, not Adam"),
         pytest.param(SHORT, {}, 2, "number of samples is suspected", id="samples"),
+        pytest.param(None, {}, 3, "base model is suspected", id="base model"),
     ],
 )  # fmt: skip
 def test_nothing_is_claimed_where_the_auditor_is_wrong(
-    recipe: Recipe, told: dict[str, Any], samples: int, words: str
+    recipe: Recipe | None, told: dict[str, Any], samples: int, words: str
 ) -> None:
-    problem = posed(dataclasses.replace(SHORT, **told), LABELS[:samples], recipe)
+    weights = trained(recipe or SHORT)
+    if recipe is None:
+        weights = small(1).state_dict(), weights[1]
+    problem = posed(dataclasses.replace(SHORT, **told), LABELS[:samples], weights)
     found = reconstruct(problem, samples, 0, Replay(products=100), product_limit=300)
     assert found.residual > 1e-6
     claims = claimed(problem, found)
@@ -128,23 +116,11 @@ def test_nothing_is_claimed_where_the_auditor_is_wrong(
     assert words in claims[-1]
 
 
-def test_another_base_model_is_suspected() -> None:
-    torch.manual_seed(1)
-    other, after = nn.Sequential(nn.Linear(6, 24), nn.GELU(), nn.Linear(24, 3)), trained()[1]
-    problem = replay_problem(
-        prepare(small(), (6,), check=False).network, other.state_dict(), after, Known(RECIPE)
-    )
-    found = reconstruct(problem, 3, 0, Replay(products=100), product_limit=200)
-    claims = claimed(problem, found)
-    assert any("nothing is claimed" in claim for claim in claims)
-    assert "base model is suspected" in claims[-1]
-
-
 def test_simudy2025_descends_on_the_angle() -> None:
-    short = audited(method="simudy2025", labels=list(LABELS), product_limit=1)
-    long = audited(method="simudy2025", labels=list(LABELS), product_limit=150)
-    assert long.found.residual < short.found.residual
-    assert long.found.outcome is exhume.Outcome.BUDGET
+    known = {"method": "simudy2025", "labels": list(LABELS)}
+    short, long = (audited(**known, product_limit=limit).found for limit in (1, 150))
+    assert long.residual < short.residual
+    assert long.outcome is exhume.Outcome.BUDGET
 
 
 @pytest.mark.parametrize(
@@ -160,10 +136,8 @@ def test_simudy2025_descends_on_the_angle() -> None:
     ],
 )
 def test_refusals(options: dict[str, Any], words: str) -> None:
-    before, after, _ = trained()
-    known = {"samples": 3, "premise": "replay", "recipe": RECIPE, "device": "cpu"}
     with pytest.raises(exhume.InputError, match=words):
-        exhume.audit(small(), before, after, (6,), **known | options)
+        audited(**options)
 
 
 def test_labels_of_one_output_are_signs() -> None:
@@ -171,7 +145,7 @@ def test_labels_of_one_output_are_signs() -> None:
 
 
 def test_a_run_with_choices_resumes_to_the_same_bits() -> None:
-    problem = posed(Recipe(lr=0.3, steps=(2, 4)), LABELS)
+    problem = posed(Recipe(lr=0.3, steps=(2, 4)), LABELS, trained(RECIPE))
     kept: list[Checkpoint] = []
     run = partial(reconstruct, problem, 3, 0, Replay(products=20, trial=2), product_limit=120)
     whole = run(observe=lambda progress, seconds: kept.append(pack(progress, seconds)))

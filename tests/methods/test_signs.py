@@ -4,21 +4,17 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import exhume
+from exhume.features.network import Weights
 from exhume.methods import signs
-from exhume.models.formulation import Known, replay_problem
-from exhume.models.prepare import prepare
+from exhume.models.formulation import Known
 from exhume.recipes import Recipe
+from replays import posed, small, trained
 
 RECIPE = Recipe("adam", lr=0.02, steps=4)
 LABELS = (0, 1)
-
-
-def small() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 24), nn.GELU(), nn.Linear(24, 3))
 
 
 def inputs(count: int, seed: int) -> Tensor:
@@ -28,32 +24,22 @@ def inputs(count: int, seed: int) -> Tensor:
     return drawn
 
 
-def trained(x: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    model = small()
-    before = {name: w.clone() for name, w in model.state_dict().items()}
-    optimizer = torch.optim.Adam(model.parameters(), RECIPE.lr)
-    for _ in range(RECIPE.steps or 0):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(x), torch.tensor(LABELS)).backward()
-        optimizer.step()
-    return before, model.state_dict()
+def weights() -> tuple[Weights, Weights]:
+    return trained(small(), inputs(2, 5), torch.eye(3)[list(LABELS)], RECIPE)
 
 
 def test_samples_come_back_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(signs, "STEPS", 5)  # enough for so few entries
     x, known = inputs(2, 5), {"premise": "replay", "recipe": RECIPE, "labels": list(LABELS)}
     options = {"samples": 2, "public": inputs(40, 6), "device": "cpu", "product_limit": 4000}
-    found = exhume.audit(small(), *trained(x), (6,), **known, **options)
+    found = exhume.audit(small(), *weights(), (6,), **known, **options)
     errors = torch.cdist(found.samples, x.double()).min(0).values / x.double().norm(dim=1)
     assert errors.max() < 1e-2
     assert found.found.outcome is exhume.Outcome.CONVERGED
 
 
 def test_columns_that_did_not_move_hold_zeros_and_those_like_the_bias_hold_one_value() -> None:
-    before, after = trained(inputs(2, 5))
-    known = Known(RECIPE, LABELS, inputs(40, 6))
-    problem = replay_problem(prepare(small(), (6,)).network, before, after, known)
-    prior = signs.prior_of(problem)
+    prior = signs.prior_of(posed(small(), weights(), Known(RECIPE, LABELS, inputs(40, 6))))
     assert prior.moved.tolist() == [False, True, True, True, True, True]
     assert prior.free.tolist() == [False, False, True, True, True, True]
     held = prior.held(torch.ones(2, 6))
@@ -66,9 +52,7 @@ def test_columns_that_did_not_move_hold_zeros_and_those_like_the_bias_hold_one_v
 
 
 def test_pooled_mean_squares_have_those_of_rows_and_columns() -> None:
-    before, after = trained(inputs(2, 5))
-    problem = replay_problem(prepare(small(), (6,)).network, before, after, Known(RECIPE, LABELS))
-    run = replace(problem.features, pooling=1.0)
+    run = replace(posed(small(), weights(), Known(RECIPE, LABELS)).features, pooling=1.0)
     rows, columns = torch.rand(24), torch.rand(6)
     outer = torch.outer(rows, columns).flatten()  # of rank one: its own means tell all of it
     squares = torch.cat([outer, torch.rand(run.width - len(outer))])
