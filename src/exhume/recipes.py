@@ -109,12 +109,6 @@ class Recipe:
         each = itertools.product(*(several(getattr(self, word)) for word in TRIED))
         return tuple(replace(self, **dict(zip(TRIED, chosen, strict=True))) for chosen in each)
 
-    def definite(self) -> "Recipe":
-        """Return the recipe, or refuse one that leaves something open."""
-        if words := tuple(self.open.values()):
-            raise InputError(f"recipe: does not say {words[0]}; to train, one is needed.")
-        return self
-
     @property
     def open(self) -> dict[str, str]:
         """Return the names of what is left to be found, and what that is in words."""

@@ -20,8 +20,10 @@ from exhume.data import Data
 from exhume.errors import InputError
 from exhume.files import read_metadata, read_tensors, write_tensors
 from exhume.models.architectures import initialise, mlp, resnet, two_layer, vit
+from exhume.recipes import Recipe
 from exhume.victims import training
 from exhume.victims.descent import LOSSES, largest_eigenvalue
+from exhume.victims.following import follow
 from exhume.victims.training import WINDOW, Trained, Training, train
 from problems import gaussian, refusals
 
@@ -309,6 +311,14 @@ def test_other_files_are_refused_and_left_alone(path: Path) -> None:
 BROKEN, DEAD = small(), small()
 BROKEN[1].weight.data[0, 0] = torch.nan
 DEAD.load_state_dict({name: 0 * w for name, w in DEAD.state_dict().items()})
+
+
+def test_what_norms_keep_is_of_the_steps_alone() -> None:
+    network = nn.Sequential(nn.Linear(10, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+    after = follow(network, SEVERAL, Recipe(lr=0.1, steps=3, norms="train")).trained
+    assert after["1.num_batches_tracked"] == 3
+
+
 BAD = {"rate": 0.0, "momentum": 1.0, "decay": -0.1, "until": math.inf, "steps": 0, "lazy": 0}
 test_what_is_refused = refusals(
     (lambda: Training(loss="hinge"), "loss: expected one of squared, logistic.*hinge"),
@@ -328,4 +338,5 @@ test_what_is_refused = refusals(
     (lambda: train(BROKEN, ONE), "loss at the start is nan"),
     (lambda: train(small(), ONE, device="nowhere"), "device 'nowhere'"),
     (lambda: train(small(), ONE, dtype=torch.float16), "float16"),
+    (lambda: follow(small(), ONE, Recipe(steps=3)), "does not say its rate"),
 )

@@ -10,6 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from exhume.data import Data
 from exhume.device import usable_device
+from exhume.errors import InputError
 from exhume.recipes import Recipe
 from exhume.victims.training import Show, Trained, laziness, state_of
 
@@ -32,7 +33,8 @@ def follow(
 
     With one output the targets' signs are the labels, and their values for the loss mse.
     """
-    recipe.definite()
+    for said in recipe.open.values():
+        raise InputError(f"recipe: does not say {said}; to train, one is needed.")
     network = copy.deepcopy(module).to(usable_device(device), dtype).eval()
     for name, weight in network.named_parameters():
         weight.requires_grad_(not any(fnmatchcase(name, pattern) for pattern in recipe.frozen))
@@ -55,9 +57,9 @@ def follow(
         optimizer.step()
         if show is not None:
             show(step + 1, loss.item())
+    after = state_of(network)  # before batch norms see all samples once more
     with torch.no_grad():
         left = float(recipe.value(network(inputs).flatten(1), labels))
-    after = state_of(network)
     record = {
         "recipe": asdict(recipe),
         "dtype": str(dtype).removeprefix("torch."),

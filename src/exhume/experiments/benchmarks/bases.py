@@ -8,7 +8,6 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from exhume import data
 from exhume.data import Data, Transform
@@ -123,20 +122,6 @@ def seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
         return make()
 
 
-def pretrained(module: nn.Module, known: Data, recipe: Recipe, device: str) -> nn.Module:
-    """Train a network on a set, with norms in train mode, and return it in eval mode."""
-    module = module.to(device).train()
-    inputs = known.inputs.reshape(-1, *known.shape).to(device, torch.float32)
-    classes = known.targets.argmax(1).to(device)
-    optimizer = torch.optim.Adam(module.parameters(), recipe.rate(0))
-    for batch in recipe.batches(known.samples):
-        rows = batch.to(device)
-        optimizer.zero_grad()
-        cross_entropy(module(inputs[rows]), classes[rows]).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-    return module.eval()
-
-
 def split(pool: Data, base: int, samples: int, seed: int) -> tuple[Data, Data, Data]:
     """Return what a base is pretrained on, so many private samples, and public ones."""
     order = torch.randperm(pool.samples, generator=torch.Generator().manual_seed(seed))
@@ -172,12 +157,13 @@ def tuned(
     first, truth, public = split(pool, base[0], samples, seed)
     tried: list[tuple[Trained, Recipe | None]] = []
     with tensor_cores(False):
-        module = pretrained(seeded(make, seed), first, base[1], device)
+        module = seeded(make, seed).eval()
+        module.load_state_dict(follow(module, first, base[1], device).trained)
         for recipe in recipes:
             tried.append((follow(module, truth, recipe, device), recipe))
             if tried[-1][0].record["loss"] < FITTED:
                 break
         tried = tried or [(train(module, truth, LAZY, device), None)]
     weights, followed = min(tried, key=lambda one: finite(one[0].record["loss"]) or math.inf)
-    network = prepare(module.cpu(), pool.shape).network
+    network = prepare(module, pool.shape).network
     return Tuned(network, weights, truth, followed, public.inputs, known_of(pool))

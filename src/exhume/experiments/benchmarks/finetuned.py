@@ -35,7 +35,7 @@ METHODS = {"replay": "exhume, replay", "lazy": "exhume, lazy", "simudy2025": "si
 # gain. One that knows its own by heart is sure of half of the others, which then leave no trace.
 DIGITS: Base = 500, Recipe("adam", lr=3e-3, steps=60)
 HALFWAY: Base = 500, Recipe("adam", lr=3e-3, steps=30)
-CIFAR10: Base = 2000, Recipe("adam", lr=1e-3, epochs=5, batch_size=100, shuffle=0)
+CIFAR10: Base = 2000, Recipe("adam", 1e-3, epochs=5, batch_size=100, shuffle=0, norms="train")
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ Posed = tuple[Tensor, Tensor, list[Posing]]  # the samples, public inputs, and t
 
 SAMPLES = 3
 # Bases have seen a few hundred samples and not yet learnt them by heart: something is left to learn
-BASE = 300, Recipe("adam", lr=3e-3, steps=30)
+BASE = 300, Recipe("adam", lr=3e-3, steps=30, norms="train")
 POOL = BASE[0] + SAMPLES + PUBLIC  # digits that are drawn from
 WHOLE = 0.9  # of the samples: a cell that is reached
 WIDTH = 100  # of dense networks at the margin: enough for three samples, and trained in seconds
