@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as serialise
 from torch import Tensor
@@ -95,6 +96,17 @@ def read_json(path: Path) -> Any:
         raise InputError(f"{path}: no such file.") from error
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path}: cannot be read as JSON ({error}).") from error
+
+
+def read_yaml(path: Path) -> Any:
+    """Return what a YAML file holds; an error names the file."""
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file.") from None
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(f"{path}: cannot be read as YAML ({reason}).") from error
 
 
 def finite(value: Any) -> Any:

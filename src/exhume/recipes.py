@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 from exhume.checks import number, one_of, whole_number
 from exhume.errors import InputError
+from exhume.files import read_yaml
 
 State = tuple[Tensor, ...]  # what a step changes: parameters θ (p,), then the optimiser's buffers
 OPTIMIZERS = ("sgd", "adam", "adamw")
@@ -220,13 +221,7 @@ def several(value: Any) -> tuple[Any, ...]:
 
 def read(path: Path | str) -> Recipe:
     """Read a recipe from a YAML file; entries are the attributes of `Recipe`."""
-    import yaml
-
-    try:
-        entries = yaml.safe_load(Path(path).read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise InputError(f"{path}: cannot be read as a recipe ({error}).") from error
-    return Recipe.of(entries, str(path))
+    return Recipe.of(read_yaml(Path(path)), str(path))
 
 
 def from_optimizer(optimizer: torch.optim.Optimizer, **entries: Any) -> Recipe:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, cast
 
-from exhume.auditing.suspects import suspects
+from exhume.auditing.suspects import EXPLAINED, suspects
 from exhume.equation.problem import Premise, Problem
 from exhume.features.replay import TrainingRun
 from exhume.methods import Reconstruction
@@ -18,8 +18,6 @@ from exhume.wording import finite, number, percent, plural
 
 Record = Mapping[str, Any]
 
-# Up to this residual the weights are plainly explained; above it, chance fits may come close
-PLAIN = 1e-9
 ENOUGH = 1.2  # With fewer equations for each unknown, a residual of zero may mean nothing
 # If the samples themselves leave this residual, no search for what they explain can be trusted
 NO_TRACE = 1e-2
@@ -68,7 +66,7 @@ def claims(problem: Problem, found: Reconstruction) -> list[str]:
             "So no candidate can be called a training sample on the ground of the weights. A run "
             "with wrong bounds for the inputs shows how much of the result is owed to the bounds.",
         ]
-    elif found.outcome is Outcome.CONVERGED and found.residual <= PLAIN:
+    elif found.outcome is Outcome.CONVERGED and found.residual <= EXPLAINED:
         said.append(
             f"They explain the weights to a relative residual of {found.residual:.1e}. So many "
             "equations are not met by chance: either these are the training samples, up to what "

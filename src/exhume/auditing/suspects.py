@@ -6,7 +6,7 @@ from typing import cast
 from torch import Tensor
 
 from exhume.equation.objective import Fit, fitted_with
-from exhume.equation.problem import Problem
+from exhume.equation.problem import FirstLayer, Problem
 from exhume.errors import InputError
 from exhume.features.replay import TrainingRun
 from exhume.methods import Reconstruction
@@ -19,15 +19,15 @@ from exhume.solvers.levenberg_marquardt import DampedState, LevenbergMarquardt
 EVEN, UNEVEN = 0.7, 0.55
 FALLEN = 3.0  # times: a residual that falls so far if the rate is free speaks against the rate
 SAME = 1e-2  # relative: a rate that comes out so near to what was told is the one that was told
-EXPLAINED = 1e-9  # the residual at which weights are plainly explained
+EXPLAINED = 1e-9  # up to this residual weights are plainly explained; above, by chance perhaps
 STEPS = 10  # of the solver, with the rate as told and free: where it is 20 % off, eight are enough
 PRODUCTS = 60  # a step, at most
 DAMPING = 0.1  # of the first step: candidates are near already
 
 
 def suspects(problem: Problem, found: Reconstruction) -> list[str]:
-    """Return what of a recipe the weights speak against, a sentence each, the plainest first."""
-    run, count = cast(TrainingRun, problem.features), len(found.samples)
+    """Return what of a recipe the weights speak against most plainly: one sentence, or none."""
+    run = cast(TrainingRun, problem.features)
     recipe = found.recipe or run.recipe.choices()[0]
     even, plain = evenness(problem), recipe.optimizer == "sgd"
     if plain and even > EVEN:
@@ -40,15 +40,12 @@ def suspects(problem: Problem, found: Reconstruction) -> list[str]:
             f"The optimiser is suspected: weights changed by very different amounts (evenness "
             f"{even:.2f}), as those that SGD trains do, and Adam's do not."
         ]
-    spanned = plain and not recipe.weight_decay and problem.first_layer is not None
-    if spanned and (said := _of_the_span(problem, count)):
-        return said
-    if recipe in run.recipe.choices():  # else its rate was found, or it is a shorter run
+    layer = problem.first_layer if plain and not recipe.weight_decay else None
+    said = [] if layer is None else _of_the_span(layer, len(found.samples))
+    if not said and recipe in run.recipe.choices():  # else its rate was found, or it is shorter
         said = _of_the_rate(problem, found, recipe)
-        if said:
-            return said
-    if not spanned:
-        return []
+    if said or layer is None:
+        return said
     return [
         "The first layer shows that the optimiser, the base model and the number of samples are as "
         "told. So the labels are suspected, or what else the recipe says: the number of steps, "
@@ -63,11 +60,10 @@ def evenness(problem: Problem) -> float:
     return float(sizes.mean().square() / sizes.square().mean())
 
 
-def _of_the_span(problem: Problem, count: int) -> list[str]:
+def _of_the_span(layer: FirstLayer, count: int) -> list[str]:
     """Compare the directions in which the first layer changed with the number of samples."""
-    assert problem.first_layer is not None
     try:
-        rank = estimate(problem.first_layer).rank
+        rank = estimate(layer).rank
     except InputError:
         return [
             "The base model is suspected: the first layer changed in all directions, where SGD "
@@ -88,28 +84,26 @@ def _of_the_rate(problem: Problem, found: Reconstruction, recipe: Recipe) -> lis
     held, free = (refined(problem, *start, each) for each in (recipe, replace(recipe, lr=None)))
     told = recipe.rate(recipe.warmup)
     rate = cast(float, cast(Recipe, recipe_of(free)).lr)
-    falls, there = "the residual falls to {:.1e}.".format, f"{rate:.3g} in the place of {told:g}"
+    there, falls = f"{rate:.3g} in the place of {told:g}", f"residual falls to {free.value:.1e}."
     open_ = "Leave the rate out, and it is found; give several numbers of steps, and each is tried."
     if free.value <= EXPLAINED and abs(rate / told - 1) < SAME:
         return [
             "The search is suspected, and not the recipe: with the rate free it comes out as told, "
-            f"and {falls(free.value)} Search longer, or leave the rate out."
+            f"and the {falls} Search longer, or leave the rate out."
         ]
     if free.value <= EXPLAINED:
-        return [f"The rate is suspected: with {there}, {falls(free.value)} {open_}"]
+        return [f"The rate is suspected: with {there}, the {falls} {open_}"]
     steps = round((one(recipe.steps) or 0) * rate / told)  # as far in all as with the free rate
     if steps not in (0, recipe.steps):
         other = replace(recipe, steps=steps)
         value = refined(problem, free.candidates, free.coefficients, other).value
         if value <= EXPLAINED:
-            there = f"{steps} in the place of {recipe.steps}"
-            return [f"The number of steps is suspected: with {there}, {falls(value)} {open_}"]
+            there = f"{steps} in the place of {recipe.steps}, the residual falls to {value:.1e}"
+            return [f"The number of steps is suspected: with {there}. {open_}"]
     if not free.value * FALLEN < held.value:
         return []
-    return [
-        f"The rate is suspected, or the number of steps: with a rate of {there}, "
-        f"{falls(free.value)} {open_}"
-    ]
+    what = "The rate is suspected, or the number of steps"
+    return [f"{what}: with a rate of {there}, the {falls} {open_}"]
 
 
 def refined(problem: Problem, candidates: Tensor, labels: Tensor, recipe: Recipe) -> Fit:

@@ -207,11 +207,9 @@ def _trained(record: dict[str, Any]) -> str:
     if "fit" in record:
         return f"training error {record['fit']:.1e}"
     came = f"loss {record['loss']:.1e}", f"after {record['steps']:,} steps"
-    if "recipe" in record:
-        return f"{came[0]} {came[1]}, first layer moved by {record['laziness']['first']:.1%}"
     if "stationarity" not in record:
-        asked, moved = record["settings"]["until"], record["laziness"]["first"]
-        missed = "" if record["reached"] else f" (not the {asked:g} asked for)"
+        moved, reached = record["laziness"]["first"], record.get("reached", True)
+        missed = "" if reached else f" (not the {record['settings']['until']:g} asked for)"
         return f"{came[0]}{missed} {came[1]}, first layer moved by {moved:.1%}"
     off, left, premise = record["stationarity"], record["violation"], record["premise"]
     holds, why = "holds in direction", ", as ReLUs come to rest on their kinks"

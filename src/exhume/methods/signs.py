@@ -45,10 +45,8 @@ RUNGS = (
     Rung(0.0, 1e-3, 0.3, math.inf, True),
 )
 STEPS = 12  # on each, and twice as many on the last
-EARLY = (
-    2  # rungs after which a trial ends that leaves more than LOST: those near the samples do not
-)
-LOST = 0.03  # they leave 0.01, and others 0.06 and more
+EARLY = 2  # rungs after which a trial ends that leaves more than LOST
+LOST = 0.03  # those near the samples leave 0.01 by then, and others 0.06 and more
 DAMPING = 1e-2  # at the first step of each
 NORMAL = 1.4826  # standard deviations of a Gaussian in the median of its absolute values
 TRIES = 8  # dampings, each four times the last, before the step is given up
@@ -151,15 +149,13 @@ def picked(
 
     For each sample that is not kept (n,), inputs that the network gives its label (n, c) are tried.
     """
-    run, prior = (
-        replace(cast(TrainingRun, problem.features), pooling=RUNGS[0].pooling),
-        prior_of(problem),
-    )
+    run = replace(cast(TrainingRun, problem.features), pooling=RUNGS[0].pooling)
+    prior = prior_of(problem)
     start = prior.held(start)
     if run.public is None:
         return start
-    given = (run.predict(run.public).double() @ labels.double().T).T  # (n, N), at its own class
-    own = run.predict(run.public).double().max(1).values
+    outputs = run.predict(run.public).double()
+    given, own = (outputs @ labels.double().T).T, outputs.max(1).values  # (n, N) and (N,)
     for _ in range(SWEEPS):
         for i in torch.randperm(len(start), generator=generator).tolist():
             fits = (given[i] >= own).nonzero()[:, 0] if run.outputs > 1 else torch.arange(len(own))
@@ -213,7 +209,8 @@ def informed_step(
     """
     here, coefficients = fit.candidates, fit.coefficients
     left, size = fit.residual.double(), float(problem.target.double().square().mean())
-    jacobian = _jacobian(problem, fit)
+    at = cast(Replayed, _single(problem, fit).linearization)
+    jacobian = cast(Tensor, at.jacobian).double()  # float32 is far closer than a linear step
     descent = (jacobian.T @ left).reshape(here.shape).to(here)
     basis = prior.basis(problem.domain.tangent(here, torch.ones_like(here), descent), rung.shared)
     jacobian = jacobian @ basis
@@ -231,11 +228,10 @@ def informed_step(
     def off(candidates: Tensor) -> Tensor:
         return (candidates.double() - prior.mean).reshape(-1, 1)
 
-    def cost(at: Fit) -> float:
-        pulled = off(at.candidates)
-        return float(
-            (rows * at.residual.double().square()).sum() + noise * pulled.T @ whole @ pulled
-        )
+    def cost(new: Fit) -> float:
+        pulled = off(new.candidates)
+        misfit = (rows * new.residual.double().square()).sum()
+        return float(misfit + noise * pulled.T @ whole @ pulled)
 
     matrix = jacobian.T @ (rows * jacobian)
     damp = metric * (matrix.diagonal().mean() / metric.diagonal().mean())
@@ -254,13 +250,8 @@ def informed_step(
     return fit, damping
 
 
-def _jacobian(problem: Problem, fit: Fit) -> Tensor:
-    """J (p, n·d) in float64; made in float32, whose error is far below that of a linear step."""
-    return cast(Tensor, cast(Replayed, _single(problem, fit).linearization).jacobian).double()
-
-
 def _single(problem: Problem, fit: Fit) -> Fit:
-    """The same fit in float32."""
+    """Return the same fit in float32."""
     run = problem.features.to(torch.device("cpu"), torch.float32)
     single = replace(problem, features=run, target=problem.target.float())
     return fitted_with(single, fit.candidates.float(), fit.coefficients)

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-import yaml
 from torch import Tensor
 
 from exhume.checks import number, whole_number
 from exhume.equation.domain import Box, Domain, Sphere, SphereInBox
 from exhume.equation.pixels import Levels, Pixels
 from exhume.errors import InputError
+from exhume.files import read_yaml
 
 ROOT = "sqrt_d"
 
@@ -158,14 +158,7 @@ class DataCard:
 
 def read_card(path: Path, shape: tuple[int, ...] | None = None) -> DataCard:
     """Read a data card from a YAML file; `shape` where that is told apart from the card."""
-    try:
-        entries = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file.") from None
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        reason = str(error).splitlines()[0]
-        raise InputError(f"{path}: cannot be read as YAML ({reason}).") from error
-    return DataCard.of(entries, str(path), shape)
+    return DataCard.of(read_yaml(path), str(path), shape)
 
 
 def _levels(value: Any) -> tuple[Any, ...]:
