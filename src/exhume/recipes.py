@@ -1,4 +1,4 @@
-"""Recipes: what a training run was, in enough detail to run it again on other samples."""
+"""A recipe says what a training run was, in enough detail to run it again on other samples."""
 
 import itertools
 import math

@@ -63,6 +63,18 @@ def test_vectors_from_victim_to_report(tmp_path: Path, said: Said, monkeypatch: 
     assert "recovered" in said("score", tmp_path / "new")
 
 
+def test_a_training_run_from_victim_to_score(said: Said) -> None:
+    Path("recipe.yaml").write_text("lr: 0.5\nsteps: 4\nloss: logistic\n")
+    network = ("--architecture", "mlp", "--widths", 20, "--activation", "gelu", "--bias")
+    sizes = ("--dim", 6, "--samples", 1)
+    printed = said("victim", "sphere", *sizes, *network, "--recipe", "recipe.yaml")
+    assert "after 4 steps, first layer moved by" in printed
+    (line,) = re.findall(r"^next: exhume (.+)$", printed, re.MULTILINE)
+    assert "converged" in said(*shlex.split(line))
+    assert result_of(RUN)["recipe"]["lr"] == 0.5
+    assert "All 1 samples recovered" in said("score", RUN, "--truth", Path("victim") / TRUTH)
+
+
 def test_images_from_victim_to_report(workshop: Path, said: Said) -> None:
     shutil.copytree(workshop / "pictures", RUN)
     printed = said("score", RUN)  # the truth is in the folder of the model, which is in the config

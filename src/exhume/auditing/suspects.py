@@ -1,4 +1,4 @@
-"""What is suspected where no candidates make the run, as it was told, end at the weights."""
+"""Where no candidates make the run, as it was told, end at the weights, something is suspected."""
 
 from dataclasses import replace
 from typing import cast
@@ -21,8 +21,8 @@ FALLEN = 3.0  # times: a residual that falls so far if the rate is free speaks a
 SAME = 1e-2  # relative: a rate that comes out so near to what was told is the one that was told
 EXPLAINED = 1e-9  # up to this residual weights are plainly explained; above, by chance perhaps
 STEPS = 10  # of the solver, with the rate as told and free: where it is 20 % off, eight are enough
-PRODUCTS = 60  # a step, at most
-DAMPING = 0.1  # of the first step: candidates are near already
+PRODUCTS = 60  # a step, at most: half of what the search allows, as candidates are near already
+DAMPING = 0.1  # of the first step, as in the search
 
 
 def suspects(problem: Problem, found: Reconstruction) -> list[str]:

@@ -23,7 +23,7 @@ from exhume.solvers.levenberg_marquardt import LEAST_DAMPING, DampedState
 
 
 class Rung(NamedTuple):
-    """How the steps of one part of a trial are taken."""
+    """A rung says how the steps of one part of a trial are taken."""
 
     pooling: float  # share of the mean squares that is pooled
     weight: float  # of the prior, times the variance of a row
@@ -44,12 +44,12 @@ RUNGS = (
     Rung(1e-5, 0.01, 3.0, 3.0, True),
     Rung(0.0, 1e-3, 0.3, math.inf, True),
 )
-STEPS = 12  # on each, and twice as many on the last
+STEPS = 12  # on each, and twice as many on the last, where the residual falls to rounding
 EARLY = 2  # rungs after which a trial ends that leaves more than LOST
 LOST = 0.03  # those near the samples leave 0.01 by then, and others 0.06 and more
-DAMPING = 1e-2  # at the first step of each
+DAMPING = 1e-2  # at the first step of each: little, as the prior holds steps back too
 NORMAL = 1.4826  # standard deviations of a Gaussian in the median of its absolute values
-TRIES = 8  # dampings, each four times the last, before the step is given up
+TRIES = 8  # dampings, each four times the last: with 65,000 times the first a step is none
 ROUNDED = 1e-6  # one step of the wrong sign among p = 3,000 weights leaves so much
 SAME = 1e-3  # share of a column's change by which it may differ from the bias: rounding leaves less
 STILL = 1e-5  # share of the largest change below which a column has not moved
@@ -61,7 +61,7 @@ SWEEPS = 2  # over the samples: a third changes little
 
 @dataclass(frozen=True, eq=False)
 class Prior:
-    """What is known of the samples before any step."""
+    """A prior holds what is known of the samples before any step."""
 
     mean: Tensor  # (d,) float64, of all entries
     precision: Tensor  # (d, d), the inverse of their covariance
@@ -171,7 +171,10 @@ def picked(
 
 @dataclass(frozen=True)
 class Signs:
-    """Levenberg-Marquardt with a prior and the whole Jacobian, from pooled mean squares to Adam."""
+    """The solver takes Levenberg-Marquardt's steps, from pooled mean squares to Adam's own.
+
+    It has a prior, and the whole Jacobian.
+    """
 
     tolerance: float  # relative residual at which the weights count as explained
 

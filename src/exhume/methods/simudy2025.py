@@ -29,7 +29,7 @@ RESTART = 100  # iterations between restarts of the rate, as published
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Simulated(State):
-    """A state of this method: the fit, and the moments of Adam, (n, d) each."""
+    """A state has the moments of Adam, (n, d) each, beside the fit."""
 
     mean: Tensor
     square: Tensor
@@ -37,14 +37,14 @@ class Simulated(State):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Simulating(Progress):
-    """The progress of this method."""
+    """The progress is that of one descent, without rounds."""
 
     state: Simulated
 
 
 @dataclass(frozen=True)
 class SimuDy2025:
-    """The published recipe."""
+    """The published method simulates a few long steps, and descends on the angle to the change."""
 
     simulated: int = 8  # steps that are simulated; the rate makes up for those left out
     smoothness: float = 1e-3  # weight of total variation

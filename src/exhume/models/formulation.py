@@ -103,14 +103,14 @@ def network_problem(
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """What the auditor knows of the training run."""
+    """This is what the auditor knows of the training run."""
 
     recipe: Recipe | None = None  # how it went
     labels: tuple[int, ...] | None = None  # classes of the samples, in any order
     public: Tensor | None = None  # inputs of the same kind, (N, d)
 
 
-NOT_KNOWN = Known()
+NOT_KNOWN = Known()  # nothing of the run, unless a card says it
 
 
 def replay_problem(

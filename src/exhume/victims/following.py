@@ -1,4 +1,4 @@
-"""Training as people do it: torch's own optimisers, step by step as a recipe says."""
+"""Victims can be trained as people do it: by torch's own optimisers, step by step by a recipe."""
 
 import copy
 from dataclasses import asdict

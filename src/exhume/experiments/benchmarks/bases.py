@@ -1,4 +1,4 @@
-"""Networks as people train them: pretrained on images, then fine-tuned on a few others."""
+"""These networks are trained as people do it: on many samples first, then on a few others."""
 
 import math
 from collections.abc import Callable
@@ -31,7 +31,7 @@ Base = tuple[int, Recipe]  # on how many samples a network is pretrained, and ho
 
 
 class Skip(nn.Module):
-    """The basic block of ResNet-18, σ(body(z) + short(z)), with batch norms."""
+    """This is the basic block of ResNet-18, σ(body(z) + short(z)), with batch norms."""
 
     def __init__(
         self, before: int, after: int, stride: int, sigma: type[nn.Module] = nn.ReLU
@@ -85,7 +85,7 @@ def resnet18() -> nn.Module:
 
 @dataclass(frozen=True, eq=False)
 class Tuned:
-    """A fine-tuned network, with the truth beside it."""
+    """A fine-tuned network is posed as a problem here, with the truth beside it."""
 
     network: Network
     weights: Trained  # before and after fine-tuning, and a record of it

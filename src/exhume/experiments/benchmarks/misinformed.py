@@ -1,4 +1,4 @@
-"""What an audit says where it is told wrong: nothing of any candidate, and what it suspects."""
+"""This bench shows what an audit says where it is told wrong: no claim, and what it suspects."""
 
 import statistics
 from dataclasses import dataclass, replace
@@ -59,10 +59,8 @@ def misinformed(seeds: int = 10, first_seed: int = 100, limit: int = 500) -> Non
     """
     chosen = drawn(seeds, first_seed)
     heading(f"misinformed: seeds {chosen[0]} to {chosen[-1]}, {limit} products an attack")
-    show(
-        COLUMNS,
-        [_row(name, [_audited(name, s, limit) for s in tracked(chosen)]) for name in WRONGS],
-    )
+    each = {name: [_audited(name, seed, limit) for seed in tracked(chosen)] for name in WRONGS}
+    show(COLUMNS, [_row(name, runs) for name, runs in each.items()])
 
 
 def _audited(name: str, seed: int, limit: int) -> dict[str, Any]:

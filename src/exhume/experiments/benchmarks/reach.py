@@ -1,4 +1,4 @@
-"""How far the attacks reach: kinds of networks against ways to train them, the best of each."""
+"""This bench shows how far the attacks reach: kinds of networks against ways to train them."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -30,7 +30,7 @@ from exhume.victims.training import Training, train
 Posing = tuple[str, Problem, str, float]
 Posed = tuple[Tensor, Tensor, list[Posing]]  # the samples, public inputs, and the attacks
 
-SAMPLES = 3
+SAMPLES = 3  # more than one, so that they mix, and few enough for an attack of seconds
 # Bases have seen a few hundred samples and not yet learnt them by heart: something is left to learn
 BASE = 300, Recipe("adam", lr=3e-3, steps=30, norms="train")
 POOL = BASE[0] + SAMPLES + PUBLIC  # digits that are drawn from
@@ -135,11 +135,11 @@ def attacked(network: str, way: str, seed: int, limit: float) -> dict[str, float
     """Return the share of samples that each method finds; none is tried after one converged."""
     torch.set_num_threads(1)
     pool = table() if network == "tabular MLP" else images("digits", POOL, True)
-    truth, public, attacks = (at_margin if way == "margin" else fine_tuned)(
-        network, way, pool, seed
+    posed = (
+        at_margin(network, pool, seed) if way == "margin" else fine_tuned(network, way, pool, seed)
     )
+    (truth, public, attacks), left = posed, limit
     shares: dict[str, float] = {}
-    left = limit
     for name, problem, method, part in attacks:
         problem = problem.to("cpu", torch.float64)
         found = reconstruct(problem, SAMPLES, seed, method, time_limit=part * left)
@@ -162,7 +162,7 @@ def fine_tuned(network: str, way: str, pool: Data, seed: int) -> Posed:
         names = [name for name, _ in make().named_parameters()]
         recipe, block = replace(recipe, frozen=tuple(names[:-2])), "last"
     recipes: tuple[Recipe, ...] = () if recipe is None else (recipe,)
-    if recipe is not None and recipe.optimizer == "sgd":
+    if recipe is not None and recipe.lr is None:
         recipes = tuple(replace(recipe, lr=rate) for rate in RATES)
     victim = tuned(make, pool, BASE, SAMPLES, recipes, seed)
     attacks: list[Posing] = [("lazy", victim.change(block), "exhume", 1.0)]
@@ -171,7 +171,7 @@ def fine_tuned(network: str, way: str, pool: Data, seed: int) -> Posed:
     return victim.truth.inputs, victim.public, attacks
 
 
-def at_margin(network: str, way: str, pool: Data, seed: int) -> Posed:
+def at_margin(network: str, pool: Data, seed: int) -> Posed:
     """Train a network on the samples alone until the direction of its weights stays.
 
     Dense networks have one output, odd against even classes. There is no such training of others
@@ -181,9 +181,8 @@ def at_margin(network: str, way: str, pool: Data, seed: int) -> Posed:
     told, other = bases.known_of(pool), "haim2022"
     if "MLP" in network:
         signs = 2.0 * (truth.targets.argmax(1, keepdim=True) % 2) - 1
-        victim = victims.kkt_mlp(
-            replace(truth, targets=signs.double()), (WIDTH,), seed, steps=STEPS
-        )
+        one = replace(truth, targets=signs.double())
+        victim = victims.kkt_mlp(one, (WIDTH,), seed, steps=STEPS)
         problem = replace(victim.problem, domain=told.domain or victim.problem.domain)
     else:
         module, other = bases.seeded(NETWORKS[network], seed).eval(), "buzaglo2023"
