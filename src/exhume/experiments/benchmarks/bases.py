@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import one_hot
 
 from exhume import data
 from exhume.data import Data, Transform
@@ -28,6 +29,7 @@ FITTED = 0.05  # the loss at which fine-tuning has done its work
 LAZY = Training(lazy=100.0, until=1e-8)
 
 Base = tuple[int, Recipe]  # on how many samples a network is pretrained, and how
+DIGITS: Base = 500, Recipe("adam", lr=3e-3, steps=60)  # a second's work
 
 
 class Skip(nn.Module):
@@ -83,6 +85,23 @@ def resnet18() -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10))
 
 
+@dataclass(frozen=True)
+class Case:
+    """A case says which network is fine-tuned, on what and how."""
+
+    network: Callable[[], nn.Module]
+    recipe: Recipe | None = Recipe(lr=0.2, steps=20)  # noqa: RUF009 (it is frozen); None: lazily
+    samples: int = 4
+    base: Base = DIGITS
+    rates: tuple[float, ...] = ()  # tried in turn where the recipe has none
+    source: str = "digits"  # or cifar10, or table
+    standardised: bool = False  # by one mean and one deviation: no pixel is zero then
+
+    def pool(self) -> Data:
+        """Load all samples that the case takes some of."""
+        return loaded(self.source, self.base[0] + self.samples + PUBLIC, self.standardised)
+
+
 @dataclass(frozen=True, eq=False)
 class Tuned:
     """A fine-tuned network is posed as a problem here, with the truth beside it."""
@@ -107,12 +126,22 @@ class Tuned:
 
 
 @cache
-def images(name: str, count: int, standardised: bool) -> Data:
-    """Load images of all classes, as pixels from 0 to 1 or standardised by one mean and spread."""
-    drawn = data.load(name, count, classes="all", normalise=False)
+def loaded(name: str, count: int, standardised: bool) -> Data:
+    """Load images of all classes, as pixels from 0 to 1 or standardised by one mean and spread.
+
+    The table is all of scikit-learn's breast cancer set, standardised by column.
+    """
+    if name == "table":
+        from sklearn.datasets import load_breast_cancer
+
+        rows, classes = load_breast_cancer(return_X_y=True)
+        rows = (rows - rows.mean(0)) / rows.std(0)
+        targets = one_hot(torch.from_numpy(classes).long(), 2)
+        return data.from_arrays(rows, targets, normalise=False, standardise=False, name=name)
+    images = data.load(name, count, classes="all", normalise=False)
     if standardised:
-        return drawn
-    return replace(drawn, inputs=drawn.images().flatten(1), transform=Transform())
+        return images
+    return replace(images, inputs=images.images().flatten(1), transform=Transform())
 
 
 def seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
@@ -140,25 +169,19 @@ def known_of(pool: Data) -> Told:
     return Told(Box(low, high), knows=("the range of the inputs",))
 
 
-def tuned(
-    make: Callable[[], nn.Module],
-    pool: Data,
-    base: Base,
-    samples: int,
-    recipes: tuple[Recipe, ...],
-    seed: int,
-    device: str = "cpu",
-) -> Tuned:
-    """Pretrain a network on some of a pool, and fine-tune it on so many others, in float32.
+def tuned(case: Case, seed: int, device: str = "cpu") -> Tuned:
+    """Pretrain a network on some samples of a pool, and fine-tune it on others, in float32.
 
-    The first recipe is followed that brings the loss down to `FITTED`, or else the best. Without
-    any it is descent so slow that the features stay.
+    The first rate is taken that brings the loss down to `FITTED`, or else the best. Without a
+    recipe it is descent so slow that the features stay.
     """
-    first, truth, public = split(pool, base[0], samples, seed)
+    pool, how = case.pool(), case.recipe
+    first, truth, public = split(pool, case.base[0], case.samples, seed)
+    recipes = [] if how is None else [how] if how.lr else [replace(how, lr=r) for r in case.rates]
     tried: list[tuple[Trained, Recipe | None]] = []
     with tensor_cores(False):
-        module = seeded(make, seed).eval()
-        module.load_state_dict(follow(module, first, base[1], device).trained)
+        module = seeded(case.network, seed).eval()
+        module.load_state_dict(follow(module, first, case.base[1], device).trained)
         for recipe in recipes:
             tried.append((follow(module, truth, recipe, device), recipe))
             if tried[-1][0].record["loss"] < FITTED:

@@ -2,20 +2,18 @@
 
 import statistics
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
 import torch
-from torch import nn
 
 from exhume.checks import one_of
 from exhume.device import usable_device
 from exhume.equation.problem import Problem
 from exhume.evaluate import residual_at_truth, score
 from exhume.experiments.benchmarks import bases
-from exhume.experiments.benchmarks.bases import PUBLIC, Base, Tuned, images, tuned
+from exhume.experiments.benchmarks.bases import Base, Case, Tuned, tuned
 from exhume.experiments.benchmarks.common import Watch, drawn, heading, say, show, tracked
 from exhume.features.replay import Replayed, TrainingRun
 from exhume.methods import reconstruct
@@ -32,29 +30,16 @@ ALONE = "-alone"  # what the name of a case ends with where the auditor has no p
 # Rates from 1e-3 to 0.2, tried in turn until samples are fitted: the least that does so is taken
 RATES = tuple(1e-3 * 1.5**k for k in range(14))
 METHODS = {"replay": "exhume, replay", "lazy": "exhume, lazy", "simudy2025": "simudy2025"}
-# Bases: of digits in a second, once with something left to learn; of CIFAR-10 for as long as others
-# gain. One that knows its own by heart is sure of half of the others, which then leave no trace.
-DIGITS: Base = 500, Recipe("adam", lr=3e-3, steps=60)
+# Bases of digits with something left to learn, and of CIFAR-10 trained for as long as others gain.
+# One that knows its own by heart is sure of half of the others, which then leave no trace.
 HALFWAY: Base = 500, Recipe("adam", lr=3e-3, steps=30)
 CIFAR10: Base = 2000, Recipe("adam", 1e-3, epochs=5, batch_size=100, shuffle=0, norms="train")
 
 
-@dataclass(frozen=True)
-class Case:
-    """A case says what is fine-tuned, on what and how."""
-
-    network: Callable[[], nn.Module]
-    recipe: Recipe = Recipe(lr=0.2, steps=20)  # noqa: RUF009 (it is frozen)
-    samples: int = 4
-    base: Base = DIGITS
-    rates: tuple[float, ...] = ()  # in the place of the recipe's
-    images: str = "digits"
-    standardised: bool = False  # by one mean and one deviation: no pixel is zero then
-
-
 digits = partial(Case, partial(mlp, (8, 8), (40,), 10, "gelu", True))
-coloured = partial(Case, samples=8, base=CIFAR10, images="cifar10", standardised=True, rates=RATES)
-mnist = partial(Case, samples=5, base=HALFWAY, standardised=True, rates=(5e-3, 1e-2, 2e-2, 5e-2))
+fitted = partial(Case, recipe=Recipe(steps=20), standardised=True)  # at a rate that fits them
+coloured = partial(fitted, samples=8, base=CIFAR10, source="cifar10", rates=RATES)
+mnist = partial(fitted, samples=5, base=HALFWAY, rates=(5e-3, 1e-2, 2e-2, 5e-2))
 adam = partial(digits, samples=3, standardised=True)
 CASES = {
     "sgd20": digits(),
@@ -82,12 +67,12 @@ def finetuned(
     methods: tuple[str, ...] = tuple(METHODS),
     samples: int | None = None,
     labels: bool = True,
-    dtype: str = "float64",
     device: str = "auto",
 ) -> None:
     """Recover what a pretrained network was fine-tuned on.
 
-    All methods have the same time and know the number of samples.
+    All methods have the same time and know the number of samples. Training is in float32, attacks
+    are in float64.
 
     Args:
         cases: of digits sgd20, sgd100, momentum, decay, batches, cnn, cnn-relu, adam, adamw,
@@ -99,14 +84,12 @@ def finetuned(
         methods: of replay, lazy and simudy2025.
         samples: n, in the place of the case's own.
         labels: tell the labels to replay and simudy2025, in the order of the samples.
-        dtype: precision of the attacks, float64 or float32; training is in float32.
         device: where to run.
     """
     chosen = drawn(seeds, first_seed, [name.removesuffix(ALONE) for name in cases], CASES)
     for method in methods:
         one_of("method", method, METHODS)
     device = usable_device(device)
-    precision: torch.dtype = getattr(torch, dtype)
     heading(f"finetuned: seeds {chosen[0]} to {chosen[-1]}, {limit:g} s an attack", device)
     rows = []
     for name in cases:
@@ -114,9 +97,9 @@ def finetuned(
         case = case if samples is None else replace(case, samples=samples)
         runs: dict[str, list[dict[str, Any]]] = {method: [] for method in methods}
         for seed in tracked(chosen, name):
-            victim = trained(case, seed, device)
-            lazy = victim.change().to(device, precision)
-            replay = victim.replay(not name.endswith(ALONE), labels).to(device, precision)
+            victim = tuned(case, seed, device)
+            lazy = victim.change().to(device, torch.float64)
+            replay = victim.replay(not name.endswith(ALONE), labels).to(device, torch.float64)
             shared = {"floor": residual_at_truth(lazy, victim.truth), **victim.weights.record}
             rate, moved = shared["recipe"]["lr"], shared["laziness"]["first"]
             say(
@@ -130,13 +113,6 @@ def finetuned(
                 runs[method].append(shared | attacked(problem, victim, method, seed, limit))
         rows += [row(name, METHODS[method], runs[method]) for method in methods]
     show(COLUMNS, rows)
-
-
-def trained(case: Case, seed: int, device: str) -> Tuned:
-    """Pretrain and fine-tune the network of a case."""
-    pool = images(case.images, case.base[0] + case.samples + PUBLIC, case.standardised)
-    recipes = tuple(replace(case.recipe, lr=rate) for rate in case.rates) or (case.recipe,)
-    return tuned(case.network, pool, case.base, case.samples, recipes, seed, device)
 
 
 def attacked(

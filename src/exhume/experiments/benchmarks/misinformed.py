@@ -8,8 +8,9 @@ import torch
 
 from exhume.auditing import evidence
 from exhume.evaluate import score
+from exhume.experiments.benchmarks.bases import tuned
 from exhume.experiments.benchmarks.common import drawn, heading, say, show, tracked
-from exhume.experiments.benchmarks.finetuned import CASES, trained
+from exhume.experiments.benchmarks.finetuned import CASES
 from exhume.methods import reconstruct
 from exhume.methods.replay import Replay
 from exhume.recipes import Recipe
@@ -66,9 +67,9 @@ def misinformed(seeds: int = 10, first_seed: int = 100, limit: int = 500) -> Non
 def _audited(name: str, seed: int, limit: int) -> dict[str, Any]:
     """Return what an audit says of one seed, and how far its candidates are from the samples."""
     wrong, case = WRONGS[name], replace(CASES["sgd20"], recipe=WRONGS[name].made)
-    victim = trained(case, seed, "cpu")
+    victim = tuned(case, seed)
     if wrong.other:
-        base = trained(case, seed + 1, "cpu").weights.initial
+        base = tuned(case, seed + 1).weights.initial
         victim = replace(victim, weights=victim.weights._replace(initial=base))
     known = wrong.samples == victim.truth.samples
     problem = replace(victim, recipe=wrong.told).replay(labels=known).to("cpu", torch.float64)

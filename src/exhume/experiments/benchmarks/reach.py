@@ -2,20 +2,19 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 
 import torch
 from joblib import Parallel, delayed
 from torch import Tensor, nn
-from torch.nn.functional import normalize, one_hot
+from torch.nn.functional import normalize
 
-from exhume import data, victims
+from exhume import victims
 from exhume.checks import one_of
-from exhume.data import Data
 from exhume.equation.problem import Premise, Problem
 from exhume.evaluate import score
 from exhume.experiments.benchmarks import bases
-from exhume.experiments.benchmarks.bases import PUBLIC, images, tuned
+from exhume.experiments.benchmarks.bases import Case, tuned
 from exhume.experiments.benchmarks.common import drawn, heading, say, show
 from exhume.experiments.benchmarks.margin import CLOSE
 from exhume.methods import reconstruct
@@ -33,7 +32,6 @@ Posed = tuple[Tensor, Tensor, list[Posing]]  # the samples, public inputs, and t
 SAMPLES = 3  # more than one, so that they mix, and few enough for an attack of seconds
 # Bases have seen a few hundred samples and not yet learnt them by heart: something is left to learn
 BASE = 300, Recipe("adam", lr=3e-3, steps=30, norms="train")
-POOL = BASE[0] + SAMPLES + PUBLIC  # digits that are drawn from
 WHOLE = 0.9  # of the samples: a cell that is reached
 WIDTH = 100  # of dense networks at the margin: enough for three samples, and trained in seconds
 STEPS = 3000  # of training on the samples alone: seconds
@@ -69,17 +67,6 @@ WAYS: dict[str, Recipe | None] = {  # those without a recipe are trained otherwi
     "margin": None,
 }
 RATES = 0.005, 0.01, 0.02, 0.05, 0.1  # of SGD, tried in turn until the samples are fitted
-
-
-@cache
-def table() -> Data:
-    """Load the measurements of scikit-learn's breast cancer set, standardised by column."""
-    from sklearn.datasets import load_breast_cancer
-
-    rows, classes = load_breast_cancer(return_X_y=True)
-    rows = (rows - rows.mean(0)) / rows.std(0)
-    targets = one_hot(torch.from_numpy(classes).long(), 2)
-    return data.from_arrays(rows, targets, normalise=False, standardise=False, name="table")
 
 
 def reach(
@@ -134,11 +121,12 @@ def reach(
 def attacked(network: str, way: str, seed: int, limit: float) -> dict[str, float]:
     """Return the share of samples that each method finds; none is tried after one converged."""
     torch.set_num_threads(1)
-    pool = table() if network == "tabular MLP" else images("digits", POOL, True)
-    posed = (
-        at_margin(network, pool, seed) if way == "margin" else fine_tuned(network, way, pool, seed)
-    )
-    (truth, public, attacks), left = posed, limit
+    source, left = "table" if network == "tabular MLP" else "digits", limit
+    case = Case(NETWORKS[network], WAYS[way], SAMPLES, BASE, RATES, source, standardised=True)
+    if way == "margin":
+        truth, public, attacks = at_margin(case, "MLP" in network, seed)
+    else:
+        truth, public, attacks = fine_tuned(case, way == "head only", seed)
     shares: dict[str, float] = {}
     for name, problem, method, part in attacks:
         problem = problem.to("cpu", torch.float64)
@@ -155,37 +143,35 @@ def attacked(network: str, way: str, seed: int, limit: float) -> dict[str, float
     return shares
 
 
-def fine_tuned(network: str, way: str, pool: Data, seed: int) -> Posed:
-    """Fine-tune a network that way; replay goes first and has most of the time."""
-    make, recipe, block = NETWORKS[network], WAYS[way], "all"
-    if way == "head only" and recipe is not None:
-        names = [name for name, _ in make().named_parameters()]
-        recipe, block = replace(recipe, frozen=tuple(names[:-2])), "last"
-    recipes: tuple[Recipe, ...] = () if recipe is None else (recipe,)
-    if recipe is not None and recipe.lr is None:
-        recipes = tuple(replace(recipe, lr=rate) for rate in RATES)
-    victim = tuned(make, pool, BASE, SAMPLES, recipes, seed)
-    attacks: list[Posing] = [("lazy", victim.change(block), "exhume", 1.0)]
-    if recipes:
+def fine_tuned(case: Case, head: bool, seed: int) -> Posed:
+    """Fine-tune a network, or its head alone; replay goes first and has most of the time."""
+    if head and case.recipe is not None:
+        names = [name for name, _ in case.network().named_parameters()]
+        case = replace(case, recipe=replace(case.recipe, frozen=tuple(names[:-2])))
+    victim = tuned(case, seed)
+    lazy = victim.change("last" if head else "all")
+    attacks: list[Posing] = [("lazy", lazy, "exhume", 1.0)]
+    if case.recipe is not None:
         attacks.insert(0, ("replay", victim.replay(), "exhume", 0.8))
     return victim.truth.inputs, victim.public, attacks
 
 
-def at_margin(network: str, pool: Data, seed: int) -> Posed:
+def at_margin(case: Case, dense: bool, seed: int) -> Posed:
     """Train a network on the samples alone until the direction of its weights stays.
 
     Dense networks have one output, odd against even classes. There is no such training of others
     here: they are trained to a small loss.
     """
+    pool = case.pool()
     _, truth, public = bases.split(pool, BASE[0], SAMPLES, seed)
     told, other = bases.known_of(pool), "haim2022"
-    if "MLP" in network:
+    if dense:
         signs = 2.0 * (truth.targets.argmax(1, keepdim=True) % 2) - 1
         one = replace(truth, targets=signs.double())
         victim = victims.kkt_mlp(one, (WIDTH,), seed, steps=STEPS)
         problem = replace(victim.problem, domain=told.domain or victim.problem.domain)
     else:
-        module, other = bases.seeded(NETWORKS[network], seed).eval(), "buzaglo2023"
+        module, other = bases.seeded(case.network, seed).eval(), "buzaglo2023"
         weights = train(module, truth, Training("cross_entropy", until=1e-3, steps=STEPS))
         prepared = prepare(module, pool.shape).network
         problem = weights_problem(prepared, weights.trained, Premise.MARGIN, told)
