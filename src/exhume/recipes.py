@@ -184,13 +184,13 @@ class Recipe:
             velocity = self.momentum * buffers[0] + gradient
             along = gradient + self.momentum * velocity if self.nesterov else velocity
             return theta - rate * along, velocity
-        one, two = self.betas
-        mean = one * buffers[0] + (1 - one) * gradient
-        square = two * buffers[1] + (1 - two) * gradient * gradient
+        b, c = self.betas
+        mean = b * buffers[0] + (1 - b) * gradient
+        square = c * buffers[1] + (1 - c) * gradient * gradient
         felt = square if pooled is None else pooled(square)
         seen = felt > 0  # √ has no derivative at zero, where a parameter never had a gradient
-        size = torch.where(seen, felt, 1.0).sqrt() * seen / math.sqrt(1 - two ** (step + 1))
-        along = mean / (1 - one ** (step + 1)) / (size + self.eps)
+        size = torch.where(seen, felt, 1.0).sqrt() * seen / math.sqrt(1 - c ** (step + 1))
+        along = mean / (1 - b ** (step + 1)) / (size + self.eps)
         return theta - rate * along, mean, square
 
     @classmethod

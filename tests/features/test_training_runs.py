@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from exhume.features import Linearization, replay
+from exhume.features import replay
 from exhume.features.replay import TrainingRun
 from exhume.models.formulation import Known
 from exhume.recipes import Recipe
@@ -100,13 +100,12 @@ def wide_run(recipe: Recipe, device: str) -> TrainingRun:
     return run.to(torch.device(device), torch.float32)
 
 
-def products(run: TrainingRun) -> Linearization:
+def products(run: TrainingRun) -> None:
     """Simulate a run, and carry something back."""
     x, labels = inputs().to(run.device, run.dtype), LABELS.view(-1, 1).to(run.device)
     at = run.linearize(x)
     at.combine(labels)
     at.pull(torch.ones(run.width, 1, device=run.device), labels)
-    return at
 
 
 def peak(recipe: Recipe) -> int:

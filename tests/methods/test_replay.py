@@ -118,7 +118,7 @@ def test_nothing_is_claimed_where_the_auditor_is_wrong(
 
 def test_simudy2025_descends_on_the_angle() -> None:
     known = {"method": "simudy2025", "labels": list(LABELS)}
-    short, long = (audited(**known, product_limit=limit).found for limit in (1, 150))
+    short, long = (audited(**known, product_limit=limit).found for limit in (1, 50))
     assert long.residual < short.residual
     assert long.outcome is exhume.Outcome.BUDGET
 

@@ -52,7 +52,7 @@ NORMAL = 1.4826  # standard deviations of a Gaussian in the median of its absolu
 TRIES = 8  # dampings, each four times the last: with 65,000 times the first a step is none
 ROUNDED = 1e-6  # one step of the wrong sign among p = 3,000 weights leaves so much
 SAME = 1e-3  # share of a column's change by which it may differ from the bias: rounding leaves less
-STILL = 1e-5  # share of the largest change below which a column has not moved
+STILL = 1e-5  # share of the largest change below which a column has moved by rounding alone
 SHRINKAGE = 0.05  # of the public inputs' covariance towards its diagonal: there may be few of them
 POOL = 12  # public inputs of a class that are tried in each sample's place: with more, all trials
 # would begin with the same

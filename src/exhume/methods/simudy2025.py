@@ -90,10 +90,9 @@ class SimuDy2025:
         moved, mean, square = fit.candidates.clone(), state.mean.clone(), state.square.clone()
         rate = self.rate * (1 + math.cos(math.pi * (state.steps % RESTART) / RESTART)) / 2
         clock = torch.tensor(float(state.steps))
-        one, two = BETAS
         adam(
             [moved], [pulled], [mean], [square], [], [clock],
-            lr=rate, beta1=one, beta2=two, eps=1e-8,
+            lr=rate, beta1=BETAS[0], beta2=BETAS[1], eps=1e-8,
             amsgrad=False, weight_decay=0.0, maximize=False,
         )  # fmt: skip
         fit = fitted_with(problem, problem.domain.project(moved), fit.coefficients)

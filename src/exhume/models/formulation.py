@@ -124,10 +124,9 @@ def replay_problem(
     if recipe is None:
         raise InputError("premise replay: needs the recipe of the training run; give --recipe.")
     if any(not 0 <= label < max(2, network.outputs) for label in classes):
-        raise InputError(f"labels: expected classes from 0 to {network.outputs - 1}.")
-    if public is not None and public.shape[1] != network.dim:
-        sizes = f"expected inputs of {network.dim} entries, got {public.shape[1]}"
-        raise InputError(f"public: {sizes}.")
+        raise InputError(f"labels: expected classes from 0 to {max(2, network.outputs) - 1}.")
+    if public is not None and public.shape[1] != (d := network.dim):
+        raise InputError(f"public: expected inputs of {d} entries, got {public.shape[1]}.")
     lazy = network_problem(network, initial, trained, "all", "both", told)
     unit = "steps" if recipe.steps else "epochs"
     length = f"{' or '.join(map(str, several(recipe.steps or recipe.epochs)))} {unit}"

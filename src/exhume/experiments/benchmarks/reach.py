@@ -32,7 +32,7 @@ Posed = tuple[Tensor, Tensor, list[Posing]]  # the samples, public inputs, and t
 SAMPLES = 3  # more than one, so that they mix, and few enough for an attack of seconds
 # Bases have seen a few hundred samples and not yet learnt them by heart: something is left to learn
 BASE = 300, Recipe("adam", lr=3e-3, steps=30, norms="train")
-WHOLE = 0.9  # of the samples: a cell that is reached
+WHOLE = 0.9  # share of the samples from which on a cell is reached: with one seed, all of them
 WIDTH = 100  # of dense networks at the margin: enough for three samples, and trained in seconds
 STEPS = 3000  # of training on the samples alone: seconds
 
