@@ -131,6 +131,10 @@ class TrainingRun(ModuleFeatures):
             changes: Tensor = vmap(end, chunk_size=max(1, WHOLE // self.width))(sets)
         return changes
 
+    def dense(self, candidates: Tensor) -> bool:
+        """Tell whether the Jacobian at n candidates (n, d) is kept, which makes products cheap."""
+        return candidates.device.type != "cuda" and self.width * candidates.numel() <= DENSE
+
     def linearize(self, candidates: Tensor) -> Linearization:
         """Return the run at n candidates (n, d); it is simulated once labels are given."""
         if candidates.device.type != "cuda":
@@ -219,7 +223,7 @@ class Replayed:
     def jacobian(self) -> Tensor | None:
         """J (p, n·d), from many directions at once; None where it is too large to keep."""
         entries = self.candidates.numel()
-        if self.run.width * entries > DENSE:
+        if not self.run.dense(self.candidates):
             return None
         units = torch.eye(entries, dtype=self.candidates.dtype, device=self.candidates.device)
         every = units.view(entries, *self.candidates.shape)
@@ -366,8 +370,6 @@ class Resumed(Replayed):
         """Keep the candidates; the graphs have a copy of their own."""
         super().__init__(run, candidates)
         self.captured = captured
-
-    jacobian = None
 
     def _simulated(self) -> Tensor:
         return self.captured("_simulated", self, self.rate)

@@ -18,7 +18,7 @@ from torch import Tensor
 from exhume.equation.objective import Fit, fitted, fitted_with
 from exhume.equation.problem import Problem
 from exhume.errors import InputError
-from exhume.solvers import Outcome
+from exhume.solvers import PASSING, Outcome
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -148,6 +148,7 @@ def _packed(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
         parts = {
             field.name: _packed(getattr(value, field.name), f"{path}.{field.name}", tensors)
             for field in fields(value)
+            if field.metadata != PASSING
         }
         return {"class": type(value).__name__, **parts}
     if value is None or isinstance(value, bool | int | float | str):
@@ -177,7 +178,8 @@ def _unpacked(kind: Any, value: Any, tensors: Mapping[str, Tensor], fit: Refit) 
         if not named:
             raise ValueError(f"{value['class']} is not what belongs there")
         cls: Any = named[0]
-        names, hints = {field.name for field in fields(cls)}, get_type_hints(cls)
+        names = {field.name for field in fields(cls) if field.metadata != PASSING}
+        hints = get_type_hints(cls)
         if names != value.keys() - {"class"}:
             raise ValueError(f"its {cls.__name__} has other fields than this version's")
         return cls(**{name: _unpacked(hints[name], value[name], tensors, fit) for name in names})

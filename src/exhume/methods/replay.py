@@ -98,7 +98,7 @@ class Trials(Progress):
         """Go on from the same candidates."""
         return replace(
             self,
-            state=DampedState(fit=self.state.fit, damping=LEG_DAMPING),
+            state=DampedState(fit=self.state.fit, damping=LEG_DAMPING, pairs=self.state.pairs),
             steps=self.total_steps,
             products=self.total_products,
             legs=self.legs + 1,
@@ -151,7 +151,7 @@ class Replay:
         state, adam = progress.state, signs.applies(problem, len(progress.candidates))
         metric = None if adam else photographs(problem.shape, problem.target)
         if state.outcome is None and (adam or state.steps < (LEG if metric else self.trial)):
-            solver = self._solver(problem, progress.legs)
+            solver = self._solver(problem, progress.candidates, progress.legs)
             step = (signs.Signs(solver.tolerance) if adam else solver).step
             state = step(progress.seen(problem), state)
             ended = Outcome.CONVERGED if state.outcome is Outcome.CONVERGED else None
@@ -178,7 +178,7 @@ class Replay:
             fit = fitted_with(choices(problem)[best.choice], best.candidates, labels)
         return fit
 
-    def _solver(self, problem: Problem, legs: int) -> LevenbergMarquardt:
+    def _solver(self, problem: Problem, candidates: Tensor, legs: int) -> LevenbergMarquardt:
         metric = photographs(problem.shape, problem.target)
         return LevenbergMarquardt(
             tolerance=max(self.tolerance, problem.resolution),
@@ -190,6 +190,7 @@ class Replay:
             metric=None if legs % 2 else metric,
             efforts=EFFORTS,
             halting=metric is not None,
+            recycling=not _run(problem).dense(candidates),
         )
 
     def _first(self, problem: Problem, search: LazySearch) -> Trials:

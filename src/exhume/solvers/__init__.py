@@ -34,6 +34,9 @@ class Outcome(Enum):
         }[self.value]
 
 
+PASSING = {"saved": False}  # the metadata of a field that no checkpoint holds
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class State:
     """Everything a solver needs to go on; each solver adds what it carries from step to step."""

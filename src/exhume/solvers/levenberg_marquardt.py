@@ -8,7 +8,7 @@ C_ij = tr(J_iᵀJ_j)/d: one n×n factorisation a step.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
@@ -18,7 +18,8 @@ from torch import Tensor
 from exhume.equation.coefficients import factor
 from exhume.equation.objective import Fit, curvature, descent, fitted, gauss_newton
 from exhume.equation.problem import Problem
-from exhume.solvers import Outcome, State, judged
+from exhume.solvers import PASSING, Outcome, State, judged
+from exhume.solvers.recycling import Pair, deflated, newest, normalised
 
 LEAST_DAMPING = 1e-7  # steps are Gauss-Newton's long before
 FLAT = 1e-12  # share of the largest curvature that all have at least: else nothing preconditions
@@ -82,6 +83,8 @@ class DampedState(State):
     damping: float  # λ of the next step
     stalled: int = 0  # consecutive steps without worthwhile progress
     effort: int = 1  # how many times the products of a step the next may take, where that varies
+    # what earlier linear solutions found; a run that is resumed begins without
+    pairs: tuple[Pair, ...] = field(default=(), metadata=PASSING)
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,7 @@ class LevenbergMarquardt:
     metric: Metric | None = None  # what is damped less: the covariance of samples, the same in all
     efforts: int = 1  # times as many products, at most, where steps are nearly linear
     halting: bool = False  # whether a step may end on the way to it, where that lowers more
+    recycling: bool = False  # whether linear solutions begin with what earlier ones found
 
     def init(self, problem: Problem, candidates: Tensor) -> DampedState:
         """Start at the projected candidates."""
@@ -108,8 +112,9 @@ class LevenbergMarquardt:
         damping = state.damping
         path: list[Tensor] | None = [] if self.halting else None
         most = state.effort * self.products
+        pairs = list(state.pairs) if self.recycling else None
         direction, used = damped_step(
-            problem, state.fit, damping, self.accuracy, most, self.metric, path
+            problem, state.fit, damping, self.accuracy, most, self.metric, path, pairs
         )
         moved = problem.domain.project(state.fit.candidates + direction)
         fit, before = fitted(problem, moved, state.fit), state.fit.cost
@@ -135,6 +140,7 @@ class LevenbergMarquardt:
             stalled=stalled,
             effort=effort,
             outcome=Outcome.STALLED if stalled >= self.patience else None,
+            pairs=newest(pairs or ()),
         )
         return judged(state, self.tolerance)
 
@@ -147,10 +153,12 @@ def damped_step(
     products: int,
     metric: Metric | None = None,
     path: list[Tensor] | None = None,
+    pairs: list[Pair] | None = None,
 ) -> tuple[Tensor, int]:
     """Return D (n, d) with (JᵀP⊥J + λS) D = JᵀR in the tangent space, and how many products.
 
-    S is diag(C), times the inverse of the metric where there is one.
+    S is diag(C), times the inverse of the metric where there is one. The pairs of earlier solutions
+    precondition, and those of this one are added to them.
     """
     candidates, mean = fit.candidates, curvature(fit)
     scale = mean.diagonal().clamp_min(FLAT * mean.diagonal().max())
@@ -160,14 +168,24 @@ def damped_step(
     pulled = descent(fit)
     tangent = partial(problem.domain.tangent, candidates, descent=pulled)
 
+    def damped(direction: Tensor) -> Tensor:
+        return damp * (direction if metric is None else metric.power(direction, -1))
+
     def operator(direction: Tensor) -> Tensor:
         product = gauss_newton(fit, direction)
+        if pairs is not None:
+            pairs.append(normalised(direction, product))
         if metric is None:
-            return tangent(product) + damp * direction
-        return tangent(product + damp * metric.power(direction, -1))
+            return tangent(product) + damped(direction)
+        return tangent(product + damped(direction))
+
+    def averaged(residual: Tensor) -> Tensor:
+        solved = inverse @ residual
+        return solved if metric is None else metric.power(solved, 1)
+
+    recycled = deflated(averaged, list(pairs or ()), damped, tangent)
 
     def preconditioner(residual: Tensor) -> Tensor:
-        solved = inverse @ residual
-        return tangent(solved if metric is None else metric.power(solved, 1))
+        return tangent(recycled(residual))
 
     return conjugate_gradients(operator, tangent(pulled), preconditioner, accuracy, products, path)
