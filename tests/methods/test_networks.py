@@ -14,7 +14,9 @@ from exhume.equation.problem import Problem
 from exhume.errors import InputError
 from exhume.evaluate import residual_at_truth, score
 from exhume.methods import Exhume, Iurada2025, reconstruct
+from exhume.methods.exhume import Found
 from exhume.methods.tansley2026 import Reduced, Tansley2026, reduced
+from exhume.search.moves import exchanged
 from exhume.search.subspace import Subspace, estimate
 from exhume.solvers import Outcome, solve
 from exhume.solvers.levenberg_marquardt import LevenbergMarquardt
@@ -203,3 +205,24 @@ def test_candidates_stay_in_the_domain() -> None:
             assert (candidates.abs() <= 1 + 1e-9).all()
     torch.testing.assert_close(small.sphere.project(found.samples), found.samples)
     assert score(found.samples, known).recovered == 1
+
+
+def test_patches_that_were_found_in_other_places_are_put_right() -> None:
+    """A solve from there ends in the minimum of the wrong arrangement; exchanges lead out."""
+    problem = make("vit", dim=32).problem("last", "initial")
+    truth = problem.domain.start(1, 16, torch.Generator().manual_seed(0))
+    target = problem.features.linearize(truth).combine(torch.ones(1, 2, dtype=torch.float64))
+    problem = replace(problem, target=target)
+    start = exchanged(problem, truth, 2)
+    method, at = Exhume(surplus=1), {"phase": "settle", "best": Found(start, 1.0)}
+    progress, ends = replace(method.begin(problem, 1, 0, start), **at), []
+    while not ends or progress.phase == "arrange":
+        before, progress = progress, method.advance(problem, progress)
+        if progress.rounds > before.rounds:
+            ends.append(before.residual)
+    assert ends[0] > 1e-7  # then come exchanges, to the end of the last six that did not help
+    assert len(ends) == 1 + 3 + 6
+    assert progress.phase == "explore"
+    assert progress.best_residual < ends[0] / 2
+    assert (start - truth).norm() > truth.norm()
+    assert (progress.candidates - truth).norm() < 0.05 * truth.norm()

@@ -10,7 +10,16 @@ from torch import Tensor
 import problems
 from exhume.equation.objective import fitted
 from exhume.search import moves
-from exhume.search.moves import dropping, merged, reseed, spectral_starts, unflipped, without
+from exhume.search.moves import (
+    dropping,
+    exchanged,
+    exchanges,
+    merged,
+    reseed,
+    spectral_starts,
+    unflipped,
+    without,
+)
 from nets import make
 from problems import case, cosines, dense_complement, gaussian, on_sphere
 
@@ -145,3 +154,24 @@ def test_the_most_opposite_two_are_the_pair() -> None:
     for seed in range(10):
         order = torch.randperm(8, generator=generator(seed))
         assert same_rows(unflipped(candidates[order], coefficients[order]), truth.inputs)
+
+
+def test_two_patches_of_one_candidate_change_places() -> None:
+    problem = make("vit", shape=[3, 4, 6]).problem()
+    x = gaussian(2, 72)
+    ways = exchanges(problem, 2)
+    assert ways == 2 * 15  # six patches of 2×2, in pairs
+    seen = {tuple(exchanged(problem, x, way).flatten().tolist()) for way in range(ways)}
+    assert len(seen) == ways
+    image, moved = (y.view(2, 3, 4, 6)[1] for y in (x, exchanged(problem, x, ways - 1)))
+    assert torch.equal(moved[:, 2:, 4:], image[:, 2:, 2:4])
+    assert torch.equal(moved[:, 2:, 2:4], image[:, 2:, 4:])
+    assert torch.equal(moved[:, :2], image[:, :2])
+    assert torch.equal(exchanged(problem, exchanged(problem, x, 7), 7), x)
+    assert exchanges(make("vit", shape=[8, 12]).problem(), 2) == 0  # too many patches
+    for other in (
+        make("vit").problem("all"),
+        make("resnet").problem(),
+        make("two_layer").problem(),
+    ):
+        assert exchanges(other, 2) == 0

@@ -81,6 +81,14 @@ class Features(Protocol):
         return 0
 
     @property
+    def patches(self) -> tuple[int, int] | None:
+        """Return height and width of patches of an image whose places these features hardly show.
+
+        None where there are none, or where places show as much as what is there.
+        """
+        return None
+
+    @property
     def device(self) -> torch.device:
         """Return where the candidates live."""
 

@@ -197,6 +197,11 @@ class LastLayer(ModuleFeatures):
         """Return h, the number of inputs of the head."""
         return self.points[0][self.network.head_weight].shape[1]
 
+    @property
+    def patches(self) -> tuple[int, int] | None:
+        """Return the patches of a network that begins with them: a transformer adds up tokens."""
+        return self.network.patches
+
     def rows_at(self, weights: Weights, inputs: Tensor) -> Tensor:
         """Return φ(x), (n, 1, h)."""
         return self.network.hidden(weights, inputs)[:, None]

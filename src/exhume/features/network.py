@@ -72,6 +72,17 @@ class Network:
         """Return the name of the head's bias (c,), whether it has one or not."""
         return f"{self.head}.bias".lstrip(".")
 
+    @property
+    def patches(self) -> tuple[int, int] | None:
+        """Return height and width of the patches that the first layer cuts an image into, if so."""
+        kinds = (nn.Conv2d, nn.Linear)
+        first = next((part for part in self.module.modules() if isinstance(part, kinds)), None)
+        if not isinstance(first, nn.Conv2d) or self.basis is not None or len(self.shape) < 2:
+            return None
+        height, width = first.kernel_size
+        tiled = self.shape[-2] % height == 0 and self.shape[-1] % width == 0
+        return (height, width) if tiled and first.stride == first.kernel_size else None
+
     def first_dense(self, weights: Weights) -> str | None:
         """Return the name of the first weight (h, d), if dense, used once, and given the input."""
         like = next(w for w in weights.values() if w.is_floating_point())

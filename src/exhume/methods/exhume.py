@@ -1,7 +1,8 @@
 """Ours for a change of weights: Levenberg-Marquardt from an over-complete start, then down.
 
-Explore with more candidates than samples, renewing some where the solver stalls; tidy once the
-weights are explained (undo flipped signs, drop what others can stand in for); polish what is left.
+Explore with more candidates than samples, renewing some where the solver stalls, and arrange the
+patches of images whose places hardly show; tidy once the weights are explained (undo flipped signs,
+drop what others can stand in for); polish what is left.
 Why this works, and what a floor is: docs/theory.md.
 """
 
@@ -14,7 +15,7 @@ from torch import Tensor
 from exhume.equation.objective import Fit, fitted
 from exhume.equation.problem import Problem
 from exhume.methods.progress import Progress, stream
-from exhume.search.moves import dropping, merged, reseed, unflipped, without
+from exhume.search.moves import dropping, exchanged, exchanges, merged, reseed, unflipped, without
 from exhume.solvers import Outcome
 from exhume.solvers.levenberg_marquardt import DampedState, LevenbergMarquardt, Metric
 
@@ -40,6 +41,8 @@ class Search(Progress):
     returned: int = 0  # dropped candidates that trials found again, at the same residual, in all
     grown: float = math.inf  # the residual before the number of candidates last grew
     floor: float = 0.0  # the residual that was taken for the floor, 0 while there is none
+    arranged: Found | None = None  # the best with the patches of its images in these places
+    idle: int = 0  # exchanges of patches in a row that did not help
     tidied: int = 0  # how many ways to tidy up were tried since exploring ended
     too_few: int = 0  # the largest number of candidates that is known to be too small
 
@@ -113,12 +116,16 @@ class Exhume:
     def advance(self, problem: Problem, progress: Search) -> Search:
         """Take one solver step, or make the next move when the trial has ended."""
         self, state = self._fitted_to(problem), progress.state
+        if progress.phase == "arrange" and (state.steps or state.fit.value > problem.drift):
+            return self._arrange(problem, progress)
         if state.outcome is None and state.steps < self.trial:
             exploring = progress.phase == "explore"
             solver = self._explorer(problem, progress.samples) if exploring else self._polisher
             return replace(progress, state=solver.step(problem, state))
         if progress.phase == "explore":
             return self._after_explore(problem, progress)
+        if progress.phase == "settle":
+            return self._arrange(problem, replace(progress, arranged=None))
         if progress.phase == "tidy":
             return self._after_tidy(problem, progress)
         if progress.phase == "cut":
@@ -134,7 +141,9 @@ class Exhume:
     def finish(self, problem: Problem, progress: Search) -> Fit:
         """Return the best of all trials, cut down to the number asked for."""
         fit = progress.state.fit
-        for rival in (progress.best, progress.champion):
+        settled = progress.phase == "arrange"  # what is at hand has no surplus, unlike the best
+        rivals = (progress.arranged,) if settled else (progress.best, progress.champion)
+        for rival in rivals:
             if rival is not None and not fit.value < rival.residual:
                 fit = fitted(problem, rival.candidates)
         surplus = len(fit.candidates) - (progress.samples or len(fit.candidates))
@@ -164,7 +173,10 @@ class Exhume:
             return self._tidy(problem, replace(progress.kept(), tidied=0))
         before = progress.best_residual
         if fit.value < before / self.same:
-            return self._explore(problem, replace(progress.kept(), misses=0, returned=0, floor=0.0))
+            progress = replace(progress.kept(), misses=0, returned=0, floor=0.0)
+            low = fit.value <= 0.1 * problem.drift
+            arrange = low and exchanges(problem, len(fit.candidates)) > 0
+            return (self._settle if arrange else self._explore)(problem, progress)
         if fit.value <= before * self.same and progress.dropped > 0 and problem.drift > 0:
             found = progress.returned + self._found_again(problem, progress)
             progress = replace(progress, returned=found)
@@ -179,6 +191,33 @@ class Exhume:
             progress = replace(progress, floor=progress.best_residual, returned=0, tidied=0)
             return self._tidy(problem, progress)
         return self._explore(problem, progress)
+
+    def _settle(self, problem: Problem, progress: Search) -> Search:
+        """Solve for as many as there are samples, whose patches may then change places."""
+        surplus = max(0, len(progress.candidates) - self._wanted(problem, progress))
+        start = without(problem, progress.led(problem), surplus)
+        return progress.next_round(self._polisher.init(problem, start), phase="settle")
+
+    def _arrange(self, problem: Problem, progress: Search) -> Search:
+        """Exchange the next two patches, from the best so far; explore when no exchange helps.
+
+        What the wrong place of a patch leaves is so little that solving makes good for most of it:
+        one step shows which is less. Where an exchange leaves more than drift, places are known.
+        """
+        best = progress.arranged
+        if best is None or progress.residual < best.residual:
+            best = Found(progress.candidates, progress.residual)
+            progress = replace(progress, arranged=best, idle=0)
+        else:
+            progress = replace(progress, idle=progress.idle + 1)
+        ways = exchanges(problem, len(best.candidates))
+        if progress.idle >= ways:
+            if best.residual >= progress.best_residual:
+                return self._explore(problem, progress)
+            state = self._explorer(problem, progress.samples).init(problem, best.candidates)
+            return replace(progress, best=best).next_round(state, phase="explore")
+        start = exchanged(problem, best.candidates, progress.rounds % ways)
+        return progress.next_round(self._polisher.init(problem, start), phase="arrange")
 
     def _wanted(self, problem: Problem, progress: Search) -> int:
         """Return the number of samples, or of candidates that do more than blur a floor; or all."""

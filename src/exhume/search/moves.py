@@ -1,5 +1,8 @@
 """Moves of a search, from the candidates of one trial to those of the next: docs/theory.md."""
 
+import itertools
+import math
+
 import torch
 from torch import Tensor
 
@@ -7,6 +10,7 @@ from exhume.equation.objective import Fit, fitted
 from exhume.equation.problem import Problem
 
 OPPOSITE = -0.99  # cosine below which two candidates are a pair ±u; solved ones come closer to −1
+WAYS = 250  # most exchanges of patches that are all tried: more would take longer than a search
 DENSE = 1024  # dimension up to which the moment is diagonalised, in well under a second
 
 
@@ -103,6 +107,31 @@ def unflipped(candidates: Tensor, coefficients: Tensor) -> Tensor:
     columns = torch.einsum("nd,nm->dmn", x, a).flatten(0, 1)
     share = torch.linalg.lstsq(columns, -linear.reshape(-1, 1)).solution[:, 0]
     return torch.where(share[:, None] > 0.5, -x, x).to(candidates.dtype)
+
+
+def exchanges(problem: Problem, count: int) -> int:
+    """Return in how many ways two patches of one of so many candidates can change places.
+
+    It is 0 where there are none, or too many to try all.
+    """
+    if problem.features.patches is None:
+        return 0
+    places = problem.dim // math.prod((*problem.shape[:-2], *problem.features.patches))
+    ways = count * math.comb(places, 2)
+    return ways if ways <= WAYS else 0
+
+
+def exchanged(problem: Problem, candidates: Tensor, way: int) -> Tensor:
+    """Return the candidates (n, d) with two patches of one in each other's place."""
+    assert problem.features.patches is not None
+    height, width = problem.features.patches
+    sides = (problem.shape[-2] // height, height, problem.shape[-1] // width, width)
+    cut = candidates.reshape(len(candidates), -1, *sides).permute(0, 2, 4, 1, 3, 5)
+    patches = cut.flatten(1, 2).clone()  # (n, places, channels, height, width)
+    pairs = list(itertools.combinations(range(patches.shape[1]), 2))
+    one, other = pairs[way % len(pairs)]
+    patches[way // len(pairs), [one, other]] = patches[way // len(pairs), [other, one]]
+    return patches.reshape(cut.shape).permute(0, 3, 1, 4, 2, 5).reshape(candidates.shape)
 
 
 def reseed(problem: Problem, fit: Fit, drop: int, count: int, generator: torch.Generator) -> Tensor:
