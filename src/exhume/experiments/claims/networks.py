@@ -100,7 +100,7 @@ transformer = _claim(
     "transformer",
     "vision transformers",
     (5, 15),
-    # 2,500 to 3,500 products find patches and then their places on other seeds
+    # 2,000 to 4,500 products find patches, then their places, on other seeds at ratios of 2 to 4
     {**DIGITS, **VIT, **FEW, "samples": 2, "products": 5000, "seed": seeds(1)},
     {**DIGITS, **VIT, "samples": 4, "until": 1e-7, "products": 20_000, "dtype": "float32"},
     counted=(0.5, 0.75, 1.0, 1.5, 2.0),
