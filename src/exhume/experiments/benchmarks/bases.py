@@ -16,6 +16,7 @@ from exhume.device import tensor_cores
 from exhume.equation.domain import Box
 from exhume.equation.problem import Problem
 from exhume.features.network import Network
+from exhume.models.architectures import vit
 from exhume.models.formulation import Known, Told, network_problem, replay_problem
 from exhume.models.prepare import prepare
 from exhume.recipes import Recipe
@@ -74,6 +75,16 @@ def convolutions(side: int, *channels: int) -> nn.Module:
         layers += [nn.Conv2d(before, after, 3, stride=2, padding=1), nn.GELU()]
         side //= 2
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels[-1] * side**2, 10))
+
+
+def transformer() -> nn.Module:
+    """Return a small vision transformer of 16×16 patches, with positions as torch's Embedding has.
+
+    With positions near zero, samples come back with their patches in any order.
+    """
+    network = vit((3, 32, 32), patch=16, dim=256, outputs=10)
+    nn.init.normal_(network.get_parameter("1.positions"))
+    return network
 
 
 def resnet18() -> nn.Module:

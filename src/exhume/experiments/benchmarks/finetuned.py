@@ -17,7 +17,7 @@ from exhume.experiments.benchmarks.bases import Base, Case, Tuned, tuned
 from exhume.experiments.benchmarks.common import Watch, drawn, heading, say, show, tracked
 from exhume.features.replay import Replayed, TrainingRun
 from exhume.methods import reconstruct
-from exhume.models.architectures import mlp, vit
+from exhume.models.architectures import mlp
 from exhume.recipes import Recipe
 
 COLUMNS = (
@@ -55,7 +55,7 @@ CASES = {
     "mlp": coloured(partial(mlp, (3, 32, 32), (256, 256), 10, "gelu", True)),
     "cnn-cifar": coloured(partial(bases.convolutions, 32, 3, 64, 128, 256)),
     "resnet18": coloured(bases.resnet18, recipe=Recipe(steps=50)),
-    "vit": coloured(partial(vit, (3, 32, 32), 16, 256, outputs=10), recipe=Recipe(steps=50)),
+    "vit": coloured(bases.transformer, recipe=Recipe(steps=50)),
 }
 
 
