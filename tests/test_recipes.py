@@ -44,6 +44,13 @@ def test_refusals(entries: Any, words: str) -> None:
         Recipe.of(entries)
 
 
+def test_losses_are_for_as_many_outputs_as_there_are() -> None:
+    for loss, outputs, words in (("cross_entropy", 1, "loss: logistic"), ("logistic", 3, "has 3")):
+        with pytest.raises(exhume.InputError, match=words):
+            Recipe(steps=1, loss=loss).check_outputs(outputs)
+    Recipe(steps=1, loss="mse").check_outputs(1)
+
+
 def test_losses_are_those_of_torch() -> None:
     outputs, classes = torch.randn(5, 3), torch.tensor([0, 2, 1, 1, 0])
     labels, signs = nn.functional.one_hot(classes), 2.0 * (classes[:, None] > 0) - 1

@@ -151,6 +151,16 @@ class Recipe:
         passed = sum(step >= milestone for milestone in self.milestones)
         return lr * (self.gamma**passed if self.schedule == "steps" else 1.0)
 
+    def check_outputs(self, outputs: int) -> None:
+        """Refuse a loss that is not one for so many outputs of a network."""
+        if self.loss == "cross_entropy" and outputs == 1:
+            raise InputError(
+                "recipe: cross_entropy needs two outputs or more, and the model has one; "
+                "write loss: logistic, or loss: mse."
+            )
+        if self.loss == "logistic" and outputs > 1:
+            raise InputError(f"recipe: logistic is for one output, and the model has {outputs}.")
+
     def value(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """Return the loss of a batch of outputs and labels, (n, c) both."""
         if self.loss == "mse":

@@ -199,7 +199,6 @@ def test_finetuned(bench: Bench, monkeypatch: Patch) -> None:
 def test_misinformed(bench: Bench, monkeypatch: Patch) -> None:
     name = "SGD for Adam"
     monkeypatch.setattr(misinformed, "WRONGS", {name: misinformed.WRONGS[name]})
-    monkeypatch.setattr(misinformed, "START", 5)
     said = bench("misinformed", "--seeds", 1, "--limit", 10)
     assert re.search(rf"{name} *│ 0 of 1 *│ 1 of 1", said)
 

@@ -123,6 +123,7 @@ def replay_problem(
     recipe, classes, public = known.recipe, known.labels or (), known.public
     if recipe is None:
         raise InputError("premise replay: needs the recipe of the training run; give --recipe.")
+    recipe.check_outputs(network.outputs)
     if any(not 0 <= label < max(2, network.outputs) for label in classes):
         raise InputError(f"labels: expected classes from 0 to {max(2, network.outputs) - 1}.")
     if public is not None and public.shape[1] != (d := network.dim):

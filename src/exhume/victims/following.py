@@ -35,6 +35,7 @@ def follow(
     """
     for said in recipe.open.values():
         raise InputError(f"recipe: does not say {said}; to train, one is needed.")
+    recipe.check_outputs(data.targets.shape[1])
     network = copy.deepcopy(module).to(usable_device(device), dtype).eval()
     for name, weight in network.named_parameters():
         weight.requires_grad_(not any(fnmatchcase(name, pattern) for pattern in recipe.frozen))

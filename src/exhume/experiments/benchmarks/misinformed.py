@@ -12,14 +12,12 @@ from exhume.experiments.benchmarks.bases import tuned
 from exhume.experiments.benchmarks.common import drawn, heading, say, show, tracked
 from exhume.experiments.benchmarks.finetuned import CASES
 from exhume.methods import reconstruct
-from exhume.methods.replay import Replay
 from exhume.recipes import Recipe
 
 COLUMNS = (
     "told wrong: {case} | a claim: {claimed} of {seeds} | rightly suspected: {suspected} of {seeds}"
     " | residual, least: {least:.1e} | median: {residual:.1e} | median error: {error:.1e}"
 )
-START = 100  # products for the lazy start: public digits are the first start, and mostly do
 RECIPE = Recipe(lr=0.2, steps=20)
 NONE = "nothing is claimed"  # what an audit says of candidates that explain nothing
 
@@ -47,7 +45,7 @@ WRONGS = {
 }
 
 
-def misinformed(seeds: int = 10, first_seed: int = 100, limit: int = 500) -> None:
+def misinformed(seeds: int = 10, first_seed: int = 100, limit: int = 5000) -> None:
     """Attack fine-tuned networks with a wrong rate, steps, optimiser, base model, or number.
 
     A network of 64-40-10 units was pretrained on digits and fine-tuned on four others by 20 steps
@@ -73,7 +71,7 @@ def _audited(name: str, seed: int, limit: int) -> dict[str, Any]:
         victim = replace(victim, weights=victim.weights._replace(initial=base))
     known = wrong.samples == victim.truth.samples
     problem = replace(victim, recipe=wrong.told).replay(labels=known).to("cpu", torch.float64)
-    found = reconstruct(problem, wrong.samples, seed, Replay(products=START), product_limit=limit)
+    found = reconstruct(problem, wrong.samples, seed, product_limit=limit)
     claims = evidence.claims(problem, found)
     say(f"  {name}, seed {seed}: residual {found.residual:.1e}. {claims[-1]}")
     return {
