@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from PIL import Image
 from safetensors.torch import load_file
 
 from commands import AUDITED, REPORT, exhume_, names, result_of
@@ -73,6 +74,18 @@ def test_a_training_run_from_victim_to_score(said: Said) -> None:
     assert "converged" in said(*shlex.split(line))
     assert result_of(RUN)["recipe"]["lr"] == 0.5
     assert "All 1 samples recovered" in said("score", RUN, "--truth", Path("victim") / TRUTH)
+
+
+def test_public_images_beside_a_training_run(said: Said) -> None:
+    Path("recipe.yaml").write_text("lr: 0.5\nsteps: 2\n")
+    network = ("--architecture", "mlp", "--widths", 20, "--activation", "gelu", "--samples", 2)
+    said("victim", "digits", *network, "--recipe", "recipe.yaml", "--out", "victim")
+    Path("public").mkdir()
+    audit = ("audit", "victim", "--samples", 2, "--premise", "replay", "--public", "public")
+    for k, digit in enumerate(data.load("digits", 5).images()):
+        Image.fromarray((255 * digit).byte().numpy()).save(f"public/{k}.png")
+    said(*audit, "--product-limit", 5, "--out", RUN)
+    assert "public inputs of the same kind" in result_of(RUN)["threat_model"]["knows"]
 
 
 def test_images_from_victim_to_report(workshop: Path, said: Said) -> None:

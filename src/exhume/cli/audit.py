@@ -7,7 +7,6 @@ from typing import Any
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
-from torch import Tensor
 
 from exhume import data as datasets
 from exhume.auditing.run import Event, run
@@ -40,7 +39,7 @@ def audit(
         own = "a factory of your own, --model package.module:factory, with --trained."
         raise InputError(f"model: name a model folder, exhume audit FOLDER, or {own}")
     settings = Settings.told(model=model, **options)
-    opened = settings.open(settings.source(_public(settings)))
+    opened = _opened(settings)
     console, limit = _console(), settings.time_limit
     _say_opened(console, settings, opened)
     with Live(Text("starting …"), console=console, refresh_per_second=8, transient=True) as live:
@@ -68,15 +67,16 @@ def audit(
     console.print(f"report: {reports.write(out)}", markup=False)
 
 
-def _public(settings: Settings) -> Tensor | None:
-    """Read the public images, if there are any, as the network is given them, (N, d)."""
+def _opened(settings: Settings) -> Opened:
+    """Open the model, with public images as the network is given them, if there are any."""
+    opened = settings.open(settings.source())
     if settings.public is None:
-        return None
-    card = settings.card
-    if card is None:
-        raise InputError("public: say how images become inputs: --input-shape, --mean, --std.")
-    pixels = datasets.read_images(Path(settings.public), card.shape)
-    return pixels if card.display is None else card.display.to_inputs(pixels)
+        return opened
+    display = opened.problem.display
+    if settings.card is None and display is None:
+        raise InputError("public: this model's folder does not say how images become inputs.")
+    pixels = datasets.read_images(Path(settings.public), opened.problem.shape)
+    return settings.open(settings.source(display.to_inputs(pixels) if display else pixels))
 
 
 def _say_opened(console: Console, settings: Settings, opened: Opened) -> None:
