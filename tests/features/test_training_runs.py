@@ -68,6 +68,23 @@ def test_a_run_ends_where_torch_ends_and_its_products_are_derivatives(
     assert torch.all((probed / exact).log().abs() < math.log(4))
 
 
+@pytest.mark.parametrize("name", ["momentum", "batches", "adam"])
+def test_a_long_run_is_simulated_anew_for_the_same_products(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay, "DENSE", 0)
+    x, (run, _) = inputs() + 0.1, the_run(RECIPES[name])
+    direction, target = torch.randn_like(x), torch.randn(run.width, 1, dtype=torch.float64)
+    made = []
+    for kept in (replay.KEPT, 2):
+        monkeypatch.setattr(replay, "KEPT", kept)
+        at = run.linearize(x)
+        at.combine(LABELS.view(-1, 1))
+        made.append((at.push(direction, LABELS), at.pull(target, LABELS)))
+    for short, long in zip(*made, strict=True):
+        assert torch.allclose(short, long)
+
+
 @pytest.mark.parametrize("name", ["momentum", "adam"])
 def test_a_rate_left_open_is_found_and_products_are_across_it(
     name: str, monkeypatch: pytest.MonkeyPatch

@@ -17,7 +17,7 @@ from exhume.solvers.levenberg_marquardt import DampedState, LevenbergMarquardt
 
 # Evenness of changes: Adam's have 0.78 to 0.97, those of SGD 0.35 to 0.5, and normal ones 2/π
 EVEN, UNEVEN = 0.7, 0.55
-FALLEN = 3.0  # times: a residual that falls so far if the rate is free speaks against the rate
+FALLEN = 3.0  # times: among thousands of equations no unknown more lowers it so far by chance
 SAME = 1e-2  # relative: a rate that comes out so near to what was told is the one that was told
 EXPLAINED = 1e-9  # up to this residual weights are plainly explained; above, by chance perhaps
 STEPS = 10  # of the solver, with the rate as told and free: where it is 20 % off, eight are enough
@@ -86,8 +86,9 @@ def _of_the_rate(problem: Problem, found: Reconstruction, recipe: Recipe) -> lis
     rate = cast(float, cast(Recipe, recipe_of(free)).lr)
     there, falls = f"{rate:.3g} in the place of {told:g}", f"residual falls to {free.value:.1e}."
     open_ = "Leave the rate out, and it is found; give several numbers of steps, and each is tried."
-    if free.value <= EXPLAINED and abs(rate / told - 1) < SAME:
-        return [
+    if abs(rate / told - 1) < SAME:
+        fallen = free.value * FALLEN < found.residual
+        return fallen * [
             "The search is suspected, and not the recipe: with the rate free it comes out as told, "
             f"and the {falls} Search longer, or leave the rate out."
         ]

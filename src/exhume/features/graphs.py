@@ -37,11 +37,15 @@ class Graphs:
 
 
 def record(function: Callable[..., Tensor], inputs: tuple[Tensor, ...], rounded: bool) -> Recorded:
-    """Run twice aside, as libraries set themselves up at first, then record."""
+    """Run twice aside, as libraries set themselves up at first, then record.
+
+    Meanwhile convolutions are tried in every way that there is, and the fastest is recorded.
+    """
     places = tuple(given.clone() for given in inputs)
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
-    with torch.no_grad(), derivatives(rounded):
+    rounds = torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=rounded)
+    with torch.no_grad(), derivatives(rounded), rounds:
         with torch.cuda.stream(stream):
             for _ in range(2):
                 function(*places)

@@ -1,9 +1,8 @@
 """The training run as a map from samples to the change of the weights: θ − θ₀ = T(θ₀, X, y) − θ₀.
 
 A step takes g = ∇θ ℓ(θ, X, y) of its batch and updates the state s = (θ, buffers) to U(s, g). A
-direction in the samples is carried through the steps forward (push), one in the weights backward
-(pull). Both take the derivative of ∇ℓ along a direction and nothing else, since the Hessian of ℓ in
-(θ, X) is symmetric. The labels y stand where other features have coefficients.
+direction in the samples is carried through the derivatives of the steps forward (push), one in the
+weights backward (pull). The labels y stand where other features have coefficients.
 """
 
 import math
@@ -13,11 +12,12 @@ from functools import cached_property, partial
 
 import torch
 from torch import Tensor
-from torch.func import grad, jvp, vjp, vmap
+from torch.func import grad, jvp, vmap
 
 from exhume.features import Features, Linearization
 from exhume.features.graphs import Graphs
 from exhume.features.kinks import Softened
+from exhume.features.linear import Linear, linear
 from exhume.features.modules import ModuleFeatures
 from exhume.features.network import derivatives
 from exhume.recipes import Recipe, State
@@ -25,7 +25,8 @@ from exhume.recipes import Recipe, State
 PROBES = 4  # random directions for the mean curvature: it only preconditions, to a factor of two
 # A Jacobian of at most so many numbers is kept: 128 MiB in float64, and faster than products
 DENSE = 2**24
-KEPT = 64  # steps whose states are all kept; of more, those that begin one of √steps segments
+# Steps whose derivatives are all kept; of more, the states that begin one of √steps segments
+KEPT = 64
 WHOLE = 2**19  # weights of the runs that are simulated at once: a few MiB, for the cache
 CHUNK = 256  # directions that are pushed at once for it: more gain nothing
 SHARED = (
@@ -158,9 +159,10 @@ class Replayed:
         self.batches = [b.to(candidates.device) for b in run.recipe.batches(len(candidates))]
         unit = replace(run.recipe, lr=None)
         self.pace = [unit.rate(k, len(self.batches)) for k in range(len(self.batches))]
-        self.segment = 1 if len(self.batches) <= KEPT else math.isqrt(len(self.batches))
+        self.short = len(self.batches) <= KEPT
         self.labels = torch.empty(0, dtype=candidates.dtype)
-        self.kept: list[State] = []  # the state before the first step of every segment
+        self.kept: list[Linear] = []  # the derivative of every step of a short run, once it is made
+        self.marks: list[State] = []  # the state before each segment of a long one
         self.rate: float | Tensor = run.recipe.lr or 0.0  # before the schedule
         self.along: Tensor | None = None  # u, (p, 1), where the rate is not known
         self.off = candidates.new_zeros(())  # |Δ − T|/|Δ|, how far from the target the run ends
@@ -174,6 +176,7 @@ class Replayed:
         """Return T(θ₀, X, y) − θ₀, (p, 1)."""
         self.labels = coefficients.to(self.candidates).view(len(self.candidates), -1)
         self.__dict__.pop("jacobian", None)
+        self.kept = []
         with torch.no_grad(), derivatives(rounded=False):
             if self.run.recipe.lr is None:
                 self.rate, slope = best_rate(self._quickened, self.run.change)
@@ -228,79 +231,105 @@ class Replayed:
         units = torch.eye(entries, dtype=self.candidates.dtype, device=self.candidates.device)
         every = units.view(entries, *self.candidates.shape)
         with torch.no_grad(), derivatives(rounded=False):
-            columns: Tensor = vmap(self._forward, out_dims=1, chunk_size=CHUNK)(every)
+            columns: Tensor = vmap(self._carried, out_dims=1, chunk_size=CHUNK)(every)
         return self._across(columns)
 
     def _across(self, columns: Tensor) -> Tensor:
         """P⊥ of columns (p, m)."""
         return columns if self.along is None else columns - self.along @ (self.along.T @ columns)
 
-    def _step(self, k: int, state: State, inputs: Tensor, rate: float | Tensor) -> State:
+    def _step(self, k: int, *given: Tensor) -> State:
+        """The state after a step, given that before it, the candidates and the rate."""
+        *state, inputs, rate = given
         batch = self.batches[k]
         slope = grad(self.run.loss)(state[0], inputs[batch], self.labels[batch])
-        return self.run.update(k, rate * self.pace[k], state, slope)
+        return self.run.update(k, rate * self.pace[k], tuple(state), slope)
+
+    def _derivative(self, k: int, state: State, rate: float | Tensor | None = None) -> Linear:
+        """The derivative of a step in the state before it, the candidates and the rate."""
+        rate = self._tensor(self.rate if rate is None else rate)
+        with Softened(self.off):
+            return linear(partial(self._step, k), *state, self.candidates, rate)
+
+    def _tensor(self, rate: float | Tensor) -> Tensor:
+        like = self.candidates
+        return torch.as_tensor(rate, dtype=like.dtype, device=like.device)
+
+    @property
+    def segment(self) -> int:
+        """How many steps are simulated again at a time, for those before the last."""
+        return math.isqrt(len(self.batches))
 
     def _simulated(self) -> Tensor:
         """The change of the weights, (p,); the states that `_backward` needs are kept."""
         state = first = self.run.begin()
-        self.kept = []
+        self.marks, rate = [], self._tensor(self.rate)
         for k in range(len(self.batches)):
             if k % self.segment == 0:
-                self.kept.append(state)
-            state = self._step(k, state, self.candidates, self.rate)
+                self.marks.append(state)
+            state = self._step(k, *state, self.candidates, rate)
         return state[0] - first[0]
 
-    def _states(self) -> Iterator[tuple[int, State]]:
-        """The state before each step, from the last to the first, a segment simulated at a time."""
-        for j in reversed(range(len(self.kept))):
-            first = j * self.segment
-            states = [self.kept[j]]
+    def _linearised(self) -> Tensor:
+        """The same; the derivatives of all steps are kept."""
+        self.kept = list(self._derivatives())
+        return self.kept[-1].outputs[0].detach() - self.run.begin()[0]
+
+    def _derivatives(self, rate: float | Tensor | None = None) -> Iterator[Linear]:
+        """The derivative of each step, from the first to the last."""
+        state = self.run.begin()
+        for k in range(len(self.batches)):
+            yield (step := self._derivative(k, state, rate))
+            state = tuple(part.detach() for part in step.outputs)
+
+    def _derivatives_back(self) -> Iterator[Linear]:
+        """The derivative of each step from the last to the first, a segment simulated at a time."""
+        for j in reversed(range(len(self.marks))):
+            first, states, rate = j * self.segment, [self.marks[j]], self._tensor(self.rate)
             for k in range(first, min(first + self.segment, len(self.batches)) - 1):
-                states.append(self._step(k, states[-1], self.candidates, self.rate))
-            yield from reversed(list(enumerate(states, first)))
+                states.append(self._step(k, *states[-1], self.candidates, rate))
+            for k, state in reversed(list(enumerate(states, first))):
+                yield self._derivative(k, state)
 
     def _forward(self, direction: Tensor) -> Tensor:
         """The tangent of θ at the end, (p,), for samples that move along D."""
-        still = self.candidates.new_zeros(())
-        return self._carried(direction, self.rate, still)[1]
+        if self.short and not self.kept:
+            self._linearised()
+        still = direction.new_zeros(())  # the rate
+        tangent = tuple(torch.zeros_like(part) for part in self.run.begin())
+        for step in self.kept if self.short else self._derivatives():
+            tangent = step.push((*tangent, direction, still))
+        return tangent[0]
 
-    def _quickened(self, rate: float | Tensor) -> Tensor:
-        """The change of the weights at a rate, and its derivative in the rate, (2, p)."""
-        still = torch.zeros_like(self.candidates)
-        return torch.stack(self._carried(still, rate, self.candidates.new_ones(())))
-
-    def _carried(
-        self, direction: Tensor, rate: float | Tensor, faster: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """The change of θ, and its tangent where samples and rate move, (p,) both."""
-        rate = torch.as_tensor(rate, dtype=direction.dtype, device=direction.device)
-        state = first = self.run.begin()
+    def _carried(self, direction: Tensor) -> Tensor:
+        """The same in forward mode, which is faster for many directions at once."""
+        state, rate = self.run.begin(), self._tensor(self.rate)
         tangent = tuple(torch.zeros_like(part) for part in state)
         with Softened(self.off):
             for k in range(len(self.batches)):
-                step, both = partial(self._step, k), (tangent, direction, faster)
-                state, tangent = jvp(step, (state, self.candidates, rate), both)[:2]
-        return state[0] - first[0], tangent[0]
+                inputs = *state, self.candidates, rate
+                along = *tangent, direction, torch.zeros_like(rate)
+                state, tangent = jvp(partial(self._step, k), inputs, along)[:2]
+        return tangent[0]
 
     def _backward(self, target: Tensor) -> Tensor:
         """The slope of ⟨θ, T⟩ at the end in the samples, (n, d)."""
-        result, recipe = torch.zeros_like(self.candidates), self.run.recipe
-        back: State = (target, *(torch.zeros_like(target) for _ in range(recipe.buffers)))
-        slopes = grad(self.run.loss, argnums=(0, 1))
-        for k, state in self._states():
-            batch = self.batches[k]
-            inputs, labels = self.candidates[batch], self.labels[batch]
-            slope = torch.zeros_like(target)  # of no account where the update is linear in it
-            if recipe.optimizer != "sgd":
-                slope, _ = slopes(state[0], inputs, labels)
-            update = partial(self.run.update, k, self.rate * self.pace[k])
-            back, along = vjp(update, state, slope)[1](back)
-            still = torch.zeros_like(inputs), torch.zeros_like(labels)
-            with Softened(self.off):
-                inner, outer = jvp(slopes, (state[0], inputs, labels), (along, *still))[1]
-            back = (back[0] + inner, *back[1:])
-            result.index_add_(0, batch, outer)
+        if self.short and not self.kept:
+            self._linearised()
+        result = torch.zeros_like(self.candidates)
+        back: State = (target, *(torch.zeros_like(target) for _ in range(self.run.recipe.buffers)))
+        for step in reversed(self.kept) if self.short else self._derivatives_back():
+            *before, outer, _ = step.pull(back)
+            back, result = tuple(before), result + outer
         return result
+
+    def _quickened(self, rate: float | Tensor) -> Tensor:
+        """The change of the weights at a rate, and its derivative in the rate, (2, p)."""
+        still, faster = torch.zeros_like(self.candidates), self.candidates.new_ones(())
+        tangent = tuple(torch.zeros_like(part) for part in self.run.begin())
+        for step in self._derivatives(rate):
+            tangent = step.push((*tangent, still, faster))
+        return torch.stack((step.outputs[0].detach() - self.run.begin()[0], tangent[0]))
 
 
 def best_rate(run: Callable[[float | Tensor], Tensor], target: Tensor) -> tuple[float, Tensor]:
@@ -337,16 +366,18 @@ class Captured:
     def __init__(self, run: Replayed) -> None:
         """Record nothing yet: each graph is made when it is first asked for."""
         self.run, self.graphs = run, Graphs()
-        self.at: Replayed | None = None  # whose states are kept
+        self.made: dict[str, Replayed] = {}  # what was simulated last, and for whom
 
     def __call__(self, name: str, at: Replayed, rate: float | Tensor, *given: Tensor) -> Tensor:
         """Return what the method of that name returns at candidates, labels and a rate."""
-        if name == "_backward" and self.at is not at:
-            self("_simulated", at, rate)
-        self.at = at if name == "_simulated" else self.at
-        rate = torch.as_tensor(rate).to(at.candidates)
-        function = partial(self._called, name)
-        return self.graphs(name, function, at.candidates, at.labels, rate, at.off, *given)
+        needed = "_linearised" if self.run.short else "_simulated"
+        if name in ("_forward", "_backward") and self.made.get(needed) is not at:
+            self(needed, at, rate)
+        if name == "_simulated":
+            self.made.clear()  # labels may be others
+        self.made[name] = at
+        function, inputs = partial(self._called, name), (at.candidates, at.labels)
+        return self.graphs(name, function, *inputs, at._tensor(rate), at.off, *given)
 
     def _called(
         self,
@@ -375,7 +406,7 @@ class Resumed(Replayed):
         return self.captured("_simulated", self, self.rate)
 
     def _quickened(self, rate: float | Tensor) -> Tensor:
-        return self.captured("_quickened", self, rate, torch.as_tensor(rate).to(self.candidates))
+        return self.captured("_quickened", self, rate, self._tensor(rate))
 
     def _forward(self, direction: Tensor) -> Tensor:
         return self.captured("_forward", self, self.rate, direction)

@@ -85,6 +85,7 @@ class Exhume:
     again: float = 0.99  # cosine from which a candidate that was dropped has been found again
     above: float = 10.0  # times the floor, which a cut may leave: less cannot be told from it
     metric: Metric | None = field(default=None, compare=False)  # of samples, for the solver
+    recycling: bool = False  # whether linear solutions begin with what earlier ones found
     name: str = "exhume"
 
     def view(self, problem: Problem) -> Problem:
@@ -149,17 +150,25 @@ class Exhume:
         surplus = len(fit.candidates) - (progress.samples or len(fit.candidates))
         return fit if surplus <= 0 else fitted(problem, without(problem, fit, surplus))
 
+    def hastened(self, problem: Problem, progress: Search) -> Search:
+        """End exploring now: go on to polish the best so far."""
+        ahead = progress.residual < progress.best_residual
+        return self._polish(problem, progress.kept() if ahead else progress)
+
     def _explorer(self, problem: Problem, samples: int | None) -> LevenbergMarquardt:
         """Return the solver of a trial: where there is a floor, creeping to it is no progress."""
         return LevenbergMarquardt(
             tolerance=self.tolerance if samples is None else self.close,
             progress=2e-2 if problem.drift > 0 else 3e-3,
             metric=self.metric,
+            recycling=self.recycling,
         )
 
     @property
     def _polisher(self) -> LevenbergMarquardt:
-        return LevenbergMarquardt(tolerance=self.tolerance / 100, damping=1e-3, patience=3)
+        return LevenbergMarquardt(
+            tolerance=self.tolerance / 100, damping=1e-3, patience=3, recycling=self.recycling
+        )
 
     def _most(self, problem: Problem) -> int:
         """Return how many candidates leave enough equations for each unknown."""

@@ -31,7 +31,6 @@ from exhume.solvers.levenberg_marquardt import DampedState, LevenbergMarquardt
 
 # Each trial steps further from the truth if damped less; the residual is far from quadratic there
 DAMPING = 0.1
-LAZY_ROUNDS = 1  # of the search for the lazy solution after the first: more come no nearer
 EFFORTS = 16  # a linear solution that takes more gains less than a step from a nearer point
 LEG = 10  # steps with the metric of images, then as many without, and so on: each finds what
 # the other hardly sees
@@ -138,16 +137,12 @@ class Replay:
 
     def _search(self, problem: Problem) -> Exhume:
         metric = photographs(problem.shape, problem.target)
-        return Exhume(rounds=LAZY_ROUNDS, restarts=0, metric=metric)
+        return Exhume(rounds=0, restarts=0, metric=metric)  # more come no nearer
 
     def advance(self, problem: Problem, progress: LazySearch | Trials) -> LazySearch | Trials:
         """Take one step of either search, or begin the next trial."""
         if isinstance(progress, LazySearch):
-            moved = cast(LazySearch, self._search(problem).advance(lazy_of(problem), progress))
-            few = 1 if self._kinds(problem)[0] == "lazy" else FEWER
-            if moved.outcome is None and few * moved.total_products < self.products:
-                return moved
-            return self._first(problem, moved)
+            return self._lazily(problem, progress)
         state, adam = progress.state, signs.applies(problem, len(progress.candidates))
         metric = None if adam else photographs(problem.shape, problem.target)
         if state.outcome is None and (adam or state.steps < (LEG if metric else self.trial)):
@@ -192,6 +187,17 @@ class Replay:
             halting=metric is not None,
             recycling=not _run(problem).dense(candidates),
         )
+
+    def _lazily(self, problem: Problem, progress: LazySearch) -> LazySearch | Trials:
+        """Take one step of the lazy search, which polishes once its products are spent."""
+        search, lazy = self._search(problem), lazy_of(problem)
+        progress = cast(LazySearch, search.advance(lazy, progress))
+        most = self.products if self._kinds(problem)[0] == "lazy" else self.products // FEWER
+        if progress.phase == "explore" and progress.total_products >= most:
+            progress = cast(LazySearch, search.hastened(lazy, progress))
+        if progress.outcome is None and progress.total_products < 2 * most:
+            return progress
+        return self._first(problem, progress)
 
     def _first(self, problem: Problem, search: LazySearch) -> Trials:
         """Begin the first trial, with the lazy solution at hand."""

@@ -139,22 +139,28 @@ def _between(values: Array, low: float, high: float) -> Array:
 
 
 def gallery_png(run: Path, out: Path, limit: int = 10) -> Path:
-    """Draw originals above reconstructions: the first samples in their own order, not the best.
-
-    The run was scored on images; the PNG file shows `limit` of them at most, and is private.
-    """
-    run, out = Path(run), Path(out)
-    loaded = read_run(run)
+    """Draw the pairs of a run that was scored on images, `limit` of them at most."""
+    loaded = read_run(Path(run))
     matched = loaded.matched()
     if matched is None or len(matched[0]) == 0 or limit < 1:
-        none = f"{run} has no pictures to draw ({run / MATCHED}, limit={limit})"
+        none = f"{run} has no pictures to draw ({Path(run) / MATCHED}, limit={limit})"
         raise InputError(f"{none}: run exhume score with image data, and ask for 1 or more")
-    count = min(limit, len(matched[0]))
-    height = matched[0].shape[-2] / matched[0].shape[-1]
+    return pairs_png(*matched, loaded.errors(), out, limit)
+
+
+def pairs_png(
+    originals: Tensor, found: Tensor, errors: Sequence[float | None], out: Path, limit: int = 10
+) -> Path:
+    """Draw originals above reconstructions: the first samples in their own order, not the best.
+
+    Both are images in [0, 1], (n, *shape), NaN for none. The PNG file is private.
+    """
+    count, height = min(limit, len(originals)), originals.shape[-2] / originals.shape[-1]
     layout = ConstrainedLayoutEngine(w_pad=0.03, h_pad=0.03, wspace=0.0, hspace=0.0, compress=True)
     figure = Figure(figsize=(1.05 * count + 0.3, 2.1 * height + 0.3), dpi=160, layout=layout)
     grid = figure.subplots(2, count, squeeze=False)
-    for row, pictures, name in zip(grid, matched, ("original", "from the weights"), strict=True):
+    rows = (originals, "original"), (found, "from the weights")
+    for row, (pictures, name) in zip(grid, rows, strict=True):
         for axes, picture in zip(row, pictures.numpy(), strict=False):
             axes.set(xticks=[], yticks=[])
             axes.spines[:].set(visible=False)
@@ -166,8 +172,8 @@ def gallery_png(run: Path, out: Path, limit: int = 10) -> Path:
                 axes.set_box_aspect(height)
                 axes.text(0.5, 0.5, "none", ha="center", va="center", fontsize=7, color="#888888")
         row[0].set_ylabel(name, fontsize=8, color="#555555", labelpad=5)
-    for axes, error in zip(grid[1], loaded.errors(), strict=False):
+    for axes, error in zip(grid[1], errors, strict=False):
         axes.set_xlabel(f"error {number(error)}", fontsize=7, color="#555555", labelpad=4)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", metadata={"Software": None})
-    return write_private(out, buffer.getvalue())
+    return write_private(Path(out), buffer.getvalue())

@@ -4,14 +4,17 @@ import statistics
 import time
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 import torch
+from torch import Tensor
 
 from exhume.checks import one_of
+from exhume.data import Data
 from exhume.device import usable_device
 from exhume.equation.problem import Problem
-from exhume.evaluate import residual_at_truth, score
+from exhume.evaluate import Score, residual_at_truth, score, scoring
 from exhume.experiments.benchmarks import bases
 from exhume.experiments.benchmarks.bases import Base, Case, Tuned, tuned
 from exhume.experiments.benchmarks.common import Watch, drawn, heading, say, show, tracked
@@ -68,6 +71,7 @@ def finetuned(
     samples: int | None = None,
     labels: bool = True,
     device: str = "auto",
+    pictures: Path | None = None,
 ) -> None:
     """Recover what a pretrained network was fine-tuned on.
 
@@ -85,6 +89,7 @@ def finetuned(
         samples: n, in the place of the case's own.
         labels: tell the labels to replay and simudy2025, in the order of the samples.
         device: where to run.
+        pictures: a folder for one of each attack on images: private ones above what came back.
     """
     chosen = drawn(seeds, first_seed, [name.removesuffix(ALONE) for name in cases], CASES)
     for method in methods:
@@ -112,19 +117,27 @@ def finetuned(
                 say(f"  {name}: {products(replay, victim)}")
             for method in methods:
                 problem = lazy if method == "lazy" else replay
-                runs[method].append(shared | attacked(problem, victim, method, seed, limit))
+                picture = pictures and pictures / f"{name}-{seed}-{method}.png"
+                run = attacked(problem, victim, method, seed, limit, picture)
+                runs[method].append(shared | run)
         rows += [row(name, METHODS[method], runs[method]) for method in methods]
     show(COLUMNS, rows)
 
 
 def attacked(
-    problem: Problem, victim: Tuned, method: str, seed: int, limit: float
+    problem: Problem,
+    victim: Tuned,
+    method: str,
+    seed: int,
+    limit: float,
+    picture: Path | None = None,
 ) -> dict[str, Any]:
-    """Attack for `limit` seconds at most, and compare with the truth."""
+    """Attack for `limit` seconds at most, compare with the truth, and draw it."""
     named = METHODS[method].partition(",")[0]
     watch = Watch(None, f"{method} ", 10.0) if problem.target.is_cuda else None
     found = reconstruct(problem, victim.truth.samples, seed, named, time_limit=limit, observe=watch)
-    result = score(found.samples.nan_to_num(0.0, 0.0, 0.0), victim.truth.inputs)
+    samples = found.samples.nan_to_num(0.0, 0.0, 0.0)
+    result = score(samples, victim.truth.inputs)
     errors = sorted(result.errors.tolist())
     said = " ".join(f"{error:.1e}" for error in errors)
     say(
@@ -132,7 +145,18 @@ def attacked(
         f"{found.products} products, {found.seconds:.1f} s"
     )
     shares = {"recovered": result.recovered, "exact": result.exact}
+    if picture is not None:
+        drawing(picture, victim.truth, samples, result)
     return {"errors": errors, "residual": found.residual, "seconds": found.seconds, **shares}
+
+
+def drawing(path: Path, truth: Data, samples: Tensor, result: Score) -> None:
+    """Draw private images above what came back of them."""
+    from exhume.report.gallery import pairs_png  # matplotlib, where there is something to draw
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    both = scoring.pictures(truth, samples, result.matched, result.flipped)
+    pairs_png(*both, result.errors.tolist(), path, truth.samples)
 
 
 def row(case: str, method: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -154,11 +178,16 @@ def row(case: str, method: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def products(problem: Problem, victim: Tuned) -> str:
-    """Time push and pull on a GPU as a graph and eagerly, and say whether they agree."""
+    """Time push and pull on a GPU as a graph and eagerly, and say whether they agree.
+
+    Eager ones simulate the run anew, as those of long runs do.
+    """
     run, x = cast(TrainingRun, problem.features), victim.truth.inputs.to(problem.target)
     labels = victim.truth.targets.to(x).reshape(-1, 1)
     taken: dict[str, tuple[float, torch.Tensor]] = {}
-    for kind, maps in (("graph", run.linearize(x)), ("eager", Replayed(run, x))):
+    graph, eager = run.linearize(x), Replayed(run, x)
+    eager.short = False
+    for kind, maps in (("graph", graph), ("eager", eager)):
         maps.combine(labels)
         maps.__dict__["jacobian"] = None  # products, not a Jacobian that is kept
         pull = partial(maps.pull, problem.target, labels)
