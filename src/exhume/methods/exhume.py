@@ -85,7 +85,6 @@ class Exhume:
     again: float = 0.99  # cosine from which a candidate that was dropped has been found again
     above: float = 10.0  # times the floor, which a cut may leave: less cannot be told from it
     metric: Metric | None = field(default=None, compare=False)  # of samples, for the solver
-    recycling: bool = False  # whether linear solutions begin with what earlier ones found
     name: str = "exhume"
 
     def view(self, problem: Problem) -> Problem:
@@ -161,14 +160,11 @@ class Exhume:
             tolerance=self.tolerance if samples is None else self.close,
             progress=2e-2 if problem.drift > 0 else 3e-3,
             metric=self.metric,
-            recycling=self.recycling,
         )
 
     @property
     def _polisher(self) -> LevenbergMarquardt:
-        return LevenbergMarquardt(
-            tolerance=self.tolerance / 100, damping=1e-3, patience=3, recycling=self.recycling
-        )
+        return LevenbergMarquardt(tolerance=self.tolerance / 100, damping=1e-3, patience=3)
 
     def _most(self, problem: Problem) -> int:
         """Return how many candidates leave enough equations for each unknown."""
