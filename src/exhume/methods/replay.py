@@ -31,7 +31,9 @@ from exhume.solvers.levenberg_marquardt import DampedState, LevenbergMarquardt
 
 # Each trial steps further from the truth if damped less; the residual is far from quadratic there
 DAMPING = 0.1
-EFFORTS = 16  # a linear solution that takes more gains less than a step from a nearer point
+# Times the products of a step, at most: those with a Jacobian that is kept cost little; of others,
+# what a linear solution found serves the next
+EFFORTS, RECYCLED = 16, 2
 LEG = 10  # steps with the metric of images, then as many without, and so on: each finds what
 # the other hardly sees
 LEG_DAMPING = 1e-3  # with which a leg after the first begins: it is near already
@@ -175,6 +177,7 @@ class Replay:
 
     def _solver(self, problem: Problem, candidates: Tensor, legs: int) -> LevenbergMarquardt:
         metric = photographs(problem.shape, problem.target)
+        recycling = not _run(problem).dense(candidates)
         return LevenbergMarquardt(
             tolerance=max(self.tolerance, problem.resolution),
             damping=DAMPING,
@@ -183,9 +186,9 @@ class Replay:
             patience=6,
             progress=5e-2,
             metric=None if legs % 2 else metric,
-            efforts=EFFORTS,
+            efforts=RECYCLED if recycling else EFFORTS,
             halting=metric is not None,
-            recycling=not _run(problem).dense(candidates),
+            recycling=recycling,
         )
 
     def _lazily(self, problem: Problem, progress: LazySearch) -> LazySearch | Trials:
