@@ -116,6 +116,15 @@ def test_nothing_is_claimed_where_the_auditor_is_wrong(
     assert words in claims[-1]
 
 
+def test_a_search_that_was_cut_short_is_not_blamed_on_the_recipe() -> None:
+    problem = posed(SHORT, LABELS, trained(SHORT))
+    found = reconstruct(problem, 3, 0, Replay(products=100), product_limit=150)
+    assert found.residual > 1e-6
+    claims = claimed(problem, found)
+    assert any("nothing is claimed" in claim for claim in claims)
+    assert "The search is suspected, and not the recipe" in claims[-1]
+
+
 def test_simudy2025_descends_on_the_angle() -> None:
     known = {"method": "simudy2025", "labels": list(LABELS)}
     short, long = (audited(**known, product_limit=limit).found for limit in (1, 50))
