@@ -13,9 +13,11 @@ from exhume.recipes import Recipe, from_optimizer, read
 
 def test_a_file_says_it_all(tmp_path: Path) -> None:
     path = tmp_path / "r.yaml"
-    path.write_text("optimizer: adamw\nlr: 0.01\nepochs: 2\nbatch_size: 4\nbetas: [0.8, 0.9]\n")
+    path.write_text("optimizer: adamw\nlr: 1e-2\nepochs: [2]\nbatch_size: 4\nbetas: [0.8, 0.9]\n")
     recipe = read(path)
     assert recipe == Recipe("adamw", 0.01, epochs=2, batch_size=4, betas=(0.8, 0.9))
+    assert recipe.length(6) == 4
+    assert Recipe(steps=1, frozen="0.*", milestones=3).frozen == ("0.*",)
     assert [len(batch) for batch in recipe.batches(6)] == [4, 2, 4, 2]
 
 
@@ -25,6 +27,12 @@ def test_an_optimizer_says_what_it_knows() -> None:
     assert from_optimizer(optimizer, steps=5) == Recipe("adamw", 0.02, 5, weight_decay=0.1)
     with pytest.raises(exhume.InputError, match="amsgrad"):
         from_optimizer(torch.optim.Adam(weights, amsgrad=True), steps=5)
+    turned = torch.optim.Adam(weights, lr=0.02, weight_decay=0.1, decoupled_weight_decay=True)
+    assert from_optimizer(turned, steps=5).optimizer == "adamw"
+    torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 5)
+    assert from_optimizer(optimizer, steps=5, schedule="cosine").lr == 0.02
+    with pytest.raises(exhume.InputError, match="has a schedule"):
+        from_optimizer(optimizer, steps=5)
 
 
 @pytest.mark.parametrize(
@@ -36,6 +44,11 @@ def test_an_optimizer_says_what_it_knows() -> None:
         ({"steps": 1, "momentum": 1.0}, "below 1"),
         ({"steps": 1, "optimizer": "adam", "momentum": 0.9}, "has its own"),
         ({"steps": 1, "rate": 0.1}, "'rate' is no entry"),
+        ({"steps": 1, "lr": "fast"}, "lr: expected a number above 0, got 'fast'"),
+        ({"steps": 1, "warmup": "two"}, "warmup: expected a whole number"),
+        ({"steps": 1, "betas": [0.9, 0.9, 0.9]}, "expected two numbers"),
+        ({"steps": 1, "nesterov": True}, "is a kind of momentum"),
+        ({"steps": []}, "steps: expected a number, or several"),
         ([1], "expected entries"),
     ],
 )
@@ -64,6 +77,6 @@ def test_losses_are_those_of_torch() -> None:
         torch.testing.assert_close(Recipe(steps=1, loss=loss).value(f, y), value(f, y))
 
 
-def test_warmup_ends_at_the_rate_and_cosine_at_zero() -> None:
+def test_warmup_ends_at_the_rate_and_cosine_a_step_before_zero() -> None:
     recipe = Recipe(lr=1.0, steps=6, warmup=2, schedule="cosine")
     assert [round(recipe.rate(k), 3) for k in range(6)] == [0.5, 1.0, 1.0, 0.854, 0.5, 0.146]

@@ -20,6 +20,7 @@ State = tuple[Tensor, ...]  # what a step changes: parameters θ (p,), then the 
 OPTIMIZERS = ("sgd", "adam", "adamw")
 LOSSES = ("cross_entropy", "mse", "logistic")
 SCHEDULES = ("constant", "cosine", "steps")
+NUMBERS = ("lr", "momentum", "weight_decay", "eps", "label_smoothing", "gamma")
 TRIED = {  # what may be given as several numbers
     "steps": "number of steps",
     "epochs": "number of epochs",
@@ -39,14 +40,16 @@ class Recipe:
         epochs: how often every sample was seen, in the place of steps.
         momentum: of sgd.
         nesterov: whether that is Nesterov's.
-        weight_decay: added to the gradient; adamw takes it off the weights.
+        weight_decay: added to the gradient; adamw takes it off the weights. None if left out, also
+            for adamw, where torch has 0.01.
         betas: of adam and adamw.
         eps: of adam and adamw.
         batch_size: samples a step; all if left out.
         shuffle: seed of the generator of a DataLoader that shuffles; in order if left out.
         loss: cross_entropy, mse (mean over samples and outputs) or logistic (one output, y = ±1).
         label_smoothing: of cross_entropy.
-        schedule: of the rate: constant, cosine (to zero at the last step) or steps.
+        schedule: of the rate: constant, cosine (zero a step after the last, were there one) or
+            steps.
         warmup: first steps, over which the rate grows in equal parts to lr.
         milestones: for steps, those from which on the rate is multiplied by gamma.
         gamma: for steps.
@@ -84,15 +87,31 @@ class Recipe:
         one_of("loss", self.loss, LOSSES)
         one_of("schedule", self.schedule, SCHEDULES)
         one_of("norms", self.norms, ("eval", "train"))
+        for word in ("milestones", "frozen"):
+            object.__setattr__(self, word, several(getattr(self, word)))
         if self.lr is not None:
             number("lr", self.lr, above=0)
         number("weight_decay", self.weight_decay, least=0)
+        number("eps", self.eps, above=0)
+        number("gamma", self.gamma, above=0)
+        for word in ("warmup", "milestones"):
+            for each in several(getattr(self, word)):
+                whole_number(word, each, least=0)
+        if len(self.betas) != 2:
+            raise InputError(f"betas: expected two numbers, got {self.betas}.")
+        if self.nesterov and not self.momentum:
+            raise InputError("nesterov: is a kind of momentum; give momentum too, or leave it out.")
         if (self.steps is None) == (self.epochs is None):
             raise InputError("recipe: give either steps or epochs, the length of the training run.")
         for word in TRIED:
-            for value in several(getattr(self, word)):
-                if value is not None:
-                    whole_number(word, value)
+            tried = several(getattr(self, word))
+            for each in tried:
+                if each is not None:
+                    whole_number(word, each)
+            if not tried:
+                raise InputError(f"{word}: expected a number, or several, got none.")
+            if len(tried) == 1:
+                object.__setattr__(self, word, tried[0])
         shares = ("momentum", self.momentum), ("label_smoothing", self.label_smoothing)
         for word, value in (*shares, *(("betas", beta) for beta in self.betas)):
             if not number(word, value, least=0) < 1:
@@ -123,18 +142,21 @@ class Recipe:
         """Return how many buffers the optimiser keeps for each parameter."""
         return 2 if self.optimizer != "sgd" else int(self.momentum > 0)
 
+    def length(self, samples: int) -> int:
+        """Return how many steps a run on so many samples takes."""
+        steps, epochs, size = (one(getattr(self, word)) for word in TRIED)
+        return steps or (epochs or 1) * math.ceil(samples / min(size or samples, samples))
+
     def batches(self, samples: int) -> list[Tensor]:
         """Return the indices of each step's samples, drawn as torch's DataLoader does."""
         generator = None if self.shuffle is None else torch.Generator().manual_seed(self.shuffle)
-        steps, epochs, size = (one(getattr(self, word)) for word in TRIED)
-        size = min(size or samples, samples)
+        length, size = self.length(samples), min(one(self.batch_size) or samples, samples)
         loader: Any = DataLoader(
             range(samples),  # type: ignore[arg-type]
             size,
             shuffle=self.shuffle is not None,
             generator=generator,
         )
-        length = steps or (epochs or 1) * math.ceil(samples / size)
         taken: list[Tensor] = []
         while len(taken) < length:
             taken += list(loader)
@@ -211,10 +233,19 @@ class Recipe:
         if unknown := entries.keys() - {field.name for field in fields(cls)}:
             raise InputError(f"{source}: {min(map(str, unknown))!r} is no entry of a recipe.")
         lists = {word: tuple(v) for word, v in entries.items() if isinstance(v, list)}
+        texts = {w: float_of(v) for w, v in entries.items() if w in NUMBERS and isinstance(v, str)}
         try:
-            return cls(**{**entries, **lists})
+            return cls(**{**entries, **lists, **texts})
         except InputError as error:
             raise InputError(f"{source}: {error}") from error
+
+
+def float_of(text: str) -> float | str:
+    """Return the number that a text is; YAML takes 1e-3 for a text, where people mean a number."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
 
 
 def one(value: int | tuple[int, ...] | None) -> int | None:
@@ -250,6 +281,10 @@ def from_optimizer(optimizer: torch.optim.Optimizer, **entries: Any) -> Recipe:
     for word in ("amsgrad", "maximize", "dampening"):
         if group.get(word):
             raise InputError(f"optimizer: {word} is on, which a recipe does not know.")
+    if "initial_lr" in group and "schedule" not in entries:
+        raise InputError("optimizer: has a schedule, which it does not know; give schedule=… too.")
+    if kind == "adam" and group.get("decoupled_weight_decay"):
+        kind = "adamw"
     known = ("momentum", "nesterov", "weight_decay", "betas", "eps")
     told = {word: group[word] for word in known if word in group}
     rate = float(group.get("initial_lr", group["lr"]))

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from exhume.errors import InputError
 from exhume.features import replay
 from exhume.features.replay import TrainingRun
 from exhume.models.formulation import Known
@@ -105,6 +106,18 @@ def test_a_rate_left_open_is_found_and_products_are_across_it(
     same.combine(labels)
     assert torch.allclose(same.pull(across, labels), dense)
     assert torch.allclose(same.push(direction, labels), at.push(direction, labels))
+
+
+def test_statistics_that_changed_contradict_norms_in_eval_mode() -> None:
+    with pytest.raises(InputError, match=r"2\.running_mean changed in training"):
+        the_run(RECIPES["norms"], norms="eval")
+
+
+@pytest.mark.parametrize("name", ["descent", "adam"])
+def test_many_sets_of_samples_are_run_at_a_rate_that_is_found(name: str) -> None:
+    run, change = the_run(RECIPES[name], lr=None)
+    ends = run.ends(torch.stack((inputs(), -inputs())), LABELS)
+    assert torch.allclose(ends[0], change[:, 0], atol=1e-6)
 
 
 def wide_run(recipe: Recipe, device: str) -> TrainingRun:

@@ -72,21 +72,23 @@ def posed(
         pytest.param({"lr": None}, LABELS, 3, id="rate"),
         pytest.param({"steps": (3, 4), "batch_size": (2, 3)}, LABELS, 3, id="steps and batches"),
         pytest.param({}, None, None, id="number of samples and labels"),
+        pytest.param({"batch_size": 2}, None, 3, id="labels in the order of batches"),
     ],
 )
 def test_what_is_not_known_is_found(
     opened: dict[str, Any], labels: tuple[int, ...] | None, samples: int | None
 ) -> None:
-    problem = posed(dataclasses.replace(SHORT, **opened), labels, trained(SHORT))
+    made = dataclasses.replace(SHORT, batch_size=2) if opened == {"batch_size": 2} else SHORT
+    problem = posed(dataclasses.replace(SHORT, **opened), labels, trained(made))
     found = reconstruct(problem, samples, 0, Replay(products=100))
     assert found.outcome is exhume.Outcome.CONVERGED
     assert found.samples.shape == (3, 6)
     recipe = found.recipe
     assert recipe is not None
     assert (recipe.lr, recipe.steps) == (pytest.approx(1.0, rel=1e-4), 4)
-    assert recipe.batch_size in (None, 3)
-    words = {"lr": "with them: lr 1.", "batch_size": "with them: steps 4, batch_size 3."}
-    assert words.get(min(opened, default=""), "by chance") in claimed(problem, found)[-1]
+    assert recipe.batch_size in (None, 3, made.batch_size)
+    words = {"lr": "with them: lr 1.", "steps": "with them: steps 4, batch_size 3."}
+    assert words.get(max(opened, default=""), "by chance") in claimed(problem, found)[-1]
     assert problem.threat_model.knows[3].endswith(("on what", "its rate", "batch size"))
 
 
@@ -141,12 +143,23 @@ def test_simudy2025_descends_on_the_angle() -> None:
         ({"public": torch.zeros(4, 5)}, "expected inputs of 6 entries"),
         ({"method": "loo2023"}, "does not simulate training"),
         ({"parameters": "last"}, "takes all trained weights"),
-        ({"premise": "change", "method": "simudy2025"}, "needs the premise replay"),
+        ({"premise": "change", "recipe": None, "method": "simudy2025"}, "needs the premise replay"),
+        ({"premise": "change"}, "recipe: is for the premise replay"),
+        ({"premise": "change", "recipe": None, "labels": [0, 1, 1]}, "labels: is for the premise"),
+        ({"recipe": Recipe(lr=0.5, steps=10, frozen="0.*")}, "names 0.weight, which was trained"),
+        ({"recipe": Recipe(lr=0.5, steps=10, frozen="9.*")}, "matches no parameter"),
     ],
 )
 def test_refusals(options: dict[str, Any], words: str) -> None:
     with pytest.raises(exhume.InputError, match=words):
         audited(**options)
+
+
+def test_small_steps_are_explained_as_nearly_as_their_rounding_allows() -> None:
+    slow = Recipe(lr=3e-4, steps=4)
+    found = audited(slow, labels=list(LABELS))
+    assert found.found.outcome is exhume.Outcome.CONVERGED and found.found.residual > 1e-9
+    assert "The precision in which weights are kept" in found.claims[-1]
 
 
 def test_labels_of_one_output_are_signs() -> None:

@@ -60,3 +60,9 @@ def test_the_newest_are_kept() -> None:
     kept = newest(pairs)
     assert len(kept) == KEPT and float(kept[-1][0][0, 0]) == KEPT + 4
     assert newest([]) == ()
+
+
+def test_a_direction_that_the_matrix_does_not_see_is_left_out() -> None:
+    unseen = normalised(torch.ones(1, 2), torch.zeros(1, 2))
+    inverse = deflated(same, [unseen], torch.zeros_like, same)
+    assert torch.equal(inverse(torch.ones(1, 2)), torch.ones(1, 2))

@@ -69,7 +69,7 @@ def audit(
         **options: any of `exhume.auditing.settings.Settings` (samples, seed, method, parameters,
             point, premise, product_limit, …), and range, mean, std, norm and classes in the place
             of a card. For the premise replay: recipe, a `Recipe` or its file; labels, the samples'
-            classes in any order; public, inputs (N, …) of the same kind.
+            classes (with mini-batches in their order); public, inputs (N, …) of the same kind.
 
     Example:
         >>> import torch

@@ -73,7 +73,7 @@ def claims(problem: Problem, found: Reconstruction) -> list[str]:
             "the limits below leave open, or the weights came about in another way."
         )
         if found.recipe is not None and (told := cast(TrainingRun, problem.features).recipe).open:
-            values = (f"{word} {getattr(found.recipe, word):.4g}" for word in told.open)
+            values = (f"{word} {number(getattr(found.recipe, word))}" for word in told.open)
             said.append(f"What the recipe leaves open was found with them: {', '.join(values)}.")
     elif found.outcome is Outcome.SETTLED:
         said += [
@@ -84,6 +84,11 @@ def claims(problem: Problem, found: Reconstruction) -> list[str]:
             "without the truth, candidates that are training samples and others cannot be told "
             "apart.",
         ]
+    elif problem.premise is Premise.REPLAY and found.outcome is Outcome.CONVERGED:
+        said.append(
+            f"{left} The precision in which weights are kept and steps are taken allows no less. "
+            "That speaks for these candidates, and proves nothing: others may leave as little."
+        )
     elif problem.premise is Premise.REPLAY:
         said += [f"{left} {ELSEWHERE}", *suspects(problem, found)]
     else:

@@ -55,7 +55,8 @@ class Settings:
             ones. With replay, the training run itself is simulated, as the recipe has it. What
             the card of a model folder says, or change, if left out.
         recipe: for replay, how the model was trained (see `exhume.recipes.Recipe`).
-        labels: for replay, the samples' classes in any order, such as 3,0,3; found if left out.
+        labels: for replay, the samples' classes, such as 3,0,3, in any order; where training took
+            mini-batches, in the order of the samples. Found if left out.
         public: for replay, a folder of images of the same kind as the samples, to start from.
     """
 
@@ -142,8 +143,8 @@ class Settings:
         Args:
             recipe: for --premise replay, a YAML file that says how the model was trained:
                 optimizer, lr, steps, batch_size, loss, … (see docs/commands.md).
-            labels: for --premise replay, the samples' classes in any order, such as 3,0,3; found
-                if left out.
+            labels: for --premise replay, the samples' classes, such as 3,0,3, in any order; where
+                training took mini-batches, in the order of the samples. Found if left out.
             **options: the other settings by name.
         """
         if recipe is not None:

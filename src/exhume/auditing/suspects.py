@@ -20,6 +20,7 @@ EVEN, UNEVEN = 0.7, 0.55
 FALLEN = 3.0  # times: among thousands of equations no unknown more lowers it so far by chance
 SAME = 1e-2  # relative: a rate that comes out so near to what was told is the one that was told
 EXPLAINED = 1e-9  # up to this residual weights are plainly explained; above, by chance perhaps
+LONGER = 5  # times the steps that were told: nobody is further off, and a run costs their number
 STEPS = 10  # of the solver, with the rate as told and free: where it is 20 % off, eight are enough
 PRODUCTS = 60  # a step, at most: half of what the search allows, as candidates are near already
 DAMPING = 0.1  # of the first step, as in the search
@@ -47,9 +48,9 @@ def suspects(problem: Problem, found: Reconstruction) -> list[str]:
     if said or layer is None:
         return said
     return [
-        "The first layer shows that the optimiser, the base model and the number of samples are as "
-        "told. So the labels are suspected, or what else the recipe says: the number of steps, "
-        "their batches, momentum, schedule and loss; or the search failed."
+        "The first layer shows that the optimiser and the base model are as told, and as many "
+        "samples as were sought. So the labels are suspected, or what else the recipe says: the "
+        "number of steps, their batches, momentum, schedule and loss; or the search failed."
     ]
 
 
@@ -82,7 +83,7 @@ def _of_the_rate(problem: Problem, found: Reconstruction, recipe: Recipe) -> lis
     """Go on from what was found, with the rate as told and with it free, and compare."""
     start = found.samples, found.coefficients
     held, free = (refined(problem, *start, each) for each in (recipe, replace(recipe, lr=None)))
-    told = recipe.rate(recipe.warmup)
+    told = cast(float, recipe.lr)
     rate = cast(float, cast(Recipe, recipe_of(free)).lr)
     there, falls = f"{rate:.3g} in the place of {told:g}", f"residual falls to {free.value:.1e}."
     open_ = "Leave the rate out, and it is found; give several numbers of steps, and each is tried."
@@ -95,7 +96,7 @@ def _of_the_rate(problem: Problem, found: Reconstruction, recipe: Recipe) -> lis
     if free.value <= EXPLAINED:
         return [f"The rate is suspected: with {there}, the {falls} {open_}"]
     steps = round((one(recipe.steps) or 0) * rate / told)  # as far in all as with the free rate
-    if steps not in (0, recipe.steps):
+    if steps != recipe.steps and 0 < steps <= LONGER * (one(recipe.steps) or 0):
         other = replace(recipe, steps=steps)
         value = refined(problem, free.candidates, free.coefficients, other).value
         if value <= EXPLAINED:

@@ -1,6 +1,7 @@
 """What the features say of the truth: the floor of the objective, and the spans that were found."""
 
 from collections.abc import Callable
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from exhume.evaluate import metrics
 from exhume.evaluate.metrics import check_vectors
 from exhume.evaluate.scoring import true_inputs
 from exhume.features import Features
+from exhume.features.replay import TrainingRun
 from exhume.methods.replay import choices
 from exhume.models.formulation import POINTS
 
@@ -31,7 +33,8 @@ def residual_at_truth(problem: Problem, truth: Data | Tensor) -> float:
         return float(objective.fitted(problem, inputs).value)
     if not isinstance(truth, Data):
         raise InputError("truth: a replay needs the labels of the samples, too; give them as Data.")
-    targets = truth.targets if truth.outputs > 1 else truth.targets.sign()
+    loss = cast(TrainingRun, problem.features).recipe.loss
+    targets = truth.targets.sign() if loss == "logistic" else truth.targets
     labels = targets.reshape(-1, 1)
     return min(objective.fitted_with(each, inputs, labels).value for each in choices(problem))
 

@@ -29,7 +29,7 @@ class Softened(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call ours in the place of torch's."""
         if func in (F.relu, torch.relu, Tensor.relu):
-            return relu(args[0], self.share)
+            return relu(args[0] if args else kwargs["input"], self.share)
         if func is torch.max_pool2d:
             return max_pool2d(*args, **(kwargs or {}), share=self.share)
         return func(*args, **(kwargs or {}))

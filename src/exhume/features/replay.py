@@ -48,7 +48,7 @@ class TrainingRun(ModuleFeatures):
     block: tuple[str, ...]  # names of what was trained, in the order of the target
     recipe: Recipe  # how
     lazy: Features  # gradients of the same parameters, for a first guess
-    labels: tuple[int, ...] | None = None  # classes of the samples in any order, if they are known
+    labels: tuple[int, ...] | None = None  # classes of the samples, if they are known
     public: Tensor | None = None  # inputs of the same kind, (N, d), if there are any
     pooling: float = 0.0  # share of Adam's mean squares that a weight has from its row and column
     # runs captured in CUDA graphs on a GPU, by recipe, pooling and shape of candidates
@@ -122,7 +122,7 @@ class TrainingRun(ModuleFeatures):
     def ends(self, sets: Tensor, labels: Tensor) -> Tensor:
         """Return the change of the weights for each of many sets of samples (k, n, d), (k, p)."""
         at = Replayed(self, sets[0])
-        at.labels = labels
+        at.combine(labels.reshape(-1, 1))  # finds a rate that is not known
 
         def end(candidates: Tensor) -> Tensor:
             at.candidates = candidates
@@ -341,6 +341,8 @@ def best_rate(run: Callable[[float | Tensor], Tensor], target: Tensor) -> tuple[
     aim = target.double()
     slope = run(0.0)[1].double()
     steepest = float(slope.norm())
+    if steepest == 0:  # no sample moves the weights: any rate will do
+        return 1.0, torch.ones_like(target)
     least = SLOWEST * float(aim.norm())
     rate = trial = max(float(slope @ aim) / steepest, least) / steepest
     best, step = math.inf, -1.0

@@ -2,7 +2,8 @@
 
 What a method carries from move to move is a frozen dataclass of its own, which may hold tensors,
 numbers, words, enums, None, a solver's state, tuples, and other such dataclasses. `pack` and
-`unpack` write and read any of them, so that a run that was killed goes on to the same bits.
+`unpack` write and read any of them, so that a run that was killed goes on to the same bits,
+but for what is marked as passing.
 """
 
 import types

@@ -29,7 +29,7 @@ from exhume.search.subspace import estimate
 from exhume.solvers import Outcome
 from exhume.solvers.levenberg_marquardt import DampedState, LevenbergMarquardt
 
-# Each trial steps further from the truth if damped less; the residual is far from quadratic there
+# The residual is far from quadratic at a start: with less damping, steps lead away from the samples
 DAMPING = 0.1
 # Times the products of a step, at most: those with a Jacobian that is kept cost little; of others,
 # what a linear solution found serves the next
@@ -112,7 +112,7 @@ class Replay:
     """Levenberg-Marquardt through the training run."""
 
     tolerance: float = 1e-10  # relative residual at which the weights count as explained
-    trial: int = 60  # most solver steps a trial
+    trial: int = 60  # most solver steps a trial, but for images and Adam, which have legs and rungs
     trials: int = 60  # starts before the search gives up
     products: int = 3000  # most, for the lazy solution: it is a start, and need not be good
     name: str = "exhume"
@@ -231,8 +231,10 @@ class Replay:
         kind = kinds[turn // len(sets) % len(kinds)]
         if kind == "renewed" and best is not None:
             labels = best.labels
+        elif _run(problem).labels is None and turn >= len(sets):  # batches have them in any order
+            labels = labels[torch.randperm(len(labels), generator=generator).to(labels.device)]
         if kind == "random":
-            spread = SPREADS[turn % len(SPREADS)]
+            spread = SPREADS[int(torch.randint(len(SPREADS), (1,), generator=generator))]
             start = random_start(problem, len(labels), generator, spread)
         else:
             start = self._drawn(problem, labels, generator)
@@ -381,8 +383,7 @@ def class_gains(problem: Problem) -> Tensor:
     """
     run = _run(problem)
     (before, after), head = run.points, run.network.head_weight
-    bias = head.removesuffix("weight") + "bias"
-    if bias in run.block:
+    if (bias := run.network.head_bias) in run.block:
         return (after[bias] - before[bias]).double().cpu()
     drawn = problem.domain.start(64, problem.dim, stream(0, 0))
     inputs = (drawn if run.public is None else run.public).to(problem.target)

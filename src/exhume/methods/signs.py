@@ -128,7 +128,7 @@ def columns(run: TrainingRun) -> tuple[Tensor, Tensor]:
         return none.bool(), none
     kept = 1.0
     if decay:
-        length = len(recipe.batches(len(run.labels or (0,))))
+        length = recipe.length(len(run.labels or (0,)))
         kept = math.prod(1 - recipe.rate(k, length) * decay for k in range(length))
     change = after[name].double() - kept * before[name].double()
     size = change.norm(dim=0)
@@ -224,7 +224,7 @@ def informed_step(
     rows = 1 / (1 + rung.error**2 * fit.value * reach[:, None] / size)
     variance = fit.value * size
     if rung.cut < math.inf:
-        variance = (NORMAL * float(left.abs().median())) ** 2
+        variance = (NORMAL * float(left[left != 0].abs().median())) ** 2
         rows = rows / (1 + left.square() / (rung.cut**2 * variance))
     noise = rung.weight * variance
 

@@ -18,7 +18,6 @@ from exhume.equation.objective import Fit, fitted_with
 from exhume.equation.problem import Premise, Problem
 from exhume.errors import InputError
 from exhume.features.replay import TrainingRun
-from exhume.methods.penalties import balanced_labels
 from exhume.methods.progress import Progress, stream
 from exhume.methods.replay import choices, rows_of
 from exhume.solvers import Outcome, State
@@ -58,7 +57,7 @@ class SimuDy2025:
             raise InputError(f"{self.name}: needs the premise replay, and with it a recipe.")
         problem = choices(problem)[0]
         run = cast(TrainingRun, problem.features)
-        length = len(run.recipe.batches(len(run.labels or (0,))))
+        length = run.recipe.length(len(run.labels or (0,)))
         if length <= self.simulated:
             return problem
         rate = run.recipe.lr and run.recipe.lr * length / self.simulated
@@ -71,7 +70,7 @@ class SimuDy2025:
         count = samples or len(known or ())
         if count == 0:
             raise InputError(f"{self.name}: needs the number of samples: give it.")
-        labels = torch.tensor(known) if known else balanced_labels(count, classes)
+        labels = torch.tensor(known) if known else torch.arange(count) % max(2, classes)
         start = 0.5 * torch.randn(count, problem.dim, generator=stream(seed, 0))
         shares = rows_of(labels, classes).to(problem.target).view(-1, 1)
         fit = fitted_with(problem, start, shares)

@@ -4,6 +4,7 @@
 the last linear layer ΔW_L ≈ Φ(X)ᵀA with Φ its inputs. MARGIN and DECAY say the same of θ itself.
 """
 
+import fnmatch
 import math
 from dataclasses import dataclass, replace
 
@@ -106,7 +107,7 @@ class Known:
     """This is what the auditor knows of the training run."""
 
     recipe: Recipe | None = None  # how it went
-    labels: tuple[int, ...] | None = None  # classes of the samples, in any order
+    labels: tuple[int, ...] | None = None  # classes of the samples, in their order for mini-batches
     public: Tensor | None = None  # inputs of the same kind, (N, d)
 
 
@@ -123,7 +124,6 @@ def replay_problem(
     recipe, classes, public = known.recipe, known.labels or (), known.public
     if recipe is None:
         raise InputError("premise replay: needs the recipe of the training run; give --recipe.")
-    recipe.check_outputs(network.outputs)
     if any(not 0 <= label < max(2, network.outputs) for label in classes):
         raise InputError(f"labels: expected classes from 0 to {max(2, network.outputs) - 1}.")
     if public is not None and public.shape[1] != (d := network.dim):
@@ -131,14 +131,13 @@ def replay_problem(
     lazy = network_problem(network, initial, trained, "all", "both", told)
     unit = "steps" if recipe.steps else "epochs"
     length = f"{' or '.join(map(str, several(recipe.steps or recipe.epochs)))} {unit}"
-    for name, part in network.module.named_modules():
-        if recipe.norms == "train" and isinstance(part, _InstanceNorm):
-            raise InputError(f"recipe: norms in train mode cannot be simulated for {name}.")
+    block = _trained_block(network, initial, trained, "all")
+    _check_recipe(network, initial, trained, block, recipe)
     run = TrainingRun(
         replace(network, batch_statistics=recipe.norms == "train"),
         (initial, trained),
         f"training run of {length} by {recipe.optimizer}",
-        block=_trained_block(network, initial, trained, "all"),
+        block=block,
         recipe=recipe,
         lazy=lazy.features,
         labels=known.labels,
@@ -147,9 +146,38 @@ def replay_problem(
     more = {"the labels": known.labels, "public inputs of the same kind": public}
     how = f"{RECIPE}, nor {', nor '.join(recipe.open.values())}" if recipe.open else RECIPE
     knows = (*lazy.threat_model.knows, how, *(w for w, v in more.items() if v is not None))
+    steps = max(several(recipe.steps or recipe.epochs or 0))
     return replace(
-        lazy, features=run, threat_model=ThreatModel(knows), drift=0.0, premise=Premise.REPLAY
+        lazy,
+        features=run,
+        threat_model=ThreatModel(knows),
+        drift=0.0,
+        premise=Premise.REPLAY,
+        resolution=lazy.resolution * (1 + steps),  # each step rounded the weights
     )
+
+
+def _check_recipe(
+    network: Network, initial: Weights, trained: Weights, block: tuple[str, ...], recipe: Recipe
+) -> None:
+    """Refuse a recipe that the weights contradict, or that cannot be simulated."""
+    recipe.check_outputs(network.outputs)
+    for pattern in recipe.frozen:
+        if not fnmatch.filter(trained, pattern):
+            raise InputError(f"recipe: frozen: {pattern!r} matches no parameter of the model.")
+        if trained_too := fnmatch.filter(block, pattern):
+            first = trained_too[0]
+            raise InputError(f"recipe: frozen: {pattern!r} names {first}, which was trained.")
+    for name, part in network.module.named_modules():
+        if recipe.norms == "train" and isinstance(part, _InstanceNorm):
+            raise InputError(
+                f"recipe: norms: {name} is an InstanceNorm, which cannot be simulated in train "
+                "mode; write norms: eval if it was in eval mode."
+            )
+        mean = f"{name}.running_mean"
+        both = mean in trained and mean in initial
+        if recipe.norms == "eval" and both and not torch.equal(initial[mean], trained[mean]):
+            raise InputError(f"recipe: norms: {mean} changed in training; write norms: train.")
 
 
 def weights_problem(

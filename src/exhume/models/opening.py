@@ -105,6 +105,11 @@ def open_model(
         opened = Opened(problem, parameters or "last", (point or POINT) if problem.drift else None)
         if problem.premise is not Premise.CHANGE:
             opened = Opened(problem, "all", None if problem.premise is Premise.REPLAY else "final")
+    given = source.known
+    told = {"recipe": given.recipe, "labels": given.labels, "public": given.public}
+    if opened.problem.premise is not Premise.REPLAY:
+        for word in (word for word, value in told.items() if value is not None):
+            raise InputError(f"{word}: is for the premise replay; give that too, or leave it out.")
     doubts = formulation.doubts(opened.problem, samples)
     return replace(opened, warnings=(*opened.warnings, *doubts))
 

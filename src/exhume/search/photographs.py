@@ -31,7 +31,7 @@ class Photographs:
 
 
 def photographs(shape: tuple[int, ...], like: Tensor) -> Photographs | None:
-    """Return the covariance of images of that shape (c, h, w); None where inputs are no images."""
+    """Return the covariance of images of that shape (c, h, w); None for other shapes."""
     return _photographs(shape, like.device, like.dtype) if len(shape) == 3 else None
 
 

@@ -120,13 +120,15 @@ class LevenbergMarquardt:
         fit, before = fitted(problem, moved, state.fit), state.fit.cost
         whole = fit
         for shorter in reversed(path or ()):
+            if shorter is direction:
+                continue
             moved = problem.domain.project(state.fit.candidates + shorter)
             other = fitted(problem, moved, state.fit)
             if fit.cost < before and not other.cost < fit.cost:
                 break
-            fit = other if other.cost < fit.cost else fit
+            fit = fit if fit.cost <= other.cost else other  # also where it is not a number
         accepted, effort = fit.cost < before, 1
-        if fit is not whole:
+        if accepted and fit is not whole:
             damping *= 6  # twice as much for the next step
         elif accepted and used == most:  # nearly linear: what is missing is a better solution
             effort = min(2 * state.effort, self.efforts)

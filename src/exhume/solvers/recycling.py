@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 KEPT = 1024  # directions, at most: of more, the oldest are of a matrix that has changed
-NUMBERS = 2**25  # in all of them, at most: 256 MiB in float64
+NUMBERS = 2**25  # in all of them, at most: 512 MiB in float64, with their images
 DISTINCT = 1e-6  # share of the largest ⟨q, Aq⟩ below which a direction repeats others
 
 Operator = Callable[[Tensor], Tensor]
@@ -18,8 +18,10 @@ Pair = tuple[Tensor, Tensor]  # a direction q and its image Bq, both (n, d), wit
 
 
 def normalised(direction: Tensor, image: Tensor) -> Pair:
-    """Return the pair with ⟨q, Bq⟩ = 1."""
-    scale = (direction * image).sum(dtype=torch.float64).clamp_min(1e-300).rsqrt().to(direction)
+    """Return the pair with ⟨q, Bq⟩ = 1; of a direction that the matrix does not see, zeros."""
+    size = (direction * image).sum(dtype=torch.float64)
+    least = torch.finfo(direction.dtype).tiny
+    scale = torch.where(size > least, size.clamp_min(least).rsqrt(), 0.0).to(direction)
     return scale * direction, scale * image
 
 

@@ -172,9 +172,9 @@ def split(pool: Data, base: int, samples: int, seed: int) -> tuple[Data, Data, D
     return first, private, public
 
 
-def known_of(pool: Data) -> Told:
-    """Return what the auditor is told of the inputs: the range of pixels, or of each column."""
-    low, high = pool.inputs.amin(0), pool.inputs.amax(0)
+def known_of(pool: Data, others: Tensor) -> Told:
+    """Return what the auditor is told: the range of pixels, or of columns of others (N, d)."""
+    low, high = others.amin(0), others.amax(0)
     if pool.display is not None:
         low, high = pool.display.to_inputs(torch.tensor([[0.0], [1.0]], dtype=torch.float64))[:, 0]
     return Told(Box(low, high), knows=("the range of the inputs",))
@@ -200,4 +200,5 @@ def tuned(case: Case, seed: int, device: str = "cpu") -> Tuned:
         tried = tried or [(train(module, truth, LAZY, device), None)]
     weights, followed = min(tried, key=lambda one: finite(one[0].record["loss"]) or math.inf)
     network = prepare(module, pool.shape).network
-    return Tuned(network, weights, truth, followed, public.inputs, known_of(pool))
+    told = known_of(pool, torch.cat((first.inputs, public.inputs)))
+    return Tuned(network, weights, truth, followed, public.inputs, told)

@@ -13,13 +13,13 @@ from exhume.experiments.benchmarks.common import drawn, heading, say, show, trac
 from exhume.experiments.benchmarks.finetuned import CASES
 from exhume.methods import reconstruct
 from exhume.recipes import Recipe
+from exhume.solvers import Outcome
 
 COLUMNS = (
     "told wrong: {case} | a claim: {claimed} of {seeds} | rightly suspected: {suspected} of {seeds}"
     " | residual, least: {least:.1e} | median: {residual:.1e} | median error: {error:.1e}"
 )
 RECIPE = Recipe(lr=0.2, steps=20)
-NONE = "nothing is claimed"  # what an audit says of candidates that explain nothing
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def _audited(name: str, seed: int, limit: int) -> dict[str, Any]:
     claims = evidence.claims(problem, found)
     say(f"  {name}, seed {seed}: residual {found.residual:.1e}. {claims[-1]}")
     return {
-        "claimed": not any(NONE in claim for claim in claims),
+        "claimed": found.outcome is Outcome.CONVERGED,
         "suspected": any(words in claims[-1] for words in wrong.suspected.split("|")),
         "residual": found.residual,
         "error": statistics.median(score(found.samples, victim.truth.inputs).errors.tolist()),

@@ -164,7 +164,7 @@ def at_margin(case: Case, dense: bool, seed: int) -> Posed:
     """
     pool = case.pool()
     _, truth, public = bases.split(pool, BASE[0], SAMPLES, seed)
-    told, other = bases.known_of(pool), "haim2022"
+    told, other = bases.known_of(pool, public.inputs), "haim2022"
     if dense:
         signs = 2.0 * (truth.targets.argmax(1, keepdim=True) % 2) - 1
         one = replace(truth, targets=signs.double())
