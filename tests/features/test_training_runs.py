@@ -69,18 +69,22 @@ def test_a_run_ends_where_torch_ends_and_its_products_are_derivatives(
     assert torch.all((probed / exact).log().abs() < math.log(4))
 
 
-@pytest.mark.parametrize("name", ["momentum", "batches", "adam"])
-def test_a_long_run_is_simulated_anew_for_the_same_products(
-    name: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("name", "limit", "least"),
+    [("momentum", "KEPT", 2), ("batches", "HELD", 9), ("adam", "HELD", 9)],
+)
+def test_a_run_that_is_not_kept_is_simulated_anew_for_the_same_products(
+    name: str, limit: str, least: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replay, "DENSE", 0)
     x, (run, _) = inputs() + 0.1, the_run(RECIPES[name])
     direction, target = torch.randn_like(x), torch.randn(run.width, 1, dtype=torch.float64)
     made = []
-    for kept in (replay.KEPT, 2):
-        monkeypatch.setattr(replay, "KEPT", kept)
-        at = run.linearize(x)
+    for most in (getattr(replay, limit), least):
+        monkeypatch.setattr(replay, limit, most)
+        at = replace(run, keeps={}).linearize(x)
         at.combine(LABELS.view(-1, 1))
+        assert isinstance(at, replay.Replayed) and at.short == (most > least)
         made.append((at.push(direction, LABELS), at.pull(target, LABELS)))
     for short, long in zip(*made, strict=True):
         assert torch.allclose(short, long)

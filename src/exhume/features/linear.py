@@ -2,9 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 Tensors = tuple[Tensor, ...]
 
@@ -46,6 +49,29 @@ def linear(function: Callable[..., Tensors], *inputs: Tensor) -> Linear:
         turned = tuple(torch.zeros_like(part, requires_grad=True) for part in outputs)
         slopes = torch.autograd.grad(outputs, inputs, turned, create_graph=True)
     return Linear(inputs, outputs, turned, slopes)
+
+
+class Measured(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Inside, `bytes` grows by what tensors take that are made: the most that a graph holds."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.sizes: dict[int, int] = {}  # of the memory at each address
+
+    @property
+    def bytes(self) -> int:
+        """Return how many, memory that was given back and used again once."""
+        return sum(self.sizes.values())
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call the operation, and look at what it made."""
+        made = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(made):
+            if isinstance(tensor, Tensor):
+                storage = tensor.untyped_storage()
+                self.sizes[storage.data_ptr()] = storage.nbytes()
+        return made
 
 
 def _product(of: Tensors, by: Tensors, along: Tensors) -> Tensors:

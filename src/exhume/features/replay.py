@@ -17,7 +17,7 @@ from torch.func import grad, jvp, vmap
 from exhume.features import Features, Linearization
 from exhume.features.graphs import Graphs
 from exhume.features.kinks import Softened
-from exhume.features.linear import Linear, linear
+from exhume.features.linear import Linear, Measured, linear
 from exhume.features.modules import ModuleFeatures
 from exhume.features.network import derivatives
 from exhume.recipes import Recipe, State
@@ -25,8 +25,9 @@ from exhume.recipes import Recipe, State
 PROBES = 4  # random directions for the mean curvature: it only preconditions, to a factor of two
 # A Jacobian of at most so many numbers is kept: 128 MiB in float64, and faster than products
 DENSE = 2**24
-# Steps whose derivatives are all kept; of more, the states that begin one of √steps segments
-KEPT = 64
+# Steps whose derivatives are all kept, if they fit into so many bytes, or half of a GPU's free
+# memory; else the states that begin one of √steps segments are kept
+KEPT, HELD = 64, 2**32
 WHOLE = 2**19  # weights of the runs that are simulated at once: a few MiB, for the cache
 CHUNK = 256  # directions that are pushed at once for it: more gain nothing
 SHARED = (
@@ -51,6 +52,8 @@ class TrainingRun(ModuleFeatures):
     labels: tuple[int, ...] | None = None  # classes of the samples, if they are known
     public: Tensor | None = None  # inputs of the same kind, (N, d), if there are any
     pooling: float = 0.0  # share of Adam's mean squares that a weight has from its row and column
+    # whether the derivatives of all steps are kept, by recipe and shape of candidates
+    keeps: dict[tuple[Recipe, torch.Size], bool] = field(default_factory=dict, repr=False)
     # runs captured in CUDA graphs on a GPU, by recipe, pooling and shape of candidates
     captured: dict[tuple[Recipe, float, torch.Size], "Captured"] = field(
         default_factory=dict, repr=False
@@ -75,7 +78,7 @@ class TrainingRun(ModuleFeatures):
         """Return the same elsewhere."""
         public = None if self.public is None else self.public.to(device, dtype)
         lazy = self.lazy.to(device, dtype)
-        return replace(super().to(device, dtype), lazy=lazy, public=public, captured={})
+        return replace(super().to(device, dtype), lazy=lazy, public=public, captured={}, keeps={})
 
     @cached_property
     def change(self) -> Tensor:
@@ -159,7 +162,7 @@ class Replayed:
         self.batches = [b.to(candidates.device) for b in run.recipe.batches(len(candidates))]
         unit = replace(run.recipe, lr=None)
         self.pace = [unit.rate(k, len(self.batches)) for k in range(len(self.batches))]
-        self.short = len(self.batches) <= KEPT
+        self.short = False  # whether the derivatives of all steps are kept
         self.labels = torch.empty(0, dtype=candidates.dtype)
         self.kept: list[Linear] = []  # the derivative of every step of a short run, once it is made
         self.marks: list[State] = []  # the state before each segment of a long one
@@ -182,6 +185,7 @@ class Replayed:
                 self.rate, slope = best_rate(self._quickened, self.run.change)
                 self.along = (slope / slope.norm())[:, None]
             change = self._simulated()
+            self.short = self._fits()
         self.off = (self.run.change - change).norm() / self.run.change.norm()
         return change[:, None]
 
@@ -259,6 +263,20 @@ class Replayed:
     def segment(self) -> int:
         """How many steps are simulated again at a time, for those before the last."""
         return math.isqrt(len(self.batches))
+
+    def _fits(self) -> bool:
+        """Whether the derivatives of all steps fit into memory, by what that of one step takes."""
+        key, steps, cuda = (self.run.recipe, self.candidates.shape), len(self.batches), "cuda"
+        if steps > KEPT:
+            return False
+        if key not in self.run.keeps:
+            with Measured() as measured:
+                self._derivative(0, self.run.begin())
+            room = (
+                torch.cuda.mem_get_info()[0] // 2 if self.candidates.device.type == cuda else HELD
+            )
+            self.run.keeps[key] = steps * measured.bytes <= room
+        return self.run.keeps[key]
 
     def _simulated(self) -> Tensor:
         """The change of the weights, (p,); the states that `_backward` needs are kept."""
@@ -372,7 +390,8 @@ class Captured:
 
     def __call__(self, name: str, at: Replayed, rate: float | Tensor, *given: Tensor) -> Tensor:
         """Return what the method of that name returns at candidates, labels and a rate."""
-        needed = "_linearised" if self.run.short else "_simulated"
+        self.run.short = at.short
+        needed = "_linearised" if at.short else "_simulated"
         if name in ("_forward", "_backward") and self.made.get(needed) is not at:
             self(needed, at, rate)
         if name == "_simulated":

@@ -186,9 +186,9 @@ def products(problem: Problem, victim: Tuned) -> str:
     labels = victim.truth.targets.to(x).reshape(-1, 1)
     taken: dict[str, tuple[float, torch.Tensor]] = {}
     graph, eager = run.linearize(x), Replayed(run, x)
-    eager.short = False
     for kind, maps in (("graph", graph), ("eager", eager)):
         maps.combine(labels)
+        eager.short = False
         maps.__dict__["jacobian"] = None  # products, not a Jacobian that is kept
         pull = partial(maps.pull, problem.target, labels)
         for what, product in (("push", partial(maps.push, x, labels)), ("pull", pull)):
