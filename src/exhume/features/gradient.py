@@ -7,9 +7,9 @@ mixed second ones. The rows, n·c·p numbers, are kept where they fit, for the G
 import itertools
 from collections.abc import Callable, Iterator
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Self, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -32,7 +32,8 @@ class ParameterGradients(ModuleFeatures):
 
     block: tuple[str, ...] = ()
     keep: bool | None = None
-    graphs: Graphs = field(default_factory=Graphs, repr=False)  # of products, on a GPU
+    # of products, on a GPU; a copy with other weights, inputs or activations has its own
+    graphs: Graphs = field(default_factory=Graphs, init=False, repr=False)
 
     @property
     def width(self) -> int:
@@ -60,10 +61,6 @@ class ParameterGradients(ModuleFeatures):
         own = {name: weights[name] for name in self.block}
         rest = {name: w for name, w in weights.items() if name not in own}
         return own, lambda theta, x: self.network({**rest, **theta}, x)
-
-    def to(self, device: torch.device, dtype: torch.dtype) -> Self:
-        """Return the same features elsewhere."""
-        return replace(super().to(device, dtype), graphs=Graphs())
 
     def linearize(self, candidates: Tensor) -> Linearization:
         """Return gradients and their derivatives at n candidates (n, d)."""

@@ -7,6 +7,7 @@ the last linear layer ΔW_L ≈ Φ(X)ᵀA with Φ its inputs. MARGIN and DECAY s
 import fnmatch
 import math
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from exhume.features import Features
 from exhume.features.dense import DenseGradients
 from exhume.features.gradient import ParameterGradients
 from exhume.features.layers import dense_chain
-from exhume.features.modules import LastLayer
+from exhume.features.modules import LastLayer, ModuleFeatures
 from exhume.features.network import Network, Weights, midpoint, named_block
 from exhume.features.random import RandomFeatures
 from exhume.features.replay import TrainingRun
@@ -129,6 +130,8 @@ def replay_problem(
     if public is not None and public.shape[1] != (d := network.dim):
         raise InputError(f"public: expected inputs of {d} entries, got {public.shape[1]}.")
     lazy = network_problem(network, initial, trained, "all", "both", told)
+    features = cast(ModuleFeatures, lazy.features)
+    before, after = features.points
     unit = "steps" if recipe.steps else "epochs"
     length = f"{' or '.join(map(str, several(recipe.steps or recipe.epochs)))} {unit}"
     block = _trained_block(network, initial, trained, "all")
@@ -139,7 +142,7 @@ def replay_problem(
         f"training run of {length} by {recipe.optimizer}",
         block=block,
         recipe=recipe,
-        lazy=lazy.features,
+        lazy=replace(features, points=(before, midpoint(before, after), after)),
         labels=known.labels,
         public=public,
     )
