@@ -145,7 +145,7 @@ def products(run: TrainingRun) -> None:
 def peak(recipe: Recipe) -> int:
     """Return the most bytes that a run and its derivative take at once, on the CPU."""
     run, held, most = wide_run(recipe, "cpu"), 0, 0
-    with torch.profiler.profile(profile_memory=True) as profiler:
+    with torch.profiler.profile(profile_memory=True, acc_events=True) as profiler:
         products(run)
     events = profiler.profiler.kineto_results.events()
     for event in sorted(events, key=lambda event: event.start_ns()):

@@ -12,11 +12,12 @@ import exhume
 import replays
 from exhume.auditing.evidence import claims as claimed
 from exhume.equation.domain import Box
+from exhume.equation.objective import fitted_with
 from exhume.equation.problem import Problem
 from exhume.features.network import Weights
 from exhume.methods import reconstruct
 from exhume.methods.progress import Checkpoint, pack
-from exhume.methods.replay import Replay, rows_of
+from exhume.methods.replay import LazySearch, Replay, Trials, rows_of
 from exhume.models.formulation import Known
 from exhume.recipes import Recipe
 from replays import small
@@ -160,6 +161,29 @@ def test_small_steps_are_explained_as_nearly_as_their_rounding_allows() -> None:
     found = audited(slow, labels=list(LABELS))
     assert found.found.outcome is exhume.Outcome.CONVERGED and found.found.residual > 1e-9
     assert "The precision in which weights are kept" in found.claims[-1]
+
+
+def test_a_trial_that_stalls_near_goes_on_with_slopes_that_jump() -> None:
+    problem, method = posed(SHORT, LABELS, trained(SHORT)), Replay(products=2)
+    progress: LazySearch | Trials = method.init(problem, 3, 0)
+    while isinstance(progress, LazySearch):
+        progress = method.advance(problem, progress)
+    labels, truth = rows_of(torch.tensor(LABELS), 3).double(), samples().double()
+
+    def after(error: float) -> Trials:
+        assert isinstance(progress, Trials)
+        fit = fitted_with(problem, truth + error, labels.view(-1, 1))
+        stalled = dataclasses.replace(progress.state, fit=fit, outcome=exhume.Outcome.STALLED)
+        ended = method.advance(problem, dataclasses.replace(progress, state=stalled))
+        assert isinstance(ended, Trials)
+        return ended
+
+    near, far = after(1e-3), after(1.0)
+    assert near.sharp and near.rounds == 0 and torch.equal(near.candidates, truth + 1e-3)
+    assert not far.sharp and far.rounds == 1
+    again = dataclasses.replace(near.state, outcome=exhume.Outcome.STALLED)
+    last = method.advance(problem, dataclasses.replace(near, state=again))
+    assert isinstance(last, Trials) and last.rounds == 1 and not last.sharp
 
 
 def test_labels_of_one_output_are_signs() -> None:

@@ -17,33 +17,22 @@ from torch.func import grad, jacrev, jvp, vjp, vmap
 
 from exhume.features import Linearization
 from exhume.features.graphs import Graphs
-from exhume.features.modules import Function, ModuleFeatures, ModuleLinearization
+from exhume.features.modules import BlockFeatures, Function, ModuleLinearization
 from exhume.features.modules import forward_derivative as along
 from exhume.features.network import Weights, derivatives
 from exhume.features.weights import free_memory
 
 
 @dataclass(frozen=True, eq=False)
-class ParameterGradients(ModuleFeatures):
+class ParameterGradients(BlockFeatures):
     """∇θ f_c(x) for the parameters named, flattened one after the other; k = c rows a point.
 
     The rows of the candidates are kept if `keep`, or, if None, where they fit in half the memory.
     """
 
-    block: tuple[str, ...] = ()
     keep: bool | None = None
     # of products, on a GPU; a copy with other weights, inputs or activations has its own
     graphs: Graphs = field(default_factory=Graphs, init=False, repr=False)
-
-    @property
-    def width(self) -> int:
-        """Return p, the number of parameters in the block."""
-        return sum(self.points[0][name].numel() for name in self.block)
-
-    @property
-    def outputs(self) -> int:
-        """Return c, the outputs of the network."""
-        return self.network.outputs
 
     def rows_at(self, weights: Weights, inputs: Tensor) -> Tensor:
         """Return ∇θ f_c(x), (n, c, p)."""

@@ -189,6 +189,23 @@ class ModuleLinearization:
 
 
 @dataclass(frozen=True, eq=False)
+class BlockFeatures(ModuleFeatures):
+    """Features that are as wide as a block of parameters."""
+
+    block: tuple[str, ...] = ()  # their names, in the order of the target
+
+    @property
+    def width(self) -> int:
+        """Return p, the number of parameters in the block."""
+        return sum(self.points[0][name].numel() for name in self.block)
+
+    @property
+    def outputs(self) -> int:
+        """Return c, the outputs of the network."""
+        return self.network.outputs
+
+
+@dataclass(frozen=True, eq=False)
 class LastLayer(ModuleFeatures):
     """φ(x), the input of the head; k = 1 row a point."""
 

@@ -7,8 +7,10 @@ weights backward (pull). The labels y stand where other features have coefficien
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +20,7 @@ from exhume.features import Features, Linearization
 from exhume.features.graphs import Graphs
 from exhume.features.kinks import Softened
 from exhume.features.linear import Linear, Measured, linear
-from exhume.features.modules import ModuleFeatures
+from exhume.features.modules import BlockFeatures
 from exhume.features.network import derivatives
 from exhume.recipes import Recipe, State
 
@@ -40,22 +42,22 @@ SLOWEST = 1e-3  # share of the change that a first guess of the rate makes at le
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class TrainingRun(ModuleFeatures):
+class TrainingRun(BlockFeatures):
     """The map from n samples and labels to the change of the parameters that were trained.
 
     The points are θ₀, from which runs are simulated, and θ, where the true one ended.
     """
 
-    block: tuple[str, ...]  # names of what was trained, in the order of the target
     recipe: Recipe  # how
     lazy: Features  # gradients of the same parameters, for a first guess
     labels: tuple[int, ...] | None = None  # classes of the samples, if they are known
     public: Tensor | None = None  # inputs of the same kind, (N, d), if there are any
     pooling: float = 0.0  # share of Adam's mean squares that a weight has from its row and column
+    sharp: bool = False  # whether slopes of ReLU jump: near the samples no unit turns on or off
     # whether the derivatives of all steps are kept, by recipe and shape of candidates
     keeps: dict[tuple[Recipe, torch.Size], bool] = field(default_factory=dict, repr=False)
-    # runs captured in CUDA graphs on a GPU, by recipe, pooling and shape of candidates
-    captured: dict[tuple[Recipe, float, torch.Size], "Captured"] = field(
+    # runs captured in CUDA graphs on a GPU, by recipe, pooling, sharpness and shape of candidates
+    captured: dict[tuple[Recipe, float, bool, torch.Size], "Captured"] = field(
         default_factory=dict, repr=False
     )
 
@@ -63,16 +65,6 @@ class TrainingRun(ModuleFeatures):
     def undetermined(self) -> tuple[str, ...]:
         """Say what all samples of a batch may share unseen; else whatever changes the run shows."""
         return (SHARED,) if self.network.batch_statistics else ()
-
-    @property
-    def width(self) -> int:
-        """Return p, the number of trained parameters."""
-        return sum(self.points[0][name].numel() for name in self.block)
-
-    @property
-    def outputs(self) -> int:
-        """Return c, the outputs of the network: a label has as many entries."""
-        return self.network.outputs
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "TrainingRun":
         """Return the same elsewhere."""
@@ -90,6 +82,10 @@ class TrainingRun(ModuleFeatures):
         """Return the state before the first step."""
         theta = torch.cat([self.points[0][name].flatten() for name in self.block])
         return (theta, *(torch.zeros_like(theta) for _ in range(self.recipe.buffers)))
+
+    def slopes(self, off: Tensor) -> AbstractContextManager[Any]:
+        """Let slopes of ReLU change softly where the run is `off` from its end, unless sharp."""
+        return nullcontext() if self.sharp else Softened(off)
 
     def loss(self, theta: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
         """Return ℓ(θ, X, y) of a batch, with θ (p,)."""
@@ -143,7 +139,7 @@ class TrainingRun(ModuleFeatures):
         """Return the run at n candidates (n, d); it is simulated once labels are given."""
         if candidates.device.type != "cuda":
             return Replayed(self, candidates)
-        key = self.recipe, self.pooling, candidates.shape
+        key = self.recipe, self.pooling, self.sharp, candidates.shape
         if key not in self.captured:
             self.captured[key] = Captured(Replayed(self, candidates))
         return Resumed(self, candidates, self.captured[key])
@@ -252,7 +248,7 @@ class Replayed:
     def _derivative(self, k: int, state: State, rate: float | Tensor | None = None) -> Linear:
         """The derivative of a step in the state before it, the candidates and the rate."""
         rate = self._tensor(self.rate if rate is None else rate)
-        with Softened(self.off):
+        with self.run.slopes(self.off):
             return linear(partial(self._step, k), *state, self.candidates, rate)
 
     def _tensor(self, rate: float | Tensor) -> Tensor:
@@ -323,7 +319,7 @@ class Replayed:
         """The same in forward mode, which is faster for many directions at once."""
         state, rate = self.run.begin(), self._tensor(self.rate)
         tangent = tuple(torch.zeros_like(part) for part in state)
-        with Softened(self.off):
+        with self.run.slopes(self.off):
             for k in range(len(self.batches)):
                 inputs = *state, self.candidates, rate
                 along = *tangent, direction, torch.zeros_like(rate)

@@ -38,6 +38,9 @@ LEG = 10  # steps with the metric of images, then as many without, and so on: ea
 # the other hardly sees
 LEG_DAMPING = 1e-3  # with which a leg after the first begins: it is near already
 GAIN = 0.7  # share of the residual that two legs leave at most, or the trial has ended
+# Residual under which a trial that has stalled goes on with slopes of ReLU that jump: softened ones
+# are the mean over many units that may turn, and this near there are few
+NEAR = 1e-3
 NO_MARKS = (math.inf, math.inf)  # what legs are compared with before there were two
 DRIFT = 1e-2  # what the lazy equation may leave: its search ends where nothing more is gained
 # How far from the middle of the domain random starts are: what the weights hardly show stays as it
@@ -88,18 +91,20 @@ class Trials(Progress):
     lazy: Tensor  # the lazy solution, (n, d)
     gains: Tensor  # how much each of it raises each output, (n, c)
     best: Best | None = None
+    sharp: bool = False  # whether the trial at hand has come to slopes of ReLU that jump
     legs: int = 0  # of the trial at hand that have ended
     marks: tuple[float, float] = NO_MARKS  # residuals with which the last two of them began
 
     def seen(self, problem: Problem) -> Problem:
         """Return the problem with the choice of the trial at hand."""
-        return choices(problem)[self.choice]
+        seen = choices(problem)[self.choice]
+        return replace(seen, features=replace(_run(seen), sharp=self.sharp))
 
-    def next_leg(self) -> "Trials":
-        """Go on from the same candidates."""
+    def next_leg(self, fit: Fit) -> "Trials":
+        """Go on from a fit of the same candidates."""
         return replace(
             self,
-            state=DampedState(fit=self.state.fit, damping=LEG_DAMPING, pairs=self.state.pairs),
+            state=DampedState(fit=fit, damping=LEG_DAMPING, pairs=self.state.pairs),
             steps=self.total_steps,
             products=self.total_products,
             legs=self.legs + 1,
@@ -154,7 +159,10 @@ class Replay:
             ended = Outcome.CONVERGED if state.outcome is Outcome.CONVERGED else None
             return replace(progress, state=state, outcome=ended)
         if metric and state.fit.value < GAIN * progress.marks[0]:
-            return progress.next_leg()
+            return progress.next_leg(state.fit)
+        if state.fit.value < NEAR and not progress.sharp and not adam:
+            sharp, fit = replace(progress, sharp=True), state.fit
+            return sharp.next_leg(fitted_with(sharp.seen(problem), fit.candidates, fit.shares))
         if progress.best is None or progress.best.beaten(state.fit.value):
             fit = state.fit
             best = Best(fit.candidates, fit.shares, fit.value, progress.choice)
@@ -163,7 +171,7 @@ class Replay:
         if turn >= self.trials:
             return replace(progress, outcome=Outcome.STALLED)
         begun = self._begin(problem, progress, turn, choice)
-        return progress.next_round(begun, choice=choice, legs=0, marks=NO_MARKS)
+        return progress.next_round(begun, choice=choice, sharp=False, legs=0, marks=NO_MARKS)
 
     def finish(self, problem: Problem, progress: LazySearch | Trials) -> Fit:
         """Return the best of all trials."""
