@@ -6,6 +6,7 @@ import pytest
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
 SHOWN = {
     "audit_your_own_model": ["settled, residual", "recovered 100%"],
+    "finetuned": ["not lazy", "converged", "recovered 100%, exact 100%"],
     "first_audit": ["converged: 20 candidates", "recovered 100%, exact 100%"],
     "frozen_backbone": ["10 candidates", "converged", "recovered 100%, exact 100%"],
     "reading_a_report": ["All 6 samples recovered", "None of 6 samples recovered", "no such trace"],

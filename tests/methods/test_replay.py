@@ -17,7 +17,7 @@ from exhume.equation.problem import Problem
 from exhume.features.network import Weights
 from exhume.methods import reconstruct
 from exhume.methods.progress import Checkpoint, pack
-from exhume.methods.replay import LazySearch, Replay, Trials, rows_of
+from exhume.methods.replay import LazySearch, Replay, Trials, likely_counts, rows_of
 from exhume.models.formulation import Known
 from exhume.recipes import Recipe
 from replays import small
@@ -184,6 +184,14 @@ def test_a_trial_that_stalls_near_goes_on_with_slopes_that_jump() -> None:
     again = dataclasses.replace(near.state, outcome=exhume.Outcome.STALLED)
     last = method.advance(problem, dataclasses.replace(near, state=again))
     assert isinstance(last, Trials) and last.rounds == 1 and not last.sharp
+
+
+def test_a_class_whose_bias_grew_has_samples_however_little_it_gained() -> None:
+    gains = torch.tensor([0.25, 1.0, 0.2, -0.7, 1e-3, -0.75], dtype=torch.float64)
+    given = torch.tensor([0.0, 0.1, 0.3, 0.3, 0.1, 0.2], dtype=torch.float64)
+    first, *others = likely_counts(gains, given, 3)
+    assert first.tolist() == [1, 1, 1, 0, 0, 0]
+    assert any(counts[0] == 0 for counts in others)  # these are tried, too, but later
 
 
 def test_labels_of_one_output_are_signs() -> None:

@@ -47,6 +47,7 @@ DRIFT = 1e-2  # what the lazy equation may leave: its search ends where nothing 
 # was at the start, so little noise is best where that is much, and all of it where there are traps
 SPREADS = (0.1, 1.0)
 LABEL_SETS = 12  # of those that the weights allow, so many of the likeliest are tried
+OWED = 1e-2  # share of the largest gain of a class that others may owe to weight decay
 TURNS = 8  # trials for a number of samples, where it is not known: then there is one more
 FEWER = 30  # times fewer products for the lazy solution where it is not the first start
 STARTS = {  # what trials begin with, one kind after the other, for each set of labels
@@ -302,11 +303,14 @@ def likely_counts(gains: Tensor, given: Tensor, count: int) -> list[Tensor]:
 
     While the network goes from the shares p (c,) that it gave the classes at first to the samples'
     own, y, each class gains in proportion to y − p. So counts are ranked by the angle of
-    counts/n − p to the gains: from all in one class, moving one at a time while that helps.
+    counts/n − p to the gains: from all in one class, moving one at a time while that helps. Counts
+    without a class that must have samples come after all with it.
     """
+    needed = must_have(gains)
 
     def fitness(counts: Tensor) -> float:
-        return float(torch.cosine_similarity(counts / count - given, gains, dim=0))
+        missing = int((needed & (counts == 0)).sum())
+        return float(torch.cosine_similarity(counts / count - given, gains, dim=0)) - 2 * missing
 
     here = count * (torch.arange(len(gains)) == gains.argmax()).long()
     seen = {tuple(here.tolist()): fitness(here)}
@@ -365,8 +369,13 @@ def lazy_of(problem: Problem) -> Problem:
 
 
 def least_count(problem: Problem) -> int:
-    """Return how many samples there are at least: the last bias of other classes does not grow."""
-    return max(1, int((class_gains(problem) > 0).sum()))
+    """Return how many samples there are at least: one of each class that must have some."""
+    return max(1, int(must_have(class_gains(problem)).sum()))
+
+
+def must_have(gains: Tensor) -> Tensor:
+    """Tell of each class whether it has samples, (c,): the last bias of others does not grow."""
+    return gains > OWED * gains.max()
 
 
 def span_count(problem: Problem) -> int | None:
