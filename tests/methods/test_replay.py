@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import exhume
 import replays
@@ -163,27 +163,28 @@ def test_small_steps_are_explained_as_nearly_as_their_rounding_allows() -> None:
     assert "The precision in which weights are kept" in found.claims[-1]
 
 
-def test_a_trial_that_stalls_near_goes_on_with_slopes_that_jump() -> None:
-    problem, method = posed(SHORT, LABELS, trained(SHORT)), Replay(products=2)
-    progress: LazySearch | Trials = method.init(problem, 3, 0)
-    while isinstance(progress, LazySearch):
-        progress = method.advance(problem, progress)
-    labels, truth = rows_of(torch.tensor(LABELS), 3).double(), samples().double()
+def test_a_trial_that_stalls_near_a_kink_goes_on_with_slopes_that_jump() -> None:
+    method, labels, truth = Replay(products=2), torch.eye(3)[list(LABELS)], samples().double()
 
-    def after(error: float) -> Trials:
-        assert isinstance(progress, Trials)
-        fit = fitted_with(problem, truth + error, labels.view(-1, 1))
+    def after(error: float, sigma: nn.Module, sharp: bool = False) -> Trials:
+        torch.manual_seed(0)
+        module = nn.Sequential(nn.Linear(6, 24), sigma, nn.Linear(24, 3))
+        weights = replays.trained(module, samples(), labels, SHORT)
+        problem = replays.posed(module, weights, Known(SHORT, LABELS))
+        progress: LazySearch | Trials = method.init(problem, 3, 0)
+        while isinstance(progress, LazySearch):
+            progress = method.advance(problem, progress)
+        fit = fitted_with(problem, truth + error, labels.double().view(-1, 1))
         stalled = dataclasses.replace(progress.state, fit=fit, outcome=exhume.Outcome.STALLED)
-        ended = method.advance(problem, dataclasses.replace(progress, state=stalled))
-        assert isinstance(ended, Trials)
-        return ended
+        ended = dataclasses.replace(progress, state=stalled, sharp=sharp)
+        following = method.advance(problem, ended)
+        assert isinstance(following, Trials)
+        return following
 
-    near, far = after(1e-3), after(1.0)
+    near = after(1e-3, nn.ReLU())
     assert near.sharp and near.rounds == 0 and torch.equal(near.candidates, truth + 1e-3)
-    assert not far.sharp and far.rounds == 1
-    again = dataclasses.replace(near.state, outcome=exhume.Outcome.STALLED)
-    last = method.advance(problem, dataclasses.replace(near, state=again))
-    assert isinstance(last, Trials) and last.rounds == 1 and not last.sharp
+    far, smooth, again = after(1.0, nn.ReLU()), after(1e-3, nn.GELU()), after(1e-3, nn.ReLU(), True)
+    assert [(t.sharp, t.rounds) for t in (far, smooth, again)] == [(False, 1)] * 3
 
 
 def test_a_class_whose_bias_grew_has_samples_however_little_it_gained() -> None:

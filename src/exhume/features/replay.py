@@ -78,6 +78,15 @@ class TrainingRun(BlockFeatures):
         before, after = self.points
         return torch.cat([(after[name] - before[name]).flatten() for name in self.block])
 
+    @cached_property
+    def kinked(self) -> bool:
+        """Whether the network has slopes that jump."""
+        one = self.change.new_zeros(1, self.dim)
+        softened = Softened(one.sum())
+        with torch.no_grad(), softened:
+            self.network(self.points[0], one)
+        return softened.met
+
     def begin(self) -> State:
         """Return the state before the first step."""
         theta = torch.cat([self.points[0][name].flatten() for name in self.block])

@@ -161,7 +161,8 @@ class Replay:
             return replace(progress, state=state, outcome=ended)
         if metric and state.fit.value < GAIN * progress.marks[0]:
             return progress.next_leg(state.fit)
-        if state.fit.value < NEAR and not progress.sharp and not adam:
+        kinks = _run(problem).kinked and not (adam or progress.sharp)
+        if state.fit.value < NEAR and kinks:
             sharp, fit = replace(progress, sharp=True), state.fit
             return sharp.next_leg(fitted_with(sharp.seen(problem), fit.candidates, fit.shares))
         if progress.best is None or progress.best.beaten(state.fit.value):
