@@ -131,6 +131,14 @@ def scored(recovered: float, exact: float, look_alikes: float = 0.0) -> dict[str
     return {"score": score, "chance": chance}
 
 
+def seen(own: int, other: int | None) -> dict[str, Any]:
+    """The same of eight images of which none was recovered and so many can be recognised."""
+    counts = {"samples": 8, "cosine80": 0, "cosine90": 0, "ssims": [], "cosines": [0.7, None]}
+    control = None if other is None else counts | {"ssim": other, "control": None}
+    p = None if other is None else 0.001 if own > 4 else 0.5
+    return scored(0, 0) | {"recognised": counts | {"ssim": own, "control": control, "p_value": p}}
+
+
 @pytest.mark.parametrize(
     ("changes", "truth", "tone", "words"),
     [
@@ -142,6 +150,10 @@ def scored(recovered: float, exact: float, look_alikes: float = 0.0) -> dict[str
         ({"premise": "change"}, None, "open", "enough numbers to leave no other explanation"),
         ({}, scored(0, 0), "calm", "None of 8 training samples recovered."),
         ({}, scored(0, 0), "calm", "not that the data are safe"),
+        ({"premise": "margin"}, scored(0, 0), "calm", "have 0.90 to 0.94 at best"),
+        ({}, seen(7, 0), "exposed", "recovered, 7 of 8 recognisable (held-out: 0 of 8)."),
+        ({}, seen(2, 1), "calm", "recovered, 2 of 8 recognisable (held-out: 1 of 8)."),
+        ({}, seen(7, None), "calm", "7 of 8 recognisable (held-out: none at hand)."),
         ({}, scored(0.5, 0), "exposed", "4 of 8 training samples recovered, none exactly."),
         ({}, scored(1, 0.25), "exposed", "8 of 8 training samples recovered, 2 exactly."),
         ({}, scored(1, 1), "exposed", "0.9 (the nearest other training sample) or 1.3 (random"),
@@ -151,6 +163,18 @@ def test_the_headline(changes: Any, truth: Any, tone: str, words: str) -> None:
     sentence, meaning, said = evidence.headline(result_of(8, (10,), **changes), truth)
     assert said == tone and words in f"{sentence} {meaning}"
     assert ("nobody may say “recovered”" in meaning) == (truth is None)
+
+
+def test_what_recognisable_images_are_worth() -> None:
+    for own, other, words in ((7, 0, "than chance"), (1, 1, "may be chance"), (7, None, "at hand")):
+        said = evidence.recognition(seen(own, other)["recognised"])
+        assert said.startswith("The best cosine of a training image") and "is 0.7." in said
+        assert words in said
+    assert evidence.by_recognition(result_of(8, (10,)), seen(0, 0))
+    assert not evidence.by_recognition(result_of(8, (10,)), scored(0, 0))
+    some = seen(0, 0) | {"score": scored(0.5, 0)["score"]}
+    assert not evidence.by_recognition(result_of(8, (10,)), some)
+    assert evidence.by_recognition(result_of(8, (10,), premise="decay"), some)
 
 
 LOW = result_of(8, (10,))["problem"] | {"ratio": 0.4}

@@ -91,7 +91,7 @@ def test_public_images_beside_a_training_run(said: Said) -> None:
 def test_images_from_victim_to_report(workshop: Path, said: Said) -> None:
     shutil.copytree(workshop / "pictures", RUN)
     printed = said("score", RUN)  # the truth is in the folder of the model, which is in the config
-    assert "psnr" in printed and "ssim" in printed
+    assert "psnr" in printed and "ssim" in printed and "recognisable by" in printed
     assert names(RUN) == AUDITED | {SCORE, MATCHED}
     pairs = load_file(RUN / MATCHED)
     assert pairs["originals"].shape == pairs["reconstructions"].shape == (6, 8, 8)

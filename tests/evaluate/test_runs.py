@@ -10,10 +10,10 @@ import yaml
 from torch import Tensor
 
 from exhume import data as datasets
-from exhume.auditing.evidence import published_figures
+from exhume.auditing import evidence
 from exhume.data import Data
 from exhume.errors import InputError
-from exhume.evaluate import chance_level, published_score, residual_at_truth
+from exhume.evaluate import recognised, residual_at_truth
 from exhume.evaluate.runs import MATCHED, SCORE, score_run
 from exhume.files import read_tensors
 from exhume.models.formulation import POINTS
@@ -101,36 +101,46 @@ def test_refusals(config: Any, factory: Any, words: str, tmp_path: Path, model: 
     assert not (run / SCORE).exists()
 
 
-def scored(tmp_path: Path, known: Data, samples: Tensor) -> dict[str, Any]:
+def scored(tmp_path: Path, known: Data, samples: Tensor, **changes: Any) -> dict[str, Any]:
     """The score of a run of a model of one's own, against its truth in a file."""
+    held_out = changes.pop("held_out", None)
     datasets.save(known, tmp_path / "truth")
-    return score_run(run_of(tmp_path / "run", None, samples), tmp_path / "truth")
+    run = run_of(tmp_path / "run", None, samples, **changes)
+    return score_run(run, tmp_path / "truth", held_out=held_out)
 
 
-def test_a_score_of_images_holds_the_published_figures(tmp_path: Path) -> None:
+def test_a_score_of_images_counts_what_can_be_recognised(tmp_path: Path) -> None:
     known = datasets.load("digits", 20, centre="pixels")
-    found = known.inputs + 0.01 * gaussian(20, 64)
-    figures = scored(tmp_path, known, -found)["published"]
-    expected = published_score(-found, known).to_dict()
-    assert {name: figures[name] for name in expected} == pytest.approx(expected)
-    others = datasets.held_out(known, 20)
-    assert figures["chance"] == pytest.approx(chance_level(known, others).to_dict())
-    assert figures["control"]["recovered"] == [1.0, 0.0]
-    said = published_figures(figures)
-    assert f"{figures['good']} of 20 images over 0.4" in said
-    assert "20 held-out images in the place of the candidates would have" in said
+    found = known.inputs + 0.05 * gaussian(20, 64)
+    others = datasets.held_out(known, seed=0)
+    seen = recognised(2 * found, known, others)
+    record = scored(tmp_path, known, 2 * found, premise="margin")
+    assert record["recognised"] == seen.to_dict()
+    pairs = read_tensors(tmp_path / "run" / MATCHED)
+    torch.testing.assert_close(pairs["originals"], known.images().float())
+    torch.testing.assert_close(pairs["reconstructions"], seen.pictures.float())
+    torch.testing.assert_close(pairs["held_out_originals"], others.images().float())
+    assert evidence.recognition_rows(record["recognised"])[2] == (
+        "cosine over 0.9", "20 of 20", f"{seen.control.cosine90} of 20",
+    )  # fmt: skip
+    assert "than chance explains" in evidence.recognition(record["recognised"])
+    (tmp_path / "other").mkdir()
+    datasets.save(others, tmp_path / "held-out")
+    again = scored(tmp_path / "other", known, 2 * found, held_out=tmp_path / "held-out")
+    assert again["recognised"] == record["recognised"]
 
 
 def test_pairs_have_their_sign_set_right_and_none_is_nan(tmp_path: Path) -> None:
     known = images(4, 7, 6, rescale=True)
     record = scored(tmp_path, known, -known.inputs[[2, 0, 1]])
-    assert record["published"]["chance"] is None
-    assert "No held-out images are at hand" in published_figures(record["published"])
+    assert record["recognised"]["control"] is None
+    assert "No held-out images are at hand" in evidence.recognition(record["recognised"])
+    assert evidence.recognition_rows(record["recognised"])[0][2] == "none at hand"
     pairs = read_tensors(tmp_path / "run" / MATCHED)
     torch.testing.assert_close(pairs["originals"], known.images().float())
     torch.testing.assert_close(pairs["reconstructions"][:3], pairs["originals"][:3])
     assert pairs["reconstructions"][3].isnan().all()
     (tmp_path / "vectors").mkdir()
     vectors = datasets.sphere(16, 4)
-    assert "published" not in scored(tmp_path / "vectors", vectors, vectors.inputs)
+    assert "recognised" not in scored(tmp_path / "vectors", vectors, vectors.inputs)
     assert not (tmp_path / "vectors/run" / MATCHED).exists()

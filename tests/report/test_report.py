@@ -198,6 +198,30 @@ def test_a_long_gallery_shows_the_best_and_the_worst(tmp_path: Path) -> None:
     assert len(numbers) == 60 and numbers == sorted(numbers, reverse=True)  # largest first
 
 
+def test_weights_alone_show_what_can_be_recognised_beside_held_out_images(tmp_path: Path) -> None:
+    known = data.load("digits", 20, centre="pixels")
+    data.save(known, tmp_path / "truth")
+    found = 9 * (known.inputs + 0.05 * gaussian(20, 64))
+    result = result_of(20, (8, 8), premise="margin")
+    run = make_run(tmp_path / "run", found, {"model": None}, result)
+    seen = score_run(run, tmp_path / "truth")["recognised"]
+    text = page(run)
+    own, other = (f"{side['ssim']} of 20" for side in (seen, seen["control"]))
+    assert f"None of 20 training samples recovered, {own} recognisable (held-out: {other})" in text
+    assert f"<td>SSIM over 0.4</td><td>{own}</td><td>{other}</td>" in text
+    assert f"SSIM over 0.4 {own} ({other}); cosine over 0.8" in text  # of the card
+    assert text.count("data:image/png") == 80 and "The best of the held-out images" in text
+    assert text.count("0.90 to 0.94 at best") == 2 and "recognised" in ids(text)
+    shown = [float(x) for x in re.findall(r"SSIM ([0-9.]+), cosine", text)]
+    assert shown[:20] == sorted(shown[:20], reverse=True)
+    assert report.gallery_png(run, tmp_path / "gallery.png", limit=4).exists()
+    alone = run_of(tmp_path / "alone", faces(), noise=9)
+    text = page(alone)
+    assert "<td>none at hand</td>" in text and "No held-out images are at hand" in text
+    assert text.count("data:image/png") == 20
+    assert "data:image" not in page(run, redact=True)
+
+
 def test_thumbnails_and_candidates_by_channel(tmp_path: Path) -> None:
     truth = colours(1)
     text = page(run_of(tmp_path / "scored", truth))

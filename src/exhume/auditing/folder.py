@@ -42,10 +42,10 @@ IN_RESULT = """
 IN_PROBLEM = "name dim width outputs shape ratio domain"
 IN_SCORE = """
     samples candidates thresholds recovered exact error signed_error cosine psnr ssim
-    recall precision flips ssim_window rows
+    recall precision flips rows
 """
 IN_ROW = "sample candidate error signed_error cosine psnr ssim"
-IN_PUBLISHED = "samples top10_ssim good chance control"
+IN_RECOGNISED = "samples ssim cosine80 cosine90 p_value ssims cosines control"
 
 AUDIT, SCORING = "exhume audit", "exhume score"  # The commands that write the files
 
@@ -105,12 +105,9 @@ class RunFolder:
         _check_keys(scored["chance"], "sphere neighbour", f"the chance level in {file}")
         for row in score["rows"]:
             _check_keys(row, IN_ROW, f"a row in {file}")
-        if "published" in scored:
-            figures = _check_keys(scored["published"], IN_PUBLISHED, f"published in {file}")
-            if figures["chance"] is not None:
-                _check_keys(figures["chance"], "candidates top10_ssim good", f"chance in {file}")
-                control = _check_keys(figures["control"], "good ssim", f"the control in {file}")
-                _check_keys(control["ssim"], "p_value", f"the control in {file}")
+        seen = scored.get("recognised")
+        while seen is not None:  # and its control
+            seen = _check_keys(seen, IN_RECOGNISED, f"recognised in {file}")["control"]
         return scored
 
     @cached_property
@@ -143,13 +140,20 @@ class RunFolder:
         sizes: Tensor = coefficients.reshape(count, -1).norm(dim=1)
         return sizes
 
-    def matched(self) -> tuple[Tensor, Tensor] | None:
-        """Return original and recovered pictures, (n, *shape) each; None where there are none."""
-        file = self.path / MATCHED
-        if self.scored is None or not file.exists():
+    def matched(self, control: bool = False) -> tuple[Tensor, Tensor] | None:
+        """Return original and recovered pictures, (n, *shape) each; None where there are none.
+
+        Those of the control are there where `evidence.by_recognition` says so of the pairs.
+        """
+        file, scored = self.path / MATCHED, self.scored
+        if scored is None or not file.exists():
             return None
-        originals, found = self._tensors(MATCHED, ("originals", "reconstructions"), SCORING)
-        if originals.shape != found.shape or len(originals) != len(self.scored["score"]["rows"]):
+        side, rows = "", scored["score"]["rows"]
+        if control:
+            side, rows = "held_out_", scored["recognised"]["control"]["ssims"]
+        names = f"{side}originals", f"{side}reconstructions"
+        originals, found = self._tensors(MATCHED, names, SCORING)
+        if originals.shape != found.shape or len(originals) != len(rows):
             raise InputError(f"{file} does not belong to {SCORE}: run {SCORING} again")
         return originals, found
 
@@ -232,9 +236,9 @@ class RunFolder:
         write_json(self.path / RESULT, result)
         (self.path / CHECKPOINT).unlink(missing_ok=True)
 
-    def write_score(self, record: dict[str, Any], pairs: Mapping[str, Tensor] | None) -> None:
+    def write_score(self, record: dict[str, Any], pairs: Mapping[str, Tensor]) -> None:
         """Write the score, and for pictures the originals beside what was recovered of them."""
-        if pairs is not None:
+        if pairs:
             write_tensors(self.path / MATCHED, pairs)
         write_json(self.path / SCORE, record)
 

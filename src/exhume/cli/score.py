@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from exhume.auditing.evidence import published_figures
+from exhume.auditing import evidence
+from exhume.auditing.folder import RunFolder
 from exhume.cli.console import console as _console
 from exhume.cli.console import table
 from exhume.evaluate.runs import score_run
@@ -10,17 +11,20 @@ from exhume.evaluate.runs import score_run
 FIGURES = ("recovered", "exact", "recall", "precision", "error", "cosine", "psnr", "ssim")
 
 
-def score(run: Path, truth: Path | None = None, model: str | None = None) -> None:
+def score(
+    run: Path, truth: Path | None = None, model: str | None = None, held_out: Path | None = None
+) -> None:
     """Compare a run with the training data: matches, errors, chance; floors and angles.
 
     Args:
         run: folder of an audit.
         truth: the training data; truth.safetensors in the model's folder if left out.
         model: the factory of a model of your own, once more; without it there are no floors.
+        held_out: images that the model never saw, in a file as the truth; drawn if left out.
     """
     from exhume import report as reports
 
-    record = score_run(run, truth, model)
+    record = score_run(run, truth, model, held_out)
     reports.write(run)
     sides = record["score"], record["chance"]["neighbour"] or {}
     rows = [
@@ -30,8 +34,12 @@ def score(run: Path, truth: Path | None = None, model: str | None = None) -> Non
     ]
     console = _console()
     console.print(table(("", "this run", "nearest other sample"), rows))
-    if "published" in record:
-        console.print(published_figures(record["published"]), markup=False)
+    if (seen := record.get("recognised")) is not None:
+        counted = evidence.recognition_rows(seen)
+        console.print(table(("recognisable by", "training images", "held-out images"), counted))
+        console.print(evidence.recognition(seen), markup=False)
+    if evidence.weights_alone(RunFolder(run).result) and not record["score"]["recovered"]:
+        console.print(evidence.LEVEL, markup=False)
     if "verdict" not in record:
         console.print("give --model, the factory, to see the floor and the verdict")
         return

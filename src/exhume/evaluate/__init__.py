@@ -4,10 +4,11 @@ No attack imports it. An audit is finished before this package is asked how good
 
     score = exhume.evaluate.score(result.samples, truth)
     exhume.evaluate.chance(truth, candidates=len(result.samples))
+    exhume.evaluate.recognised(result.samples, truth, exhume.data.held_out(truth))
 """
 
 from exhume.auditing.evidence import verdict
-from exhume.evaluate.controls import Chance, Contrast, OtherData, chance, other_data, wrong_prior
+from exhume.evaluate.controls import Chance, chance, wrong_prior
 from exhume.evaluate.feature_space import (
     floors,
     outside,
@@ -16,27 +17,23 @@ from exhume.evaluate.feature_space import (
     span_residual,
 )
 from exhume.evaluate.metrics import assign, distances
-from exhume.evaluate.published import PublishedScore, chance_level, ncc_distances, published_score
+from exhume.evaluate.recognition import Recognised, ncc_distances, recognised
 from exhume.evaluate.scoring import EXACT, RECOVERED, Score, score
 
 __all__ = [
     "EXACT",
     "RECOVERED",
     "Chance",
-    "Contrast",
-    "OtherData",
-    "PublishedScore",
+    "Recognised",
     "Score",
     "assign",
     "chance",
-    "chance_level",
     "distances",
     "floors",
     "ncc_distances",
-    "other_data",
     "outside",
     "principal_angles",
-    "published_score",
+    "recognised",
     "residual_at_truth",
     "score",
     "span_residual",

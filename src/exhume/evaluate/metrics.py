@@ -12,7 +12,8 @@ from exhume.errors import InputError
 
 Kind = Literal["sign_invariant", "signed", "published"]
 
-SSIM_WINDOW = 7  # Side of the window of SSIM in pixels; 7 is what scikit-image takes unless told
+# Side of the window of SSIM in pixels, and deviation of its weights: those of the papers on images
+SIDE, DEVIATION = 3, 1.5
 
 
 def distances(truth: Tensor, candidates: Tensor, kind: Kind = "sign_invariant") -> Tensor:
@@ -107,35 +108,26 @@ def psnr(images: Tensor, others: Tensor) -> Tensor:
     return -10 * (x - y).square().flatten(1).mean(1).log10()
 
 
-def ssim(images: Tensor, others: Tensor, window: int) -> Tensor:
-    """Return the structural similarity of pairs of images, the mean over windows and channels.
+def ssim(images: Tensor, others: Tensor) -> Tensor:
+    """Return the structural similarity of pairs of images, the mean over pixels and channels.
 
-    S = (2 μ_x μ_y + 0.01²)(2 σ_xy + 0.03²) / ((μ_x² + μ_y² + 0.01²)(σ_x² + σ_y² + 0.03²)) in each
-    window inside the image. All pixels of a window weigh the same, and covariances are over their
-    number less one, as in scikit-image. Values outside [0, 1] are clipped first; NaN stays NaN.
-    Images are (n, H, W) or (n, C, H, W); `ssim_window` gives a window that fits.
+    S = (2 μ_x μ_y + 0.01²)(2 σ_xy + 0.03²) / ((μ_x² + μ_y² + 0.01²)(σ_x² + σ_y² + 0.03²)) in the
+    window around each pixel, moments weighed by a Gaussian; the image is mirrored at its edges, as
+    in the published code. Values outside [0, 1] are clipped first; NaN stays NaN. Images are
+    (n, H, W) or (n, C, H, W), with sides of 3 pixels or more.
     """
     x, y = (side.double().clamp(0, 1).reshape(-1, 1, *side.shape[-2:]) for side in (images, others))
-    kernel = x.new_full((1, 1, window, window), 1 / window**2)
+    edge = SIDE // 2
+    steps = torch.arange(-edge, edge + 1, dtype=torch.float64)
+    weights = (-(steps**2) / (2 * DEVIATION**2)).exp()
+    kernel = (weights[:, None] * weights / weights.sum() ** 2)[None, None]
 
     def mean(values: Tensor) -> Tensor:
-        return functional.conv2d(values, kernel)
+        return functional.conv2d(functional.pad(values, [edge] * 4, "reflect"), kernel)
 
-    mean_x, mean_y, unbiased = mean(x), mean(y), window**2 / (window**2 - 1)
-    variances = unbiased * (mean(x * x) - mean_x**2 + mean(y * y) - mean_y**2)
-    covariance = unbiased * (mean(x * y) - mean_x * mean_y)
+    mean_x, mean_y = mean(x), mean(y)
+    variances = mean(x * x) - mean_x**2 + mean(y * y) - mean_y**2
+    covariance = mean(x * y) - mean_x * mean_y
     above = (2 * mean_x * mean_y + 0.01**2) * (2 * covariance + 0.03**2)
     below = (mean_x**2 + mean_y**2 + 0.01**2) * (variances + 0.03**2)
     return (above / below).reshape(len(images), -1).mean(1)
-
-
-def ssim_window(shape: tuple[int, ...]) -> int | None:
-    """Return the window of SSIM: 7 pixels, or the largest odd number that fits; None below 3.
-
-    Example:
-        >>> ssim_window((3, 32, 32)), ssim_window((8, 8)), ssim_window((6, 9)), ssim_window((2, 9))
-        (7, 7, 5, None)
-    """
-    side = min(shape[-2:])
-    window = min(SSIM_WINDOW, side - 1 + side % 2)
-    return window if window >= 3 else None

@@ -7,14 +7,14 @@ from typing import Any
 from torch import Tensor
 
 from exhume import data
-from exhume.auditing.evidence import counts, ratio, verdict
+from exhume.auditing.evidence import by_recognition, counts, ratio, verdict
 from exhume.auditing.folder import MATCHED, RESULT, SCORE, RunFolder
 from exhume.auditing.settings import Settings
 from exhume.equation.problem import Premise, Problem
 from exhume.errors import InputError
 from exhume.evaluate import feature_space
-from exhume.evaluate.controls import chance, other_data
-from exhume.evaluate.published import chance_level, is_published_for, published_score
+from exhume.evaluate.controls import chance
+from exhume.evaluate.recognition import Recognised, are_images, recognised
 from exhume.evaluate.scoring import pictures, score
 from exhume.models.folder import TRUTH
 from exhume.models.opening import open_model
@@ -23,12 +23,15 @@ from exhume.search.subspace import estimate
 __all__ = ["MATCHED", "SCORE", "score_run"]
 
 
-def score_run(run: Path, truth: Path | None = None, model: str | None = None) -> dict[str, Any]:
+def score_run(
+    run: Path, truth: Path | None = None, model: str | None = None, held_out: Path | None = None
+) -> dict[str, Any]:
     """Match the candidates of a run to the truth; write score.json, and return what it holds.
 
     For images, the pairs are written too. A run folder may come from anyone, so no factory is
     called because the run names it: floors and angles of a model of one's own need it named again,
-    as `model`. The truth is the file in the model's folder unless given.
+    as `model`. The truth is the file in the model's folder unless given; images for the control are
+    drawn from the source of the truth, if that is a set of `exhume.data.load`, unless given.
     """
     if run.is_dir() and not (run / RESULT).exists():
         raise InputError(f"{run}: holds no finished audit; go on with exhume audit … --resume.")
@@ -53,27 +56,36 @@ def score_run(run: Path, truth: Path | None = None, model: str | None = None) ->
     if not own or model is not None:
         settings = settings if model is None else replace(settings, model=model)
         record |= _against_the_model(settings, folder, known, record["score"])
-    if is_published_for(known.shape) and len(samples):
-        record["published"] = _published(samples, known, result["seed"])
-    pairs = None
-    if len(known.shape) > 1:
+    pairs = {}
+    if are_images(known.shape):
+        seen = recognised(samples, known, _held_out(known, held_out, result["seed"]))
+        record["recognised"] = seen.to_dict()
+        if by_recognition(result, record):
+            pairs = _best_pairs(seen)
+    if len(known.shape) > 1 and not pairs:
         originals, candidates = pictures(known, samples, found.matched, found.flipped)
         pairs = {"originals": originals.float(), "reconstructions": candidates.float()}
     folder.write_score(record, pairs)
     return record
 
 
-def _published(samples: Tensor, known: data.Data, seed: int) -> dict[str, Any]:
-    """Return the published figures, and those of held-out images, None where none are at hand."""
-    record = published_score(samples, known).to_dict()
+def _held_out(known: data.Data, file: Path | None, seed: int) -> data.Data | None:
+    """Return images that the model never saw; None where none are at hand."""
+    if file is not None:
+        return data.read(file)
     try:
-        others = data.held_out(known, len(samples), seed)
+        return data.held_out(known, seed=seed)
     except InputError:
-        return {**record, "chance": None, "control": None}
+        return None
+
+
+def _best_pairs(seen: Recognised) -> dict[str, Tensor]:
+    """Return every image beside its nearest candidate, and those of the control as `held_out_…`."""
+    sides = {"": seen} | ({} if seen.control is None else {"held_out_": seen.control})
     return {
-        **record,
-        "chance": chance_level(known, others).to_dict(),
-        "control": other_data(samples, known, others).to_dict(),
+        f"{side}{name}": images.float()
+        for side, found in sides.items()
+        for name, images in (("originals", found.originals), ("reconstructions", found.pictures))
     }
 
 

@@ -48,8 +48,7 @@ class Score:
     # truth is no images. The candidate has its sign set right and is turned into an image with the
     # norm of its true sample: a score may know that, an attack may not
     psnrs: Tensor | None
-    ssims: Tensor | None  # Structural similarity of the same images
-    ssim_window: int | None  # Side of its window in pixels
+    ssims: Tensor | None  # Structural similarity of the same; None below 3 pixels a side, too
     recovered: float  # Share of true samples whose own candidate has an error under 0.1
     exact: float  # The same under 0.01
     recall: float  # Share of true samples with any candidate within 0.1
@@ -83,7 +82,6 @@ class Score:
             "thresholds": {"recovered": RECOVERED, "exact": EXACT},
             **self.summary(),
             "flips": self.flips,
-            "ssim_window": self.ssim_window,
             "rows": rows,
         }
 
@@ -140,11 +138,11 @@ def measure(
         "cosines": metrics.cosines(x, aligned),
     }
     means: dict[str, Any] = {name[:-1]: float(values.mean()) for name, values in columns.items()}
-    psnrs = ssims = window = None
+    psnrs = ssims = None
     if not isinstance(truth, Tensor) and len(truth.shape) in (2, 3):
         originals, images = pictures(truth, y, matched, flipped)
-        psnrs, window = metrics.psnr(originals, images), metrics.ssim_window(truth.shape)
-        ssims = None if window is None else metrics.ssim(originals, images, window)
+        psnrs, least = metrics.psnr(originals, images), min(truth.shape[-2:])
+        ssims = metrics.ssim(originals, images) if least >= metrics.SIDE else None
     return Score(
         samples=len(x),
         candidates=len(y),
@@ -153,7 +151,6 @@ def measure(
         flips=int(flipped.sum()),
         psnrs=psnrs,
         ssims=ssims,
-        ssim_window=window,
         recovered=_share(errors < RECOVERED),
         exact=_share(errors < EXACT),
         recall=_share(closest < RECOVERED),

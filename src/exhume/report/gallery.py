@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from exhume.auditing.evidence import by_recognition
 from exhume.auditing.folder import MATCHED, RunFolder, read_run
 from exhume.equation.pixels import Pixels
 from exhume.errors import InputError
@@ -51,6 +52,8 @@ def gallery(run: RunFolder) -> Gallery | None:
     """Show pairs where the truth was given, otherwise the candidates; None if there is nothing."""
     matched = run.matched()
     if matched is not None and run.scored is not None:
+        if by_recognition(run.result, run.scored):
+            return likenesses(run)
         return pairs(*matched, run.errors(), run.scored["score"]["thresholds"])
     samples, sizes, shape = run.samples, run.sizes.numpy(), run.shape
     if len(samples) == 0:
@@ -87,6 +90,34 @@ def pairs(
         return Gallery("pairs", [("", items)], 0)
     groups = [(f"The {half} best", items[:half]), (f"The {half} worst", items[half:])]
     return Gallery("pairs", groups, left_out)
+
+
+def likenesses(run: RunFolder) -> Gallery:
+    """Show the images that can best be recognised, then the best of the control."""
+    groups, seen, half = [], (run.scored or {})["recognised"], LIMIT // 2
+    for side, whose in ((seen, "training"), (seen["control"], "held-out")):
+        shown = None if side is None else run.matched(control=side is not seen)
+        if shown is None:
+            continue
+        items = []
+        for i in best(side["ssims"])[:half]:
+            ssim, cosine = (number(side[name][i]) for name in ("ssims", "cosines"))
+            picture = data_uri(shown[1][i].numpy()) if shown[1][i].isfinite().all() else None
+            note = f"SSIM {ssim}, cosine {cosine}" if picture else "no candidate"
+            items.append(Item(f"{i + 1}", note, "", (data_uri(shown[0][i].numpy()), picture)))
+        count = f"{side['ssim']} of {side['samples']} over SSIM 0.4"
+        groups.append((f"The best of the {whose} images: {count}", items))
+    return Gallery("likenesses", groups, max(0, seen["samples"] - half))
+
+
+def best(ssims: Sequence[float | None]) -> list[int]:
+    """Return the order of images by SSIM, the highest first, those without a candidate last.
+
+    Example:
+        >>> best([0.2, None, 0.6])
+        [2, 0, 1]
+    """
+    return sorted(range(len(ssims)), key=lambda i: math.inf if (x := ssims[i]) is None else -x)
 
 
 def grade(error: object, thresholds: dict[str, float]) -> str:
@@ -139,19 +170,28 @@ def _between(values: Array, low: float, high: float) -> Array:
 
 
 def gallery_png(run: Path, out: Path, limit: int = 10) -> Path:
-    """Draw the pairs of a run that was scored on images, `limit` of them at most."""
+    """Draw the pairs of a run that was scored on images, `limit` of them at most.
+
+    They are the first samples in their own order, or where images can be recognised at most
+    (`evidence.by_recognition`), the best.
+    """
     loaded = read_run(Path(run))
     matched = loaded.matched()
     if matched is None or len(matched[0]) == 0 or limit < 1:
         none = f"{run} has no pictures to draw ({Path(run) / MATCHED}, limit={limit})"
         raise InputError(f"{none}: run exhume score with image data, and ask for 1 or more")
-    return pairs_png(*matched, loaded.errors(), out, limit)
+    if not by_recognition(loaded.result, scored := loaded.scored or {}):
+        return pairs_png(*matched, [f"error {number(x)}" for x in loaded.errors()], out, limit)
+    ssims = scored["recognised"]["ssims"]
+    order = best(ssims)
+    notes = [f"SSIM {number(ssims[i])}" for i in order]
+    return pairs_png(matched[0][order], matched[1][order], notes, out, limit)
 
 
 def pairs_png(
-    originals: Tensor, found: Tensor, errors: Sequence[float | None], out: Path, limit: int = 10
+    originals: Tensor, found: Tensor, notes: Sequence[str], out: Path, limit: int = 10
 ) -> Path:
-    """Draw originals above reconstructions: the first samples in their own order, not the best.
+    """Draw the first `limit` originals above their reconstructions, with a note below each.
 
     Both are images in [0, 1], (n, *shape), NaN for none. The PNG file is private.
     """
@@ -172,8 +212,8 @@ def pairs_png(
                 axes.set_box_aspect(height)
                 axes.text(0.5, 0.5, "none", ha="center", va="center", fontsize=7, color="#888888")
         row[0].set_ylabel(name, fontsize=8, color="#555555", labelpad=5)
-    for axes, error in zip(grid[1], errors, strict=False):
-        axes.set_xlabel(f"error {number(error)}", fontsize=7, color="#555555", labelpad=4)
+    for axes, note in zip(grid[1], notes, strict=False):
+        axes.set_xlabel(note, fontsize=7, color="#555555", labelpad=4)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", metadata={"Software": None})
     return write_private(Path(out), buffer.getvalue())

@@ -55,7 +55,7 @@ def write(run: Path, redact: bool = False) -> Path:
     """
     folder = read_run(Path(run))
     result, scored, extras = folder.result, folder.scored, folder.scored or {}
-    ratio, as_published = ratio_of(result), extras.get("published")
+    ratio, seen = ratio_of(result), extras.get("recognised")
     values = {point: finite(value) for point, value in _mapping(extras.get("floors")).items()}
     page = (
         environment()
@@ -82,7 +82,10 @@ def write(run: Path, redact: bool = False) -> Path:
                 (at, x, at == result.get("point")) for at, x in values.items() if x is not None
             ],
             subspace=extras.get("subspace"),
-            published=evidence.published_figures(as_published) if as_published else None,
+            recognition=(evidence.recognition_rows(seen), evidence.recognition(seen))
+            if seen
+            else None,
+            level=evidence.LEVEL,
             rows=ROWS,
             grade=grade,
         )
@@ -136,9 +139,13 @@ def cards(run: RunFolder) -> list[tuple[str, str, str]]:
         level = (levels["neighbour"] or levels["sphere"]).get("error")
         if finite(run.scored.get("residual_at_truth")) is not None:
             residual_note = f"at the truth {number(run.scored['residual_at_truth'])}"
+        second = "Exact", f"{number(exact)} / {number(total)}", percent(exact / total)
+        if evidence.by_recognition(result, run.scored):
+            _, own, other = evidence.recognition_rows(run.scored["recognised"])[0]
+            second = "Recognisable", own.replace(" of ", " / "), f"held-out: {other}"
         head = [
             ("Recovered", f"{number(recovered)} / {number(total)}", percent(recovered / total)),
-            ("Exact", f"{number(exact)} / {number(total)}", percent(exact / total)),
+            second,
             ("Mean error", number(score["error"]), f"chance level {number(level)}"),
         ]
     return [

@@ -22,6 +22,7 @@ from exhume.features.replay import Replayed, TrainingRun
 from exhume.methods import reconstruct
 from exhume.models.architectures import mlp
 from exhume.recipes import Recipe
+from exhume.wording import number
 
 COLUMNS = (
     "case: {case} | method: {method} | wholly exact: {exact} of {seeds} | "
@@ -156,7 +157,8 @@ def drawing(path: Path, truth: Data, samples: Tensor, result: Score) -> None:
 
     path.parent.mkdir(parents=True, exist_ok=True)
     both = scoring.pictures(truth, samples, result.matched, result.flipped)
-    pairs_png(*both, result.errors.tolist(), path, truth.samples)
+    notes = [f"error {number(x)}" for x in result.errors.tolist()]
+    pairs_png(*both, notes, path, truth.samples)
 
 
 def row(case: str, method: str, runs: list[dict[str, Any]]) -> dict[str, Any]:

@@ -13,10 +13,10 @@ from exhume import victims
 from exhume.checks import one_of
 from exhume.equation.problem import Premise, Problem
 from exhume.evaluate import score
+from exhume.evaluate.recognition import COSINES
 from exhume.experiments.benchmarks import bases
 from exhume.experiments.benchmarks.bases import Case, tuned
 from exhume.experiments.benchmarks.common import drawn, heading, say, show
-from exhume.experiments.benchmarks.margin import CLOSE
 from exhume.methods import reconstruct
 from exhume.models.architectures import Block, Tokens, mlp
 from exhume.models.formulation import weights_problem
@@ -135,7 +135,7 @@ def attacked(network: str, way: str, seed: int, limit: float) -> dict[str, float
         samples = found.samples.nan_to_num(0.0, 0.0, 0.0)
         if way == "margin":
             x, y = (normalize(rows - public.mean(0)) for rows in (truth, samples))
-            shares[name] = float(((x @ y.T).amax(1) > CLOSE).double().mean())
+            shares[name] = float(((x @ y.T).amax(1) > COSINES[1]).double().mean())
         else:
             shares[name] = score(samples, truth).recovered
         if found.outcome is Outcome.CONVERGED:
