@@ -67,7 +67,8 @@ REFUSED = {
     f"victim digits {KKT}": {
         "--normalise": "[−1, 1]|--normalise", "--centre all": "[−1, 1]|--centre",
         "--loss cross_entropy": "logistic|cross_entropy|decay", "--decay -1": "decay|above 0",
-        "--level 2": "level", "--until 1e-3": "until|kkt_mlp|level",
+        "--level 2": "level", "--until 1e-3": "until|rest|level",
+        "--training flow --level 1e-3": "level|flow|until",
         "--classes vehicles": "vehicles|cifar10",
     },
     "audit": {
@@ -75,6 +76,8 @@ REFUSED = {
         "m:f": "is a factory|--trained",
     },
     "audit @/model": {
+        "--method haim2022 --preset b10": "b9|rbij|b10", "--preset b9": "exhume has none|haim2022",
+        "--target weights": "target|premise change",
         "--samples -3": "samples|-3", "--method magic": "magic|exhume|iurada2025",
         "--method iurada2025": "samples", "--device abacus": "abacus|cpu", "--seed -1": "seed",
         "--resume": "new|resume", "--time-limit -1": "time", "--point final": "random-features",

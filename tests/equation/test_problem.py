@@ -27,7 +27,10 @@ def test_an_attack_imports_nothing_by_a_name_made_at_run_time() -> None:
 
 
 def test_a_problem_knows_its_sizes_and_has_no_field_that_could_hold_the_truth() -> None:
-    known = "target features threat_model shape domain display resolution drift first_layer premise"
+    known = (
+        "target features threat_model shape domain display resolution drift first_layer premise "
+    )
+    known += "start"
     assert {field.name for field in fields(Problem)} == set(known.split())
     problem = make_problem(make_features(5, 40), gaussian(40, 2))
     assert problem.dim == 5 and problem.ratio(4) == pytest.approx(40 * 2 / (5 * 4))

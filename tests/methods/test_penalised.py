@@ -7,15 +7,25 @@ from typing import Any
 
 import pytest
 import torch
-from recipe_problems import KINDS, net_of, posed, spot, watched
+from recipe_problems import KINDS, net_of, posed, spot, watched, weights_of
 
 from exhume.equation.coefficients import Rule
 from exhume.equation.domain import Box
 from exhume.equation.objective import fitted_with
-from exhume.equation.problem import Problem
+from exhume.equation.problem import Premise, Problem
 from exhume.errors import InputError
 from exhume.features.activations import softplus
-from exhume.methods import Buzaglo2023, Haim2022, Loo2023, haim2022, loo2023, reconstruct
+from exhume.methods import (
+    Buzaglo2023,
+    Haim2022,
+    Loo2023,
+    Shen2026,
+    haim2022,
+    loo2023,
+    preset,
+    presets,
+    reconstruct,
+)
 from exhume.methods.penalised import STRIDE, Moments, advanced, smoothed, stepped
 from exhume.methods.penalties import loss_at
 from exhume.methods.progress import pack
@@ -206,7 +216,7 @@ def test_what_is_given_is_not_tuned_and_the_rest_lies_in_the_published_ranges() 
         chosen = method.settings_of(MARGIN, there)
         sharpness = float(chosen.surrogate(0).name.partition(":")[2])
         if trial < len(haim2022.PUBLISHED):
-            _, *expected = haim2022.PUBLISHED[trial].values()
+            _, *expected = method.sweep(MARGIN)[1][trial].values()
             assert [chosen.scale, chosen.threshold, sharpness] == expected
         assert chosen.rate == 0.123 and 10 <= sharpness <= 500
         assert 1e-6 <= chosen.scale <= 0.1 and 0.01 <= chosen.threshold <= 0.5
@@ -243,3 +253,37 @@ def test_the_answer_has_the_recipes_own_coefficients(kind: str) -> None:
     if kind == "one":  # one output at the margin is the case of both
         other = reconstruct(there.problem, 3, method=Buzaglo2023(steps=45, trials=3, probe=15))
         assert torch.equal(found.samples, other.samples)
+
+
+def test_presets_are_the_published_runs_and_leave_nothing_to_tune() -> None:
+    several, free, decay = (
+        posed(net_of(3), Rule.MARGIN),
+        posed(net_of(1), Rule.FREE),
+        weights_of(Premise.DECAY),
+    )
+    fit: dict[str, tuple[Problem, tuple[str, ...]]] = {
+        "haim2022": (MARGIN, ("b9", "k60", "kcf9", "rbij")),
+        "buzaglo2023": (several, ("classes1", "classes2")),
+        "shen2026": (decay, ("decay1", "decay2")),
+        "loo2023": (free, ("published",)),
+    }
+    for method, (problem, names) in fit.items():
+        assert set(names) <= set(presets(method))
+        for name in names:
+            begun = preset(method, name, problem).init(problem, 2, 0)
+            assert begun.phase == "run" and begun.state.trial == 0
+    assert presets("haim2022") == fit["haim2022"][1] and presets("exhume") == ()
+    method, other = preset("haim2022", "b9"), preset("shen2026", "b9")
+    assert isinstance(method, Haim2022) and isinstance(other, Shen2026)
+    assert (method.steps, method.rate, method.multiplier_rate) == (50_000, 0.5549, 1e-4)
+    assert other.base == replace(method, steps=200_000) and other.every == 50_000
+    under = Buzaglo2023().settings_of(decay, Buzaglo2023().init(decay, 2, 0))
+    assert under.multiplier_rate == 1e-4 and "multiplier_rate" not in Buzaglo2023().sweep(decay)[0]
+    assert Buzaglo2023(multiplier_rate=0.5).settings_of(decay, begun).multiplier_rate == 0.5
+    for name, words in (("decay1", "take classes1 or classes2"), ("b10", "buzaglo2023 has b9")):
+        with pytest.raises(InputError, match=words):
+            preset("buzaglo2023", name, several)
+    with pytest.raises(InputError, match="exhume has none; haim2022"):
+        preset("exhume", "b9")
+    with pytest.raises(InputError, match="haim2022 is for weights at the margin"):
+        preset("haim2022", "b9", decay)

@@ -16,6 +16,7 @@ import exhume
 from exhume import data
 from exhume.auditing.settings import Settings
 from exhume.equation.domain import Box, Sphere, SphereInBox
+from exhume.equation.objective import fitted
 from exhume.equation.problem import Premise
 from exhume.errors import InputError
 from exhume.evaluate import residual_at_truth, wrong_prior
@@ -187,7 +188,7 @@ def test_deep_biases_are_doubted_under_the_margin_alone() -> None:
 
 
 def at_rest(victim: Victim, card: DataCard = TOLD, **more: Any) -> Opened:
-    asked = {word: more.pop(word) for word in ("parameters", "point") if word in more}
+    asked = {word: more.pop(word) for word in ("parameters", "point", "target") if word in more}
     premise = more.pop("premise", Premise.MARGIN)
     sizes = {"shape": [8, 8], "outputs": 1, "widths": [30], "bias": "first"}
     given = {"trained": dict(victim.trained), **more}
@@ -208,8 +209,9 @@ def test_trained_weights_alone_are_the_target(victim: Victim) -> None:
     half = at_rest(victim, trained={name: w.half() for name, w in victim.trained.items()})
     assert half.problem.resolution == pytest.approx(0.1 * torch.finfo(torch.half).eps ** 2)
     assert "float16" in half.warnings[0]
-    (sentence,) = at_rest(victim, initial="nowhere.pt").warnings
-    assert "are not used" in sentence and "margin" in sentence
+    for asked in ({"target": "weights"}, {"premise": Premise.DECAY}):
+        (sentence,) = at_rest(victim, initial="nowhere.pt", **asked).warnings
+        assert "are not used" in sentence
     card = replace(TOLD, range=(0, 1), mean=0.5)
     told = at_rest(victim, card).problem
     assert told.domain.name == "box [-0.5, 0.5]" and told.display == card.display
@@ -220,9 +222,55 @@ def test_trained_weights_alone_are_the_target(victim: Victim) -> None:
     assert reduced(span, estimate(span.first_layer, 4)).premise is Premise.MARGIN
 
 
+def test_initial_weights_make_the_change_the_target_of_the_margin(
+    victim: Victim, tmp_path: Path
+) -> None:
+    """θ − θ₀, with θ₀ beside it; labels and margins are still those of the outputs, Φθ = L f."""
+    initial, trained = dict(victim.initial), victim.trained
+    opened = at_rest(victim, initial=initial)
+    problem, x = opened.problem, victim.truth.inputs
+    change = torch.cat([(w - initial[name]).flatten() for name, w in trained.items()])
+    start = torch.cat([w.flatten() for w in initial.values()])
+    assert (
+        opened.target == "change"
+        and problem.premise is Premise.MARGIN
+        and problem.start is not None
+    )
+    assert torch.equal(problem.target[:, 0], change) and torch.equal(problem.start[:, 0], start)
+    assert problem.threat_model.knows[0] == "the initial weights"
+    whole = at_rest(victim).problem
+    share = 2 * whole.target.square().sum() / change.square().sum()
+    assert problem.resolution == pytest.approx(whole.resolution * share.item(), rel=1e-4)
+    fit = fitted(problem.to("cpu", torch.float64), x)
+    network = problem.features.network if isinstance(problem.features, ParameterGradients) else None
+    assert network is not None
+    outputs = network(trained, x.float())[:, 0].double()
+    assert fit.slack is not None and (fit.coefficients[:, 0] * outputs >= 0).all()
+    margins = (fit.slack.deviation + 1) / outputs.abs()
+    assert torch.allclose(margins, margins[:1].expand_as(margins), rtol=1e-4)
+    assert (
+        at_rest(victim, initial=initial, premise=Premise.DECAY, target="change").problem.start
+        is not None
+    )
+    some = at_rest(victim, initial={"3.weight": initial["3.weight"]}).problem
+    assert torch.equal(
+        some.target[: len(trained["1.weight"].flatten()), 0], trained["1.weight"].flatten()
+    )
+    folder = tmp_path / "margin"
+    victim.save(folder)
+    assert read_model(folder).start is None
+    assert torch.equal(
+        read_model(folder, target="change").target,
+        victim.posed(premise="margin", target="change").target,
+    )
+
+
 @pytest.mark.parametrize(
     ("more", "words"),
     [
+        ({"target": "change"}, "initial weights: none given; the target is what training changed"),
+        ({"target": "all"}, "target: expected one of weights, change"),
+        ({"premise": Premise.CHANGE, "target": "weights"}, "target: premise change: is about"),
         ({"parameters": "last"}, "takes all trained weights.*leave out"),
         ({"point": "midpoint"}, "takes all trained weights.*leave out"),
         ({"initial": "zero-head"}, "zero-head: says that only the last layer"),

@@ -169,6 +169,41 @@ def test_networks_are_read_as_they_were_written(watched: Watched, tmp_path: Path
         victim.posed(premise="margins")
 
 
+@pytest.mark.parametrize("known", [PARITY, CLASSES], ids=["margin", "classes"])
+def test_gradient_flow(known: Data) -> None:
+    """The end is that of SGD with small steps; the record says what of the start is left."""
+    asked: Any = {"widths": (20, 20), "small": 0.3, "dtype": torch.float64, "until": 9e-2}
+    victim = victims.kkt_mlp(known, training="flow", **asked)
+    record, trained, initial = victim.training, victim.trained, victim.initial
+    layers = [w.clone().requires_grad_() for w in initial.values()]
+    descent, time = torch.optim.SGD(layers, lr=1e-2), 0.0
+    while time < record["time"]:
+        descent.zero_grad()
+        loss = loss_of(record["loss_name"], plain(layers, known.inputs), known)
+        loss.backward()
+        descent.step()
+        time += 1e-2
+    change = flat(trained.values()) - flat(initial.values())
+    off = flat(layers) - flat(trained.values())
+    assert off.norm() < 0.03 * change.norm() and record["risen"] == 0
+    assert 0.5 * 9e-2 < record["loss"] <= 9e-2
+    assert (
+        record["training"] == "flow" and record["premise"] == "margin" and record["decay"] is None
+    )
+    whole, moved = (victim.posed(premise="margin", target=x) for x in ("weights", "change"))
+    sizes = {name: w.square().sum().item() for name, w in trained.items()}
+    steps = {name: (w - initial[name]).square().sum().item() for name, w in trained.items()}
+    for word, each, problem in (("residual", sizes, whole), ("change", steps, moved)):
+        left = sum(record["layers"][name][word] * size for name, size in each.items())
+        share = residual_at_truth(problem, known)
+        assert left / sum(each.values()) == pytest.approx(share, rel=1e-6)
+    w, start = trained["3.weight"], initial["3.weight"]
+    own, along = record["layers"]["3.weight"], (w * start).sum() / start.square().sum()
+    assert own["left"] == pytest.approx(along.item()) and 0.5 < own["left"] < 1.5
+    cosine = torch.cosine_similarity(w.flatten(), start.flatten(), 0)
+    assert own["start"] == pytest.approx(cosine.item() ** 2)
+
+
 @pytest.mark.parametrize("depth", [2, 3])
 @pytest.mark.parametrize("least", [9.21, 9.3, 20.0, 1.0])
 def test_shrinking_is_exact_and_slow(least: float, depth: int) -> None:
@@ -247,6 +282,11 @@ test_what_is_refused = refusals(
     ({"device": "abacus"}, "abacus"),
     ({"small": math.nan}, "not finite"),
     ({"known": TWICE, "steps": 5}, "not fitted after.*wider layers"),
+    ({"training": "adam"}, "training: expected one of flow, rest"),
+    ({"training": "flow", "steps": 3}, "not 3e-06, after 3 steps along the flow.*more steps"),
+    ({"training": "flow", "decay": 1.0}, "decay: training flow takes loss, small, until, steps"),
+    ({"training": "flow", "loss": "squared"}, "1 outputs along the flow take logistic"),
+    ({"until": 1e-3}, "until: training rest takes loss, decay, small, level, steps"),
     call=made,
 )
 

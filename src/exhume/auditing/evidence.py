@@ -60,7 +60,7 @@ def claims(problem: Problem, found: Reconstruction) -> list[str]:
         )
     elif problem.premise.weights_alone:
         said += [
-            f"{left} Where the trained weights alone are explained, a small residual is weak "
+            f"{left} With the premise {problem.premise.value} a small residual is weak "
             "evidence: very different sets of candidates explain the same weights, some of them "
             "better than the training samples do, and nothing but what is known of the inputs "
             "beforehand chooses between them.",
@@ -204,7 +204,7 @@ def verdict(
         than = "better than" if ended < floor else "about as well as"
         why = (
             f"Candidates that are not samples explain the weights {than} the samples do (residual "
-            f"{both}). With trained weights alone many sets do, and only a prior on the inputs "
+            f"{both}). With this premise many sets do, and only a prior on the inputs "
             "could tell them apart."
         )
     else:
@@ -323,8 +323,8 @@ def cautions(result: Record, scored: Record | None) -> list[str]:
         )
     if weights_alone(result) and scored is None:
         found.append(
-            "The trained weights alone were explained, not what training changed: very different "
-            "candidates can explain the same weights, so a small residual is weak evidence."
+            f"With the premise {result['premise']} very different candidates can explain the same "
+            "weights, so a small residual is weak evidence."
         )
     neighbour = (scored["chance"]["neighbour"] if scored else None) or {}
     if (share := finite(neighbour.get("recovered"))) is not None and share > 0:

@@ -154,6 +154,7 @@ def _result(settings: Settings, opened: Opened, found: Reconstruction) -> dict[s
         "candidates": count,
         "samples_given": settings.samples,
         "premise": problem.premise.value,
+        "target": opened.target,
         "parameters": opened.parameters,
         "point": opened.point,
         "rank": found.rank,

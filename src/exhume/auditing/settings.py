@@ -10,7 +10,7 @@ from torch import Tensor
 from exhume.device import usable_device
 from exhume.equation.problem import Problem
 from exhume.errors import InputError
-from exhume.methods import check_numbers, method_named
+from exhume.methods import check_numbers, method_named, preset
 from exhume.methods.progress import Method
 from exhume.methods.tansley2026 import Tansley2026
 from exhume.models.card import DataCard, read_card
@@ -33,6 +33,8 @@ class Settings:
             iurada2025 and loo2023 (a change of weights, as published), haim2022 (one output
             trained to the margin), buzaglo2023 (several outputs, or weight decay), shen2026
             (one of the four before it, with splits), or simudy2025 (a training run, as published).
+        preset: a published run of haim2022, buzaglo2023, loo2023 or shen2026 by name, such as b9:
+            its settings and its length, in the place of tuning.
         time_limit: seconds after which the best so far is taken.
         product_limit: passes over the features' derivative after which it is: a budget that, unlike
             seconds, is the same on every machine.
@@ -52,8 +54,11 @@ class Settings:
             gradients), margin (it went on, with a logistic or cross-entropy loss, until their
             direction no longer changed; the network is homogeneous in them) or decay (it came to
             rest under weight decay). These two take all trained weights, and need no initial
-            ones. With replay, the training run itself is simulated, as the recipe has it. What
-            the card of a model folder says, or change, if left out.
+            ones (see target). With replay, the training run itself is simulated, as the recipe
+            has it. What the card of a model folder says, or change, if left out.
+        target: of margin and decay, what the samples' gradients add up to: weights, the trained
+            ones, or change, what training made of the initial ones, where layers need not have
+            forgotten their start. If left out it is weights, but for margin with --initial.
         recipe: for replay, how the model was trained (see `exhume.recipes.Recipe`).
         labels: for replay, the samples' classes, such as 3,0,3, in any order; where training took
             mini-batches, in the order of the samples. Found if left out.
@@ -76,14 +81,18 @@ class Settings:
     head: str | None = None
     card: DataCard | None = None
     premise: Literal["change", "margin", "decay", "replay"] | None = None
+    target: Literal["weights", "change"] | None = None
     recipe: Recipe | None = None
     labels: tuple[int, ...] | None = None
     public: str | None = None
+    preset: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse numbers and names that no run could use."""
         check_numbers(self.samples, self.seed, self.time_limit, self.product_limit)
         method_named(self.method)
+        if self.preset is not None:
+            preset(self.method, self.preset)
         if self.premise is not None:
             object.__setattr__(self, "premise", premise_named(self.premise).value)
 
@@ -194,13 +203,14 @@ class Settings:
 
     def open(self, source: Source | None = None) -> Opened:
         """Open the model that the settings name, or one in memory."""
-        return open_model(
-            source or self.source(), self.parameters, self.point, self.premise, self.samples
-        )
+        asked = self.parameters, self.point, self.premise, self.samples
+        return open_model(source or self.source(), *asked, target=self.target)
 
     def attack(self, problem: Problem) -> Method:
-        """Return the method that is asked for, with its rank."""
+        """Return the method that is asked for, with its rank, or with a preset."""
         method, rank = method_named(self.method, problem), self.rank
+        if self.preset is not None:
+            method = preset(self.method, self.preset, problem)
         if rank is None:
             return method
         if not isinstance(method, Tansley2026):

@@ -24,6 +24,7 @@ from exhume.errors import InputError
 from exhume.files import check_new
 from exhume.recipes import read
 from exhume.victims import Victim
+from exhume.victims.flow import Flow
 
 TRAINING = ("optimizer", "rate", "momentum", "batch", "decay", "until", "steps", "lazy", "dtype")
 # What an architecture takes of the options of `exhume victim` that are not for all
@@ -33,7 +34,7 @@ OPTIONS = {
     "mlp": ("widths", "activation", "bias", "recipe", *TRAINING),
     "resnet": ("width", "blocks", "recipe", *TRAINING),
     "vit": ("width", "blocks", "patch", "heads", "recipe", *TRAINING),
-    "kkt_mlp": ("widths", "decay", "steps", "level", "dtype"),
+    "kkt_mlp": ("widths", "training", "decay", "until", "steps", "level", "dtype"),
 }
 # Random features and two_layer have so many equations for each unknown, where none are asked
 # for: enough for an attack to succeed
@@ -69,6 +70,7 @@ def victim(
     level: float | None = None,
     lazy: float | None = None,
     dtype: Literal["float32", "float64"] | None = None,
+    training: Literal["rest", "flow"] | None = None,
     recipe: Path | None = None,
     classes: Literal["all", "parity", "vehicles", "random"] | list[int] | None = None,
     normalise: bool | None = None,
@@ -89,7 +91,8 @@ def victim(
         samples: number of training samples.
         dim: dimension of the inputs, for sphere.
         architecture: random features with a trained last layer, or a network trained as a whole;
-            kkt_mlp is a dense one at a KKT point: trained to the margin, or with decay to rest.
+            kkt_mlp is a dense one at a KKT point: trained to the margin, or with decay to rest; or
+            on its way there, along gradient flow (see training).
         width: random features, hidden units (two_layer), channels (resnet), or numbers in a token
             (vit, 64). Random features and two_layer have it chosen by the ratio if left out.
         widths: of the hidden layers of an mlp, such as 200,100, or a kkt_mlp (500,500).
@@ -108,11 +111,13 @@ def victim(
         momentum: of gd (0) and sgd (0.9).
         batch: samples in a minibatch of sgd and adam; all if left out.
         decay: of the weights; 0. A kkt_mlp without it is trained to the margin.
-        until: loss at which training ends; 1e-8.
-        steps: the most steps; 100000, or for a kkt_mlp 5000 after the samples are fitted.
+        until: loss at which training ends; 1e-8, or 3e-6 for a kkt_mlp along gradient flow.
+        steps: the most steps; 100000, or for a kkt_mlp at rest 5000 after the samples are fitted.
         level: loss of a sample on the margin at which a kkt_mlp is held; 1e-4.
         lazy: α of α(f − f₀), trained in the place of f: the larger, the less weights move.
         dtype: precision of the training; float64, or float32 by a recipe.
+        training: of a kkt_mlp: rest (the default), until the direction of its weights stays; or
+            flow, along gradient flow as published, where deeper layers keep much of their start.
         recipe: of a network, a YAML file that says how it is trained, step by step, in the place
             of loss, optimizer, rate and the like; for `exhume audit --premise replay`.
         classes: all, parity, vehicles (cifar10), random, or a list of labels; each data set has
@@ -186,7 +191,8 @@ def _train(
     kept = out.parent / f".{out.name}.training"
     until = given.get("until", victims.Training.until)
     if architecture == "kkt_mlp":
-        until = given.get("level", 0.0)
+        flow = given.get("training") == "flow"
+        until = given.get("until", Flow.until) if flow else given.get("level", 0.0)
     else:
         given["checkpoint"] = kept
         if kept.exists():
@@ -212,6 +218,14 @@ def _trained(record: dict[str, Any]) -> str:
         missed = "" if reached else f" (not the {record['settings']['until']:g} asked for)"
         return f"{came[0]}{missed} {came[1]}, first layer moved by {moved:.1%}"
     off, left, premise = record["stationarity"], record["violation"], record["premise"]
+    if record.get("training") == "flow":
+        parts = [
+            f"{name} {own['start']:.0%} its start, {own['residual']:.0%} left by the samples "
+            f"({own['change']:.0%} of its change)"
+            for name, own in record["layers"].items()
+        ]
+        flow = f"along gradient flow for a time of {record['time']:.3g}"
+        return f"{came[0]} {came[1]} {flow}. Of each layer: {'; '.join(parts)}"
     holds, why = "holds in direction", ", as ReLUs come to rest on their kinks"
     if off > AT_REST or left > BROKEN:
         holds, why = "does not hold yet; give more --steps", ""

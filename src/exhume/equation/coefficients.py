@@ -47,24 +47,31 @@ def least_squares(gram: Tensor, products: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def eliminate(
-    rule: Rule, gram: Tensor, products: Tensor, rows: int, warm: Tensor | None = None
+    rule: Rule,
+    gram: Tensor,
+    products: Tensor,
+    rows: int,
+    warm: Tensor | None = None,
+    outputs: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the best A (n·k, m) that the rule allows, and a factor of K, from K = ΦΦᵀ and ΦT.
 
     A network that is homogeneous of degree L has Φθ = L f, so where T = θ, ΦT shows its outputs
-    and with them the label that MARGIN asks for. `warm` are coefficients of candidates nearby.
+    and with them the label that MARGIN asks for. Else `outputs` are Φθ, (n·k, 1).
+    `warm` are coefficients of candidates nearby.
     With one row a candidate, K⁻¹ by the factor leaves out the candidates whose multiplier is held
     at zero; with several rows A counts as free.
     """
     if rule is Rule.FREE:
         return least_squares(gram, products)
+    shown = products if outputs is None else outputs
     if rows == 1:
-        labels = torch.where(products[:, 0] < 0, -1.0, 1.0).to(gram)
+        labels = torch.where(shown[:, 0] < 0, -1.0, 1.0).to(gram)
         start = None if warm is None else warm[:, 0] * labels > 0
         signed = labels[:, None] * gram * labels
         multipliers, lower = non_negative(signed, labels * products[:, 0], start)
         return (labels * multipliers)[:, None], labels[:, None] * lower
-    first, second = margins(products[:, 0].view(-1, rows))
+    first, second = margins(shown[:, 0].view(-1, rows))
     across = gram[:, first] - gram[:, second]
     inner = across[first] - across[second]
     multipliers, _ = non_negative(inner, products[first, 0] - products[second, 0])

@@ -80,30 +80,37 @@ def fitted(problem: Problem, candidates: Tensor, near: Fit | None = None) -> Fit
     products = linearization.apply(problem.target.double())
     rows = len(products) // max(1, len(candidates))
     warm = None if near is None else near.coefficients
-    coefficients, factor = eliminate(problem.rule, linearization.gram(), products, rows, warm)
+    weights = problem.target if problem.start is None else problem.target + problem.start
+    margin = problem.rule is not Rule.FREE and problem.start is not None
+    outputs = linearization.apply(weights.double()) if margin else products
+    gram = linearization.gram()
+    coefficients, factor = eliminate(problem.rule, gram, products, rows, warm, outputs)
     residual = problem.target - linearization.combine(coefficients)
     size = problem.target.double().square().sum()
     value = residual.double().square().sum() / size
     if problem.rule is Rule.FREE or rows != 1:
         return Fit(candidates, linearization, coefficients, factor, residual, value.item())
-    slack = _slack(problem.target, linearization, products[:, 0], coefficients[:, 0])
+    slack = _slack(weights, linearization, outputs[:, 0], coefficients[:, 0], size)
     left, penalty = torch.stack([value, slack.value / size]).tolist()
     return Fit(candidates, linearization, coefficients, factor, residual, left, penalty, slack)
 
 
 def _slack(
-    target: Tensor, linearization: Linearization, outputs: Tensor, coefficients: Tensor
+    weights: Tensor,
+    linearization: Linearization,
+    outputs: Tensor,
+    multipliers: Tensor,
+    size: Tensor,
 ) -> Slack:
-    """Margins m = |f| from Φθ = L f, (n,), against their median weighted by |A|."""
-    size = target.double().square().sum()
+    """Margins m = |f| from Φθ = L f, (n,), against their median weighted by |A|; size is ‖Δ‖²."""
     signs = torch.where(outputs < 0, -1.0, 1.0).to(outputs)
-    margins, sizes = signs * outputs, coefficients.abs()
-    weights = sizes / sizes.sum().clamp_min(torch.finfo(sizes.dtype).tiny)
+    margins, sizes = signs * outputs, multipliers.abs()
+    shares = sizes / sizes.sum().clamp_min(torch.finfo(sizes.dtype).tiny)
     order = margins.argsort()
-    middle = torch.searchsorted(weights[order].cumsum(0), weights.new_tensor([0.5]))
+    middle = torch.searchsorted(shares[order].cumsum(0), shares.new_tensor([0.5]))
     level = margins[order[middle.clamp_max(len(order) - 1)]].clamp_min(1e-30)
-    slope = linearization.pull(target, signs[:, None]) / level
-    return Slack(STIFFNESS * size * weights, margins / level - 1, slope.to(outputs.dtype))
+    slope = linearization.pull(weights, signs[:, None]) / level
+    return Slack(STIFFNESS * size * shares, margins / level - 1, slope.to(outputs.dtype))
 
 
 def fitted_with(problem: Problem, candidates: Tensor, coefficients: Tensor) -> Fit:

@@ -23,7 +23,8 @@ class Premise(Enum):
 
     CHANGE: training moved the weights along the samples' gradients: Δ = θ − θ₀.
     MARGIN: training went on until the direction of the weights no longer changed: a homogeneous
-        network θ itself is a combination, with coefficients as Rule.MARGIN allows.
+        network θ itself is a combination, with coefficients as Rule.MARGIN allows; so is θ − θ₀,
+        sooner, where the initial weights are known.
     DECAY: training with weight decay came to rest: θ itself is a combination, of either sign.
     REPLAY: training is known step by step: θ − θ₀ is what the same run makes of the samples.
     """
@@ -35,7 +36,7 @@ class Premise(Enum):
 
     @property
     def weights_alone(self) -> bool:
-        """Tell whether the trained weights themselves are the target, and not their change."""
+        """Tell whether trained weights will do, without initial ones and without a recipe."""
         return self in (Premise.MARGIN, Premise.DECAY)
 
 
@@ -80,6 +81,7 @@ class Problem:
     drift: float = 0.0  # the most left there because features moved in training; 0 if none did
     first_layer: FirstLayer | None = None  # where that is dense and its change is known
     premise: Premise = Premise.CHANGE  # why the target should combine the samples' features
+    start: Tensor | None = None  # θ₀, (p, 1), where margin or decay has θ − θ₀ for a target
 
     def __post_init__(self) -> None:
         """Refuse what no attack could use."""
@@ -130,4 +132,6 @@ class Problem:
         device = torch.device(device)
         target, features = self.target.to(device, dtype), self.features.to(device, dtype)
         layer = self.first_layer and self.first_layer.to(device)
-        return replace(self, target=target, features=features, first_layer=layer)
+        start = None if self.start is None else self.start.to(device, dtype)
+        moved = replace(self, target=target, features=features, first_layer=layer)
+        return replace(moved, start=start)

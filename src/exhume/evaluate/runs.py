@@ -96,7 +96,8 @@ def _against_the_model(
 
     def posed(point: str | None) -> Problem:
         source, block = settings.source(), settings.parameters
-        return open_model(source, block, point, settings.premise, check=False).problem
+        premise, target = settings.premise, settings.target
+        return open_model(source, block, point, premise, check=False, target=target).problem
 
     problem, result, samples = posed(settings.point), run.result, run.samples
     premise, floor = problem.premise, feature_space.residual_at_truth(problem, known)

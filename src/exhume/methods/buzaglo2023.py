@@ -9,7 +9,7 @@ else is as in `methods.haim2022`.
 from dataclasses import dataclass
 
 from exhume.equation.coefficients import Rule
-from exhume.equation.problem import Problem
+from exhume.equation.problem import Premise, Problem
 from exhume.methods import haim2022
 from exhume.methods.penalised import Sweep
 from exhume.methods.penalties import outputs
@@ -17,22 +17,27 @@ from exhume.search.tuning import Range
 
 MULTIPLIER_RATES = Range(1e-4, 1.0, logarithmic=True)  # around the published ones
 
-# Good published runs; for weight decay no step size of the multipliers is published.
-SEVERAL_CLASSES = (
-    dict(rate=1.36e-3, multiplier_rate=0.479, scale=6.2e-5, threshold=0.203, sharpness=39.5),
-    dict(rate=2.4e-4, multiplier_rate=0.951, scale=3.6e-4, threshold=0.040, sharpness=326.0),
-)
-WEIGHT_DECAY = (
-    dict(rate=0.952, scale=0.0197, sharpness=90.0),
-    dict(rate=0.872, scale=0.0137, sharpness=107.0),
-)
+# Good published runs of 50,000 steps, by name: presets, which the tuner tries first
+SEVERAL_CLASSES = {
+    "classes1": dict(
+        rate=1.362e-3, scale=6.228e-5, threshold=0.2032, sharpness=39.52, multiplier_rate=0.4793
+    ),
+    "classes2": dict(
+        rate=2.420e-4, scale=3.605e-4, threshold=0.0401, sharpness=326.5, multiplier_rate=0.9513
+    ),
+}
+WEIGHT_DECAY = {
+    "decay1": dict(rate=0.9518, scale=1.975e-2, sharpness=90.3, multiplier_rate=1e-4),
+    "decay2": dict(rate=0.8715, scale=1.365e-2, sharpness=107.4, multiplier_rate=1e-4),
+}
+PUBLISHED = haim2022.PUBLISHED | SEVERAL_CLASSES | WEIGHT_DECAY
 
 
 @dataclass(frozen=True)
 class Buzaglo2023(haim2022.Haim2022):
     """The published recipe; what is None is tuned."""
 
-    multiplier_rate: float | None = None  # step size of the multipliers
+    multiplier_rate: float | None = None  # step size of the multipliers; 1e-4 under weight decay
     name: str = "buzaglo2023"
 
     def check(self, problem: Problem) -> None:
@@ -42,7 +47,10 @@ class Buzaglo2023(haim2022.Haim2022):
         """Return where the published sweeps looked, and good published runs."""
         if problem.rule is Rule.FREE:
             ranges = {name: haim2022.RANGES[name] for name in ("rate", "scale", "sharpness")}
-            return ranges | {"multiplier_rate": MULTIPLIER_RATES}, WEIGHT_DECAY
+            if problem.premise is not Premise.DECAY:  # nothing is published of a change of weights
+                ranges["multiplier_rate"] = MULTIPLIER_RATES
+            return ranges, tuple(WEIGHT_DECAY.values())
         if outputs(problem) == 1:
-            return haim2022.RANGES, haim2022.PUBLISHED
-        return haim2022.RANGES | {"multiplier_rate": MULTIPLIER_RATES}, SEVERAL_CLASSES
+            return super().sweep(problem)
+        ranges = haim2022.RANGES | {"multiplier_rate": MULTIPLIER_RATES}
+        return ranges, tuple(SEVERAL_CLASSES.values())

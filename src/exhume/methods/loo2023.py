@@ -18,7 +18,7 @@ from exhume.search.tuning import Range
 
 SCALE, BOX, SMOOTHNESS = 0.2, 0.1, 0.0015  # published: of the start, and weights of penalties
 RANGES = {"rate": Range(1e-3, 1e-1, logarithmic=True)}  # around the published step size
-PUBLISHED = ({"rate": 0.02},)  # which is tried first
+PUBLISHED = {"published": {"rate": 0.02}}  # which is tried first
 
 
 def surrogate(step: int) -> Activation:
@@ -48,7 +48,7 @@ class Loo2023(Penalised):
 
     def sweep(self, problem: Problem) -> Sweep:
         """Return where the step size is looked for, and the published one."""
-        return RANGES, PUBLISHED
+        return RANGES, tuple(PUBLISHED.values())
 
     def hyperparameters(self, problem: Problem, values: Mapping[str, float]) -> Hyperparameters:
         """Return them with the published penalties, which are means over a candidate's entries."""

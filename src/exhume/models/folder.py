@@ -87,11 +87,16 @@ class NetworkModel:
         point: str = POINT,
         premise: Premise = Premise.CHANGE,
         known: Known = NOT_KNOWN,
+        target: str = "weights",
     ) -> Problem:
-        """Return the problem of a block's change, or of all weights with the other premises."""
+        """Return the problem of a block's change, or of all weights with the other premises.
+
+        With the target `change`, margin and decay have the change of all weights.
+        """
         told = Told(display=self.display, knows=(SHOWN,) if self.display else ())
         if premise.weights_alone:
-            return formulation.weights_problem(self.network, self.trained, premise, told)
+            initial = self.initial if target == "change" else None
+            return formulation.weights_problem(self.network, self.trained, premise, told, initial)
         told, weights = replace(told, knows=(NORM, *told.knows)), (self.initial, self.trained)
         if premise is Premise.REPLAY:
             return formulation.replay_problem(self.network, *weights, known, told)
@@ -193,8 +198,12 @@ def read_model(
     point: str | None = None,
     premise: Premise | str | None = None,
     known: Known = NOT_KNOWN,
+    target: str | None = None,
 ) -> Problem:
-    """Read the problem that a model folder poses; premise and recipe are the card's if None."""
+    """Read the problem that a model folder poses; premise and recipe are the card's if None.
+
+    With margin and decay the initial weights are not looked at, unless the target is `change`.
+    """
     kind, card = _read_card(folder)
     training = card.get("training")
     told = training.get("premise") if isinstance(training, dict) else None
@@ -204,16 +213,18 @@ def read_model(
     if kind == "network":
         if chosen is not Premise.CHANGE:
             formulation.check_whole(chosen, parameters, point)
-        model = read_network(folder, chosen in (Premise.CHANGE, Premise.REPLAY))
+        target = formulation.target_named(chosen, target, False)
+        model = read_network(folder, target == "change")
         if known.recipe is None and isinstance(training, dict) and training.get("recipe"):
             recipe = Recipe.of(training["recipe"], f"recipe in {folder / CARD}")
             known = replace(known, recipe=recipe)
-        return model.problem(parameters or "last", point or POINT, chosen, known)
+        return model.problem(parameters or "last", point or POINT, chosen, known, target)
     if parameters not in (None, "last") or point is not None:
         raise InputError(f"{folder}: is a random-features model; leave out parameters and point.")
     if chosen is not Premise.CHANGE:
         whole = "is for networks trained as a whole; leave it out"
         raise InputError(f"premise {chosen.value}: {whole} for the random features of {folder}.")
+    formulation.target_named(chosen, target, True)
     return _read_random_features(folder, card)
 
 

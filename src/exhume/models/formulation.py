@@ -6,6 +6,7 @@ the last linear layer ΔW_L ≈ Φ(X)ᵀA with Φ its inputs. MARGIN and DECAY s
 
 import fnmatch
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -184,26 +185,38 @@ def _check_recipe(
 
 
 def weights_problem(
-    network: Network, trained: Weights, premise: Premise, told: Told = NOTHING
+    network: Network,
+    trained: Weights,
+    premise: Premise,
+    told: Told = NOTHING,
+    initial: Weights | None = None,
 ) -> Problem:
     """Return the problem that trained weights alone pose: θ = Σ_i Σ_c A_ic ∇θ f_c(x_i).
 
-    The premise is MARGIN or DECAY; inputs lie in the box [−1, 1] unless a domain is told.
+    With initial weights it is θ − θ₀ that is such a sum: layers need not have forgotten their
+    start. The premise is MARGIN or DECAY; inputs lie in the box [−1, 1] unless a domain is told.
     """
-    zero = {name: torch.zeros_like(w) for name, w in trained.items()}
-    _, target, coarsest = _change(network, zero, trained, "all")
+    before = initial or {name: torch.zeros_like(w) for name, w in trained.items()}
+    block, target, coarsest = _change(network, before, trained, "all")
     assumes = (ASSUMED[premise], *(() if told.domain else (BOUNDED,)))
+    knows = ("the trained weights", "the architecture", *told.knows)
+    resolution, start = 0.1 * coarsest**2, None
+    if initial is not None:
+        knows, start = ("the initial weights", *knows), _column(initial, block)
+        whole = sum(float(trained[name].double().square().sum()) for name in block)
+        resolution *= 2 * whole / float(target.double().square().sum())
     return Problem(
         target,
-        features_at(network, zero, trained, "all", "final"),
-        ThreatModel(("the trained weights", "the architecture", *told.knows), assumes),
+        features_at(network, before, trained, "all", "final"),
+        ThreatModel(knows, assumes),
         network.shape,
         told.domain or Box(-1.0, 1.0),
         told.display,
-        0.1 * coarsest**2,
+        resolution,
         DRIFT,
-        first_layer(network, zero, trained),
+        first_layer(network, before, trained),
         premise,
+        start,
     )
 
 
@@ -253,7 +266,11 @@ def _change(
     coarsest = max(torch.finfo(trained[name].dtype).eps for name in block)
     if parameters == "last":
         return block, changes[0].T.contiguous(), coarsest
-    return block, torch.cat([change.flatten() for change in changes])[:, None], coarsest
+    return block, _column(dict(zip(block, changes, strict=True)), block), coarsest
+
+
+def _column(tensors: Weights, block: Sequence[str]) -> Tensor:
+    return torch.cat([tensors[name].flatten() for name in block])[:, None]
 
 
 def _trained_block(
@@ -284,6 +301,20 @@ def premise_named(word: str | Premise) -> Premise:
     if isinstance(word, Premise):
         return word
     return Premise(one_of("premise", word, [premise.value for premise in Premise]))
+
+
+def target_named(premise: Premise, target: str | None, initial: bool) -> str:
+    """Return whether the target is `weights` or their `change`: as asked, or by the premise.
+
+    At the margin it is the change where initial weights were given. Decay wears them off, so that
+    there it is the weights. The other premises have no choice.
+    """
+    own = "change" if not premise.weights_alone or (premise is Premise.MARGIN and initial) else None
+    chosen = one_of("target", target or own or "weights", ("weights", "change"))
+    if chosen == "weights" and not premise.weights_alone:
+        words = f"premise {premise.value}: is about what training changed"
+        raise InputError(f"target: {words}; leave it out, or give --premise margin or decay.")
+    return chosen
 
 
 def check_whole(premise: Premise, parameters: str | None, point: str | None) -> None:

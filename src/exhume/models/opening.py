@@ -77,6 +77,7 @@ class Opened:
     changes: tuple[str, ...] = ()  # what was changed in the copy of the model that is attacked
     warnings: tuple[str, ...] = ()  # what weakens the attack's premise, and what the weights lack
     derivative_error: float | None = None  # from finite differences, where it was checked
+    target: str | None = None  # of margin and decay: weights, or their change; None for the others
 
 
 def open_model(
@@ -86,6 +87,7 @@ def open_model(
     premise: Premise | str | None = None,
     samples: int | None = None,
     check: bool = True,
+    target: str | None = None,
 ) -> Opened:
     """Open a model as the problem that its weights pose.
 
@@ -96,21 +98,25 @@ def open_model(
         premise: what a model folder says, or change, if None.
         samples: how many there are, if known, to show whether a premise can hold.
         check: compare derivatives with finite differences; an audit that is over did.
+        target: of margin and decay, weights or change; see `target_named`.
     """
     folder = source.folder()
     if folder is None:
-        opened = _open_weights(source, parameters, point, premise_named(premise or "change"), check)
+        named = premise_named(premise or "change")
+        opened = _open_weights(source, (parameters, point), named, check, target)
     else:
-        problem = read_model(folder, parameters, point, premise, source.known)
+        problem = read_model(folder, parameters, point, premise, source.known, target)
         opened = Opened(problem, parameters or "last", (point or POINT) if problem.drift else None)
         if problem.premise is not Premise.CHANGE:
             opened = Opened(problem, "all", None if problem.premise is Premise.REPLAY else "final")
-    given = source.known
+    problem, given = opened.problem, source.known
     told = {"recipe": given.recipe, "labels": given.labels, "public": given.public}
-    if opened.problem.premise is not Premise.REPLAY:
+    if problem.premise is not Premise.REPLAY:
         for word in (word for word, value in told.items() if value is not None):
             raise InputError(f"{word}: is for the premise replay; give that too, or leave it out.")
-    doubts = formulation.doubts(opened.problem, samples)
+    if problem.premise.weights_alone:
+        opened = replace(opened, target="weights" if problem.start is None else "change")
+    doubts = formulation.doubts(problem, samples)
     return replace(opened, warnings=(*opened.warnings, *doubts))
 
 
@@ -147,8 +153,14 @@ def _prepared(source: Source, check: bool) -> tuple[Prepared, Saved, DataCard]:
 
 
 def _open_weights(
-    source: Source, parameters: str | None, point: str | None, premise: Premise, check: bool
+    source: Source,
+    block: tuple[str | None, str | None],
+    premise: Premise,
+    check: bool,
+    target: str | None,
 ) -> Opened:
+    parameters, point = block
+    target = formulation.target_named(premise, target, source.initial is not None)
     if premise is not Premise.CHANGE:
         formulation.check_whole(premise, parameters, point)
         if source.zero_head:
@@ -171,13 +183,14 @@ def _open_weights(
         parameters, point = "all", "final"
         domain = None if card.range is None and card.norm is None else card.domain()
         told = Told(domain, card.display, card.knows)
-        (weights,) = _together(after)
-        problem = formulation.weights_problem(network, weights, premise, told)
-        problem, warnings = _rounded(problem, after)
-        if source.initial is not None:
+        saved = [_started(source, network, after), after] if target == "change" else [after]
+        *start, weights = _together(*saved)
+        problem = formulation.weights_problem(network, weights, premise, told, *start)
+        problem, warnings = _rounded(problem, *saved)
+        if source.initial is not None and target == "weights":
             warnings.append(
-                "Initial weights were given, and are not used: with the premise "
-                f"{premise.value} the trained weights themselves are the target."
+                f"Initial weights were given, and are not used: with the premise {premise.value} "
+                "the trained weights themselves are the target, unless it is said to be the change."
             )
     warned = (*prepared.warnings, *warnings)
     return Opened(problem, parameters, point, prepared.changes, warned, prepared.derivative_error)
@@ -261,7 +274,7 @@ def _before(source: Source, network: Network, after: Saved) -> Saved:
     """Return the weights before training, as far as they are known."""
     initial, trained = source.initial, source.trained
     if initial is None:
-        why = "the premise change starts from what training changed"
+        why = "the target is what training changed"
         raise InputError(f"initial weights: none given; {why}. {_unlocks(network, after.tensors)}")
     if source.zero_head:
         own = after.tensors.keys() & {network.head_weight, network.head_bias}
@@ -278,6 +291,13 @@ def _before(source: Source, network: Network, after: Saved) -> Saved:
     there = {name: after.tensors[name] for name in before.tensors}
     check_pair(before.tensors, there, before.source, after.source)
     return before
+
+
+def _started(source: Source, network: Network, after: Saved) -> Saved:
+    """Return the weights before training, and zeros for those unknown: θ is the target there."""
+    before = _before(source, network, after)
+    unknown = {name: torch.zeros_like(w) for name, w in after.tensors.items()}
+    return replace(before, tensors=unknown | before.tensors)
 
 
 def _unlocks(network: Network, trained: Weights) -> str:

@@ -34,8 +34,9 @@ WORDS = {
     "last": "the last layer",
     "first": "the first layer",
     "change": "the change of the weights in training",
-    "margin": "trained to the margin: the trained weights alone",
-    "decay": "at rest under weight decay: the trained weights alone",
+    "weights": "the trained weights themselves",
+    "margin": "trained to the margin",
+    "decay": "at rest under weight decay",
 }
 
 
@@ -169,7 +170,8 @@ def model(run: RunFolder) -> Model | None:
         facts.append(("Architecture", ", ".join([str(architecture.get("name")), *listed])))
     if not (facts or result.get("point") or any(prepared.values())):
         return None
-    asked = {"Premise": "premise", "Parameters": "parameters", "Features at": "point"}
+    asked = {"Premise": "premise", "Target": "target", "Parameters": "parameters"}
+    asked["Features at"] = "point"
     for name, key in asked.items():
         if result.get(key) is not None:
             facts.append((name, WORDS.get(str(result[key]), str(result[key]))))

@@ -91,6 +91,15 @@ class Descent:
         if adam:
             self.moments.append([torch.tensor(0.0) for _ in self.weights])
 
+    def sharpness(self, outputs: Tensor) -> float:
+        """Estimate λ_max of the loss's Gauss-Newton matrix at the outputs (n, c), without decay."""
+        if self.loss is LOSSES["squared"]:
+            bend = torch.full_like(outputs[:, 0], 2 / outputs.shape[1])
+        else:
+            bend = torch.sigmoid(-margins(outputs, self.labels)).clamp_max(0.5) * 2
+        found = largest_eigenvalue(self.network, self.inputs, 6, bend.sqrt()[:, None])
+        return found / len(outputs)
+
     @property
     def live(self) -> list[Tensor]:
         """Return weights, then moments: everything that a step writes into."""
@@ -114,6 +123,15 @@ class Descent:
             velocity = velocity or [None] * len(slopes)
             momentum = self.momentum
             _sgd(self.weights, slopes, velocity, lr=rate, weight_decay=decay, momentum=momentum)
+
+
+def margins(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Return the least y f for labels ±1 (n, c), or f_y − max_{k≠y} f_k for one-hot ones, (n,)."""
+    each = labels * outputs
+    if outputs.shape[1] == 1:
+        return each[:, 0]
+    ahead = each.sum(1) - outputs.masked_fill(labels > 0, -torch.inf).amax(1)
+    return torch.where((labels < 0).any(), each.amin(1), ahead)
 
 
 def largest_eigenvalue(

@@ -9,13 +9,13 @@ the relative residual at the samples with slopes of 0 or 1, which does not vanis
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from exhume.checks import number
+from exhume.checks import number, one_of
 from exhume.data import Data
 from exhume.device import usable_device
 from exhume.equation import objective
@@ -23,7 +23,8 @@ from exhume.equation.problem import Premise
 from exhume.errors import InputError
 from exhume.models import architectures
 from exhume.models.folder import NetworkModel
-from exhume.victims.descent import LOSSES, Descent, largest_eigenvalue
+from exhume.victims.descent import LOSSES, Descent, margins
+from exhume.victims.flow import Flow, Flowing
 from exhume.victims.training import Show, state_of
 from exhume.victims.victim import Victim
 
@@ -66,38 +67,75 @@ class ToRest:
 def kkt_mlp(
     data: Data,
     widths: Sequence[int] = (500, 500),
+    training: str = "rest",
     seed: int = 0,
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
     show: Show | None = None,
     **options: Any,
 ) -> Victim:
-    """Train a dense ReLU network with a bias in the first layer alone to a KKT point.
+    """Train a dense ReLU network with a bias in the first layer alone towards a KKT point.
 
     The first layer begins at `small` times N(0, 1), the others at U(−1, 1)/√(fan-in): the networks
     of Haim 2022 and Buzaglo 2023. The signs of the targets are the labels, or the largest target.
-    Options are the fields of `ToRest`: loss, decay, small, level and steps.
+    With the training `flow` it follows gradient flow as those did, and deeper layers keep much of
+    their start; with `rest` it goes on until the direction of all weights stays. Options are the
+    fields of `Flow` (loss, small, until, steps) or of `ToRest` (loss, decay, small, level, steps).
+    The record has, beside the loss, how well the premise holds: see `_held`.
     """
-    how = ToRest(**options)
+    kind = {"flow": Flow, "rest": ToRest}[one_of("training", training, ("flow", "rest"))]
+    if wrong := options.keys() - (known := [field.name for field in fields(kind)]):
+        raise InputError(f"{min(wrong)}: training {training} takes {', '.join(known)}.")
+    how: Flow | ToRest = kind(**options)
     name, device = how.loss_for(data.outputs), usable_device(device)
     arguments = {"shape": list(data.shape), "outputs": data.outputs, "widths": list(widths)}
     arguments["bias"] = "first"
     module = architectures.build("mlp", arguments)
     _initialise(module, how.small, seed)
     module = module.to(device, dtype)
-    initial = state_of(module)
-    start = time.perf_counter()
-    done = _Rest(module, data, name, how).reach(show)
+    initial, start = state_of(module), time.perf_counter()
+    decay = how.decay if isinstance(how, ToRest) else None
+    if isinstance(how, Flow):
+        done = Flowing(module, data, name, how).reach(show)
+    else:
+        done = _Rest(module, data, name, how).reach(show)
     trained = state_of(module)
     model = NetworkModel("mlp", arguments, initial, trained, data.display)
-    problem = model.problem(premise=Premise.MARGIN if how.decay is None else Premise.DECAY)
-    at_truth = objective.fitted(problem.to(device, torch.float64), data.inputs)
-    shares = at_truth.shares.abs().amax(1)
-    active, seconds = int((shares > 1e-3 * shares.max()).sum()), time.perf_counter() - start
-    record = {"data": data.name, "seed": seed, "loss_name": name, "decay": how.decay}
-    record |= {"premise": problem.premise.value, "dtype": str(dtype), "violation": at_truth.value}
-    record |= {"active": active, "seconds": seconds, **done}
+    problem = model.problem(premise=Premise.MARGIN if decay is None else Premise.DECAY)
+    record = {"data": data.name, "seed": seed, "training": training, "loss_name": name}
+    record |= {"decay": decay, "premise": problem.premise.value, "dtype": str(dtype), **done}
+    record |= _held(model, problem.premise, data, device)
+    record["seconds"] = time.perf_counter() - start
     return Victim(problem, data, record, initial, trained, model)
+
+
+def _held(model: NetworkModel, premise: Premise, data: Data, device: str) -> dict[str, Any]:
+    """Say how well a premise holds at the samples, over all weights and layer by layer.
+
+    `violation` is what the samples leave of the weights, ‖θ − ΦᵀA‖²/‖θ‖², and `active` how many of
+    them have a coefficient. Of each layer there is the same, `residual`; the same of what
+    training changed, `change`; `left`, how much of its start W₀ is left, ⟨W, W₀⟩/‖W₀‖²; and
+    `start`, which share of it that is, cos²(W, W₀).
+    """
+    whole, change = (
+        objective.fitted(
+            model.problem(premise=premise, target=target).to(device, torch.float64), data.inputs
+        )
+        for target in ("weights", "change")
+    )
+    shares = whole.shares.abs().amax(1)
+    layers, begin = {}, 0
+    for name, after in model.trained.items():
+        rows, before = slice(begin, begin + after.numel()), model.initial[name].double()
+        after, begin = after.double(), rows.stop
+        left, size = (after * before).sum() / before.square().sum(), after.square().sum()
+        own = {"left": float(left), "start": float(left**2 * before.square().sum() / size)}
+        own["residual"] = float(whole.residual[rows].square().sum() / size)
+        moved = (after - before).square().sum()
+        own["change"] = float(change.residual[rows].square().sum() / moved)
+        layers[name] = own
+    held = {"violation": whole.value, "active": int((shares > 1e-3 * shares.max()).sum())}
+    return held | {"layers": layers}
 
 
 @torch.no_grad()
@@ -182,13 +220,8 @@ class _Rest(Descent):
 
     def _rate(self, outputs: Tensor, value: float, share: float) -> float:
         """Return a share of the stable step: 1/λ_max of the Gauss-Newton matrix of the descent."""
-        if self.squared:
-            bend = torch.full_like(outputs[:, 0], 2 / outputs.shape[1])
-        else:
-            bend = torch.sigmoid(-margins(outputs, self.labels)).clamp_max(0.5) * 2
         scale = max(value, 1e-30) if self.to_margin else 1.0
-        eigenvalue = largest_eigenvalue(self.network, self.inputs, 6, bend.sqrt()[:, None])
-        curvature = eigenvalue / (len(outputs) * scale) + self.decay
+        curvature = self.sharpness(outputs) / scale + self.decay
         rate = self.caution * min(share / max(curvature, 1e-30), self.largest)
         return rate * CAREFUL if self.to_margin else rate
 
@@ -200,12 +233,3 @@ class _Rest(Descent):
         factor = torch.where(least > 0, factor, 1.0).clamp(0.98, 1.02)
         for tensor in self.live:
             tensor.mul_(factor)
-
-
-def margins(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Return the least y f for labels ±1 (n, c), or f_y − max_{k≠y} f_k for one-hot ones, (n,)."""
-    each = labels * outputs
-    if outputs.shape[1] == 1:
-        return each[:, 0]
-    ahead = each.sum(1) - outputs.masked_fill(labels > 0, -torch.inf).amax(1)
-    return torch.where((labels < 0).any(), each.amin(1), ahead)

@@ -32,15 +32,20 @@ class Victim:
     model: NetworkModel | None = None  # the network, and what is told of it, if it is one
 
     def posed(
-        self, parameters: str = "last", point: str = "midpoint", premise: Premise | str = "change"
+        self,
+        parameters: str = "last",
+        point: str = "midpoint",
+        premise: Premise | str = "change",
+        target: str = "weights",
     ) -> Problem:
         """Return the problem that other parameters, another point or another premise poses.
 
-        Names are those of `exhume audit`; for margin and decay all weights are the target.
+        Names are those of `exhume audit`; for margin and decay all weights are the target, or
+        with the target `change` what training made of them.
         """
         if self.model is None:
             return self.problem
-        return self.model.problem(parameters, point, premise_named(premise))
+        return self.model.problem(parameters, point, premise_named(premise), target=target)
 
     def save(self, folder: Path, store: bool = False) -> None:
         """Write model and truth to a new or empty folder, the truth in a file of its own.

@@ -140,7 +140,7 @@ def _pixel_box(known: Data) -> Box:
 
 def _trained(known: Data, case: Case, seed: int, device: str) -> Victim:
     how: Any = {"steps": case.steps, "device": device, "show": training_shown()}
-    victim = victims.kkt_mlp(known, case.widths, seed, **how)
+    victim = victims.kkt_mlp(known, case.widths, seed=seed, **how)
     record = victim.training
     say(
         f"  seed {seed}: trained in {record['seconds']:.0f} s; KKT violation "

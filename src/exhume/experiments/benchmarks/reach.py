@@ -168,7 +168,7 @@ def at_margin(case: Case, dense: bool, seed: int) -> Posed:
     if dense:
         signs = 2.0 * (truth.targets.argmax(1, keepdim=True) % 2) - 1
         one = replace(truth, targets=signs.double())
-        victim = victims.kkt_mlp(one, (WIDTH,), seed, steps=STEPS)
+        victim = victims.kkt_mlp(one, (WIDTH,), seed=seed, steps=STEPS)
         problem = replace(victim.problem, domain=told.domain or victim.problem.domain)
     else:
         module, other = bases.seeded(case.network, seed).eval(), "buzaglo2023"
