@@ -19,7 +19,7 @@ from exhume.auditing.folder import MATCHED, RunFolder, read_run
 from exhume.equation.pixels import Pixels
 from exhume.errors import InputError
 from exhume.files import write_private
-from exhume.wording import finite, number
+from exhume.wording import finite, fixed, number
 
 Array = NDArray[np.float64]
 
@@ -101,7 +101,7 @@ def likenesses(run: RunFolder) -> Gallery:
             continue
         items = []
         for i in best(side["ssims"])[:half]:
-            ssim, cosine = (number(side[name][i]) for name in ("ssims", "cosines"))
+            ssim, cosine = (fixed(side[name][i], 2) for name in ("ssims", "cosines"))
             picture = data_uri(shown[1][i].numpy()) if shown[1][i].isfinite().all() else None
             note = f"SSIM {ssim}, cosine {cosine}" if picture else "no candidate"
             items.append(Item(f"{i + 1}", note, "", (data_uri(shown[0][i].numpy()), picture)))
@@ -184,7 +184,7 @@ def gallery_png(run: Path, out: Path, limit: int = 10) -> Path:
         return pairs_png(*matched, [f"error {number(x)}" for x in loaded.errors()], out, limit)
     ssims = scored["recognised"]["ssims"]
     order = best(ssims)
-    notes = [f"SSIM {number(ssims[i])}" for i in order]
+    notes = [f"SSIM {fixed(ssims[i], 2)}" for i in order]
     return pairs_png(matched[0][order], matched[1][order], notes, out, limit)
 
 
