@@ -185,6 +185,25 @@ def test_the_margin_from_victim_to_report(said: Said) -> None:
     assert yaml.safe_load(Path("change", CONFIG).read_text())["premise"] == "change"
 
 
+def test_gradient_flow_by_a_preset_and_from_the_change(said: Said) -> None:
+    printed = said("victim", "digits", *KKT, "--training", "flow", "--until", 1e-3, "--out", MODEL)
+    training = json.loads((MODEL / CARD).read_text())["training"]
+    assert training["loss"] <= 1e-3 and f"for a time of {training['time']:.3g}" in printed
+    assert f"3.weight {training['layers']['3.weight']['start']:.0%} its start" in printed
+    words = ("--samples", 4, "--product-limit", 50, "--method", "haim2022", "--preset", "b9")
+    for target in ("weights", "change"):
+        out = Path(target)
+        said("audit", MODEL, *words, "--target", target, "--out", out)
+        knows = result_of(out)["threat_model"]["knows"]
+        assert result_of(out)["target"] == target
+        assert ("the initial weights" in knows) == (target == "change")
+        assert result_of(out)["steps"] == 50  # no trials
+        assert "residual at the truth" in said("score", out)
+        assert "<dt>Target</dt>" in (out / REPORT).read_text()
+    with pytest.raises(SystemExit):
+        said("audit", MODEL, *words[:-1], "decay1", "--out", "none")
+
+
 def test_weight_decay_that_has_not_come_to_rest(said: Said) -> None:
     quick = ("--decay", 1e-3, "--steps", 100, "--loss", "squared", "--dtype", "float64")
     printed = said("victim", "digits", *KKT, *quick, "--out", MODEL)

@@ -161,21 +161,27 @@ def test_splitting(case: str, bench: Bench, monkeypatch: Patch) -> None:
 
 def test_kkt(bench: Bench, monkeypatch: Patch) -> None:
     few = partial(data.load, "digits", 4, classes="parity", centre="pixels")
-    monkeypatch.setattr(margin, "CASES", {"tiny": margin.Case(few, (20,), "haim2022", 100)})
+    monkeypatch.setattr(margin, "CASES", {"tiny": margin.Case(few, (20,), "haim2022", "rbij", 100)})
     monkeypatch.setattr(margin, "reconstruct", budgeted(60))
-    said = bench("kkt", "--cases", "[tiny]", "--first-seed", 3, "--device", "cpu")
+    asked = ("--cases", "[tiny]", "--first-seed", 3, "--device", "cpu")
+    said = bench("kkt", *asked, "--boxes", "[wide,pixels]")
     rows = table(said)
-    baselines = [["—", word] for word in ("held-out images", "rows of W₁", "blank, noise of 0.001")]
+    without = ("held-out images", "rows of W₁", "blank, noise of 0.001")
+    baselines = [["—", "—", word] for word in without]
     methods = ("exhume", "haim2022", "shen2026")
-    attacks = [[box, method] for box in ("wide", "pixels") for method in methods]
-    assert [cells[1:3] for cells in rows] == [*baselines, *attacks]
+    ways = [(box, target) for box in ("wide", "pixels") for target in ("θ", "θ − θ₀")]
+    attacks = [[*way, method] for way in ways for method in methods]
+    assert [cells[1:4] for cells in rows] == [*baselines, *attacks]
     for cells in rows:
-        assert len(cells) == 12 and cells[0] == "3" and cells[11].endswith("%")
-        counted = [re.fullmatch(r"(\d) \((\d)\)", cell).groups() for cell in cells[7:10]]
+        assert len(cells) == 13 and cells[0] == "3" and cells[12].endswith("%")
+        counted = [re.fullmatch(r"(\d) \((\d)\)", cell).groups() for cell in cells[8:11]]
         assert all(0 <= int(count) <= 4 for pair in counted for count in pair)
-    assert [cells[4] for cells in rows[:3]] == ["8", "20", "8"]
-    assert all(cells[3] == cells[5] == cells[6] == "–" for cells in rows[:3])
-    assert "samples active" in said and "0.90 to 0.94" in said
+    assert [cells[5] for cells in rows[:3]] == ["8", "20", "8"]
+    assert all(cells[4] == cells[6] == cells[7] == "–" for cells in rows[:3])
+    assert "samples active" in said and "0.90 to 0.94" in said and "a flow time of" in said
+    rest = bench("kkt", *asked, "--training", "rest", "--preset", "tuned", "--targets", "[weights]")
+    assert [cells[1:4] for cells in table(rest)] == [*baselines, *attacks[:3]]
+    assert "flow time" not in rest and "1.weight: " in rest
 
 
 def test_finetuned(bench: Bench, monkeypatch: Patch) -> None:
@@ -221,6 +227,8 @@ REFUSED = {
     "images --device cpu --name imagenet": "imagenet", "images --device cpu": "EXHUME_DATA",
     "images --cases [axb] --device cpu": "axb",
     "kkt --cases [digit]": "case: expected one of digits",
+    "kkt --targets [weight]": "target: expected one of weights, change",
+    "kkt --training adam": "training: expected one of flow, rest",
     "splitting --cases [margins]": "case: expected one of margin",
     "kkt --boxes [wide,pixel]": "box: expected one of wide, pixels",
 }  # fmt: skip

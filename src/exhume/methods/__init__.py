@@ -17,9 +17,9 @@ from exhume.methods.exhume import Exhume
 from exhume.methods.haim2022 import Haim2022
 from exhume.methods.iurada2025 import Iurada2025
 from exhume.methods.loo2023 import Loo2023
-from exhume.methods.presets import preset as preset
-from exhume.methods.presets import presets as presets
 from exhume.methods.progress import Checkpoint, Method, Progress, unpack
+from exhume.methods.published import preset as preset
+from exhume.methods.published import presets as presets
 from exhume.methods.replay import Replay, recipe_of
 from exhume.methods.shen2026 import Shen2026
 from exhume.methods.simudy2025 import SimuDy2025

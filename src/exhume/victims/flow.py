@@ -14,7 +14,7 @@ from torch import nn
 from exhume.checks import number, whole_number
 from exhume.data import Data
 from exhume.errors import InputError
-from exhume.victims.descent import LOSSES, Descent
+from exhume.victims.descent import LOSSES, Descent, margins
 from exhume.victims.training import Show
 
 SHARE = 0.5  # of 1/λ_max of the curvature: what is stiff halves in a step, all else follows closely
@@ -82,4 +82,6 @@ class Flowing(Descent):
         )
         cosine = torch.cosine_similarity(theta, -ahead, 0)
         off = float(1 - cosine.clamp_min(0) ** 2)
-        return {"loss": value, "steps": step, "time": time, "risen": risen, "stationarity": off}
+        reached = [float(m) for m in margins(here, self.labels).aminmax()]
+        result = {"loss": value, "steps": step, "time": time, "risen": risen}
+        return result | {"stationarity": off, "margins": reached}

@@ -1,8 +1,9 @@
 """Networks trained to the margin: what the published recipes and ours find, in the same time."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import product
 from typing import Any, cast
 
 import torch
@@ -17,9 +18,9 @@ from exhume.equation.domain import Box
 from exhume.equation.problem import Problem
 from exhume.evaluate import recognised, score
 from exhume.experiments.benchmarks.common import Watch, drawn, heading, say, show, training_shown
-from exhume.methods import Reconstruction, reconstruct
+from exhume.methods import Reconstruction, method_named, reconstruct
+from exhume.methods import preset as published
 from exhume.methods.buzaglo2023 import Buzaglo2023
-from exhume.methods.exhume import Exhume
 from exhume.methods.haim2022 import Haim2022
 from exhume.methods.progress import Method
 from exhume.methods.shen2026 import Shen2026
@@ -27,7 +28,8 @@ from exhume.search.tuning import FACTOR, rungs
 from exhume.victims import Victim
 
 COLUMNS = (
-    "seed: {seed} | box: {box} | attack: {attack} | found in (s): {found.seconds:.0f} | "
+    "seed: {seed} | box: {box} | target: {target} | attack: {attack} | "
+    "found in (s): {found.seconds:.0f} | "
     "candidates: {candidates} | steps: {found.steps:d} | residual: {found.residual:.1e} | "
     "SSIM > 0.4: {seen.ssim} ({seen.control.ssim}) | "
     "cos > 0.8: {seen.cosine80} ({seen.control.cosine80}) | "
@@ -44,19 +46,29 @@ class Case:
     data: Callable[[int], Data]  # by seed
     widths: tuple[int, ...]
     recipe: str
-    steps: int = 6000  # of training
+    preset: str  # of the recipe: the first published one for such data
+    steps: int = 6000  # of training to rest
+    decay: float | None = None  # on the squared loss; such a network is always trained to rest
 
 
 images = partial(data.load, centre="pixels")
-parity = partial(images, classes="parity")
+parity, vehicles = partial(images, classes="parity"), partial(images, classes="vehicles")
+BIG = (1000, 1000)  # the published widths
 CASES = {
-    "digits": Case(partial(parity, "digits", 20), (200, 200), "haim2022"),
-    "mnist": Case(partial(parity, "mnist", 100), (500, 500), "haim2022"),
-    "mnist_full": Case(partial(parity, "mnist", 500), (1000, 1000), "haim2022", 15_000),
-    "cifar10": Case(
-        partial(images, "cifar10", 500, classes="all"), (1000, 1000), "buzaglo2023", 30_000
+    "digits": Case(partial(parity, "digits", 20), (200, 200), "haim2022", "kcf9"),
+    "mnist": Case(partial(parity, "mnist", 100), BIG, "haim2022", "kcf9"),
+    "mnist_500": Case(partial(parity, "mnist", 500), BIG, "haim2022", "kcf9", 15_000),
+    "cifar10": Case(partial(vehicles, "cifar10", 100), BIG, "haim2022", "b9"),
+    "cifar10_500": Case(partial(vehicles, "cifar10", 500), BIG, "haim2022", "b9", 15_000),
+    "classes": Case(
+        partial(images, "cifar10", 500, classes="all"), BIG, "buzaglo2023", "classes1", 30_000
+    ),
+    "decay": Case(
+        partial(vehicles, "cifar10", 100), BIG, "buzaglo2023", "decay1", 15_000, decay=7.5e-4
     ),
 }
+TARGETS = {"weights": "θ", "change": "θ − θ₀"}
+TUNED = "tuned"  # in the place of a preset
 
 
 def kkt(
@@ -64,42 +76,58 @@ def kkt(
     seeds: int = 1,
     first_seed: int = 0,
     limit: float = 60.0,
-    boxes: tuple[str, ...] = ("wide", "pixels"),
+    training: str = "flow",
+    preset: str | None = None,
+    targets: tuple[str, ...] = ("weights", "change"),
+    boxes: tuple[str, ...] = ("wide",),
     device: str = "auto",
 ) -> None:
-    """Reconstruct samples from the weights of networks trained to the margin.
+    """Reconstruct samples from the weights of networks on their way to the margin, or there.
 
     Every attack has the same time and begins with the same number of candidates, two for each
-    sample; shen2026, which splits some, with fewer. Recipes spend a third of it on tuning. Behind
-    each count of recognisable images stands the same of as many held-out images, in brackets.
+    sample; shen2026, which splits some, with fewer. Behind each count of recognisable images stands
+    the same of as many held-out images, in brackets.
 
     Args:
-        cases: digits (odd/even, n = 20), mnist (odd/even, 784-500-500-1, n = 100), mnist_full
-            (784-1000-1000-1, n = 500), cifar10 (10 classes, 3072-1000-1000-10, n = 500).
+        cases: digits (odd/even, n = 20); mnist and mnist_500 (odd/even, 784-1000-1000-1, n = 100
+            and 500); cifar10 and cifar10_500 (vehicles/animals, 3072-1000-1000-1, the same);
+            classes (ten of cifar10, n = 500); decay (cifar10 at rest under weight decay).
         seeds: how many.
         first_seed: of data, model and attack.
         limit: seconds an attack.
+        training: flow, gradient flow as published, or rest, until the weights' direction stays.
+        preset: the published settings of the recipe, such as b9, or tuned, to spend a third of the
+            time on looking for others; each case has its own if left out.
+        targets: what is explained: weights, the trained ones alone, and change, where the initial
+            ones are known.
         boxes: what the attacker is told of the inputs: wide, the box [−1, 1], or pixels, the range
             of every pixel after the mean image was taken off.
         device: where to run.
     """
     chosen = drawn(seeds, first_seed, cases, CASES)
-    for box in boxes:
-        one_of("box", box, ("wide", "pixels"))
+    known: tuple[tuple[str, tuple[str, ...], Collection[str]], ...] = (
+        ("box", boxes, ("wide", "pixels")),
+        ("target", targets, TARGETS),
+        ("training", (training,), ("flow", "rest")),
+    )
+    for word, values, allowed in known:
+        for value in values:
+            one_of(word, value, allowed)
     device = usable_device(device)
     heading("kkt", device)
     for name in cases:
-        rows = []
+        rows, case = [], CASES[name]
         for seed in chosen:
-            case = CASES[name]
-            victim = _trained(case.data(seed), case, seed, device)
+            victim = _trained(case.data(seed), case, training, seed, device)
             board = Board(victim.truth, data.held_out(victim.truth, seed=seed), seed, limit)
             _baselines(board, victim)
-            for box in boxes:
-                domain = victim.problem.domain if box == "wide" else _pixel_box(victim.truth)
-                problem = replace(victim.problem, domain=domain).to(device)
-                for method in _methods(case.recipe, problem, victim.truth.samples, seed, limit):
-                    board.attack(box, method, problem)
+            # decay wears initial weights off, so that knowing them is of no use
+            for box, target in product(boxes, targets if case.decay is None else ("weights",)):
+                posed = victim.posed(premise=victim.problem.premise, target=target)
+                domain = posed.domain if box == "wide" else _pixel_box(victim.truth)
+                problem = replace(posed, domain=domain).to(device)
+                for method in _methods(case.recipe, preset or case.preset, board, problem):
+                    board.attack(box, TARGETS[target], method, problem)
             rows += board.rows
         show(COLUMNS, rows, title=name)
     say(f"in brackets: held-out images. {LEVEL}")
@@ -117,19 +145,21 @@ def _baselines(board: "Board", victim: Victim) -> None:
     board.add("—", "blank, noise of 0.001", 1e-3 * blank.double())
 
 
-def _methods(
-    name: str, problem: Problem, samples: int, seed: int, limit: float
-) -> tuple[Method, ...]:
-    """Ours, the recipe and the recipe with splits, the last two with the steps there is time for.
+def _methods(name: str, run: str, board: "Board", problem: Problem) -> tuple[Method, ...]:
+    """Ours, the recipe by preset and the recipe with splits, at quarters of the steps there are.
 
-    A third of them goes into tuning, and splits come at quarters of the rest.
+    A recipe that is tuned has the steps there is time for; a third of them goes into tuning.
     """
-    recipe = {"haim2022": Haim2022, "buzaglo2023": Buzaglo2023}[name]
-    tried = reconstruct(problem, samples, seed, recipe(), time_limit=min(PROBE, limit / 10))
-    steps = max(1, round(tried.steps * limit / tried.seconds))
+    ours, recipe = method_named("exhume", problem), {"haim2022": Haim2022}.get(name, Buzaglo2023)
+    base = recipe() if run == TUNED else cast(Haim2022, published(name, run, problem))
+    samples, brief = board.known.samples, min(PROBE, board.limit / 10)
+    tried = reconstruct(problem, samples, board.seed, base, time_limit=brief)
+    steps = max(1, round(tried.steps * board.limit / tried.seconds))
+    if run != TUNED:
+        return ours, base, Shen2026(base, max(10, steps // 4))
     tuning = sum(FACTOR**rung * size for rung, size in enumerate(rungs(recipe().trials)))
     base = recipe(steps=10**9, probe=max(10, steps // (3 * tuning)))
-    return Exhume(), base, Shen2026(base, max(10, steps // 6))
+    return ours, base, Shen2026(base, max(10, steps // 6))
 
 
 def _pixel_box(known: Data) -> Box:
@@ -138,16 +168,24 @@ def _pixel_box(known: Data) -> Box:
     return Box(-mean, 1 - mean)
 
 
-def _trained(known: Data, case: Case, seed: int, device: str) -> Victim:
-    how: Any = {"steps": case.steps, "device": device, "show": training_shown()}
-    victim = victims.kkt_mlp(known, case.widths, seed=seed, **how)
+def _trained(known: Data, case: Case, training: str, seed: int, device: str) -> Victim:
+    how: Any = {"device": device, "show": training_shown()}
+    if case.decay is not None:
+        how |= {"decay": case.decay, "loss": "squared"}
+    if training == "rest" or case.decay is not None:
+        training, how["steps"] = "rest", case.steps
+    victim = victims.kkt_mlp(known, case.widths, training, seed, **how)
     record = victim.training
+    flow = f", a flow time of {record['time']:.3g}" if training == "flow" else ""
     say(
-        f"  seed {seed}: trained in {record['seconds']:.0f} s; KKT violation "
-        f"{record['violation']:.1e}, {record['stationarity']:.1e} with slopes at kinks; margins "
-        f"{record['margins'][0]:.1f} to {record['margins'][1]:.1f}; {record['active']} of "
-        f"{known.samples} samples active"
+        f"  seed {seed}: loss {record['loss']:.1e} after {record['steps']:,} steps{flow}, "
+        f"{record['seconds']:.0f} s; {record['active']} of {known.samples} samples active"
     )
+    for name, own in record["layers"].items():
+        say(
+            f"    {name}: {own['left']:.2f} of its start left, {own['start']:.0%} of what it is; "
+            f"KKT residual at the truth {own['residual']:.1e}, of its change {own['change']:.1e}"
+        )
     return victim
 
 
@@ -161,23 +199,29 @@ class Board:
     limit: float
     rows: list[dict[str, Any]] = field(default_factory=list)
 
-    def attack(self, box: str, method: Method, problem: Problem, note: str = "") -> None:
+    def attack(self, box: str, target: str, method: Method, problem: Problem) -> None:
         """Attack and add a row; what splits candidates begins with fewer."""
         samples = self.known.samples
         if isinstance(method, Shen2026):
             samples = max(1, 3 * samples // 4)
         budget: Any = {"time_limit": self.limit, "observe": Watch(None, f"{method.name} ", 10.0)}
         found = reconstruct(problem, samples, self.seed, method, **budget)
-        self.add(box, note or method.name, found.samples, found)
+        self.add(box, method.name, found.samples, found, target)
 
     def add(
-        self, box: str, attack: str, candidates: Tensor, found: Reconstruction | None = None
+        self,
+        box: str,
+        attack: str,
+        candidates: Tensor,
+        found: Reconstruction | None = None,
+        target: str = "—",
     ) -> None:
         """Score candidates and add a row."""
         seen = recognised(candidates, self.known, self.held_out)
         row = {"seed": self.seed, "box": box, "attack": attack, "candidates": len(candidates)}
         row |= {"found": found, "recovered": score(candidates, self.known.inputs).recall}
-        row |= {"seen": seen, "best": float(seen.cosines.max())}
+        row |= {"target": target, "seen": seen, "best": float(seen.cosines.max())}
         self.rows.append(row)
         of = f"of {seen.samples} images over SSIM 0.4"
-        say(f"  {attack} ({box}): {seen.ssim} {of}, {seen.control and seen.control.ssim} held-out")
+        other = seen.control and seen.control.ssim
+        say(f"  {attack} ({box}, {target}): {seen.ssim} {of}, {other} held-out")
