@@ -186,7 +186,7 @@ def test_gradient_flow(known: Data) -> None:
     change = flat(trained.values()) - flat(initial.values())
     off = flat(layers) - flat(trained.values())
     assert off.norm() < 0.03 * change.norm() and record["risen"] == 0
-    assert 0.5 * 9e-2 < record["loss"] <= 9e-2
+    assert 0.7 * 9e-2 < record["loss"] <= 9e-2
     assert (
         record["training"] == "flow" and record["premise"] == "margin" and record["decay"] is None
     )
@@ -284,6 +284,7 @@ test_what_is_refused = refusals(
     ({"known": TWICE, "steps": 5}, "not fitted after.*wider layers"),
     ({"training": "adam"}, "training: expected one of flow, rest"),
     ({"training": "flow", "steps": 3}, "not 3e-06, after 3 steps along the flow.*more steps"),
+    ({"training": "flow", "small": math.nan}, "a loss of nan, not 3e-06, after 0 steps"),
     ({"training": "flow", "decay": 1.0}, "decay: training flow takes loss, small, until, steps"),
     ({"training": "flow", "loss": "squared"}, "1 outputs along the flow take logistic"),
     ({"until": 1e-3}, "until: training rest takes loss, decay, small, level, steps"),

@@ -5,6 +5,7 @@ full batches), and dt = η/L once the loss is small. Its curvature falls with it
 steps or two get as far.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ from exhume.victims.training import Show
 SHARE = 0.5  # of 1/λ_max of the curvature: what is stiff halves in a step, all else follows closely
 FIRST = 0.01  # dt at most while samples are not fitted: the way out of tiny weights depends on it
 FITTED = 0.1  # mean loss from which on they are, and only the curvature limits a step
+FALL = 0.2  # share of the loss that a step may take away: so it ends near what was asked for
 LOOK = 20  # steps between two estimates of the curvature, each of which costs about twelve steps
 
 
@@ -55,22 +57,24 @@ class Flowing(Descent):
 
         `stationarity` is 1 − cos² of θ and −∇L there, `time` the sum of all dt.
         """
-        time, share, eta, latest, risen = 0.0, SHARE, 0.0, float("inf"), 0
+        time, share, eta, latest, risen = 0.0, SHARE, 0.0, math.inf, 0
         for step in range(self.steps + 1):
             outputs = self.network(self.inputs)
             here = outputs.detach()
             value = float(self.loss.value(here, self.labels))
             slope = self.loss.slope(here, self.labels)
             gradient = torch.autograd.grad(outputs, self.weights, slope)
-            if value <= self.until:
+            if value <= self.until or not math.isfinite(value):
                 break
-            if not value <= latest:  # also where it is not a number
+            if value > latest:
                 share, risen = share / 2, risen + 1
-            if not value <= latest or step % LOOK == 0:
+            if value > latest or step % LOOK == 0:
                 eta = value * share / max(self.sharpness(here), 1e-30)
                 if show is not None:
                     show(step, value)
-            dt = eta / value if value <= FITTED else min(eta / value, FIRST)
+            slope_squared = float(sum(g.square().sum() for g in gradient))
+            dt = min(eta / value, FALL * value / max(slope_squared, 1e-30))
+            dt = dt if value <= FITTED else min(dt, FIRST)
             self.step(gradient, dt)
             time, latest = time + dt, value
         if not value <= self.until:
