@@ -26,7 +26,7 @@ from exhume.methods import (
     presets,
     reconstruct,
 )
-from exhume.methods.penalised import STRIDE, Moments, advanced, smoothed, stepped
+from exhume.methods.descent import STRIDE, Descent, Moments, advanced, smoothed
 from exhume.methods.penalties import loss_at
 from exhume.methods.progress import pack
 from exhume.solvers import Outcome
@@ -61,7 +61,7 @@ def test_the_weights_of_the_published_losses() -> None:
     assert spot("change").place.divisor == 4 * 2 and change.adam
 
 
-@pytest.mark.parametrize("kind", ["several", "both"])
+@pytest.mark.parametrize("kind", ["one", "several", "decay", "both"])
 def test_steps_are_those_of_torch(kind: str) -> None:
     there = spot(kind)
     x = there.place.candidates.clone().requires_grad_()
@@ -71,22 +71,21 @@ def test_steps_are_those_of_torch(kind: str) -> None:
     groups: list[dict[str, Any]] = [{"params": [z], "lr": rate} for z, rate in rates]
     sgd = torch.optim.SGD(groups, momentum=0.9)
     optimiser = torch.optim.Adam(groups) if chosen.adam else sgd
-    moments, seen = Moments.at_rest(place, chosen), smoothed(there.problem, chosen, 0)
+    run = Descent(place, Moments.at_rest(place, chosen), 0, 1.0, 1.0)
     for count in range(3):
         loss = there(x, multipliers)
         x.grad, multipliers.grad = torch.autograd.grad(loss, (x, multipliers))
         optimiser.step()
-        before = place.candidates.clone()
-        after, moments = stepped(seen, chosen, place, moments)
-        assert torch.equal(place.candidates, before) and moments.clock == count + 1
-        place = after
-        torch.testing.assert_close(place.candidates, x.detach())
-        torch.testing.assert_close(place.multipliers, multipliers.detach())
-    assert not torch.allclose(place.candidates, there.place.candidates)
+        before, start = run.place.candidates, run.place.candidates.clone()
+        (run,) = advanced(there.problem, [chosen], [run], 1)
+        assert torch.equal(before, start) and run.moments.clock == count + 1
+        torch.testing.assert_close(run.place.candidates, x.detach())
+        torch.testing.assert_close(run.place.multipliers, multipliers.detach())
+    assert not torch.allclose(run.place.candidates, place.candidates)
 
 
 def test_softplus_sharpens_as_published() -> None:
-    beta = lambda step: float(loo2023.surrogate(step).name.removeprefix("softplus:"))  # noqa: E731
+    beta = loo2023.sharpness
     assert [beta(0), beta(20_000)] == [11, 20]
     assert beta(45_000) == pytest.approx(10 + 10**2.25)
     assert beta(46_000) == beta(10**9) == 200
@@ -160,14 +159,14 @@ def test_tuning_takes_the_better_of_two(terrible: Mapping[str, float], turned: b
     assert last.tuning is None and last.state.steps == 150
     taken = found.steps - last.state.steps + 60  # the run went on from the trial's last step
     still = terrible is STANDS_STILL
-    assert taken == 2 * 60 + (60 + 60 if still else STRIDE)
+    assert taken == 2 * 60 + (60 + 60 if still else 2 * STRIDE)
     assert found.products == taken + 150 - 60
     if still:  # out of budget while tuning, the best trial so far is the answer
-        second = next(p for p in moves if p.tuning and p.state.trial == 1)
-        best = second.tuning.best.place.candidates
-        late = reconstruct(MARGIN, 3, method=method, resume=pack(second, 9.0), time_limit=1.0)
+        trying = moves[3]
+        assert trying.tuning and [run.trial for run in trying.runs] == [0, 0, 1, 1]
+        best = min(trying.runs, key=lambda run: run.residual).place.candidates
+        late = reconstruct(MARGIN, 3, method=method, resume=pack(trying, 9.0), time_limit=1.0)
         assert late.outcome is Outcome.BUDGET and torch.equal(late.samples, best)
-        assert not torch.equal(best, second.candidates)
 
 
 def test_a_trial_that_ends_above_its_start_is_dropped() -> None:
@@ -175,10 +174,9 @@ def test_a_trial_that_ends_above_its_start_is_dropped() -> None:
     problem = replace(MARGIN, domain=Box(-1.0, 1.0))
     first = method.init(problem, 3, 0)
     chosen, after = method.settings_of(problem, first), method.advance(problem, first)
-    end = advanced(problem, chosen, first.state, 2)
+    (end,) = advanced(problem, [chosen], [first.state], 2)
     assert first.state.began < loss_at(problem, chosen, end.place).relative < math.inf
-    assert after.state.trial == 1 and after.tuning.best is None
-    assert after.tuning.table.residuals[0][0] == math.inf
+    assert (after.phase, after.state.trial, after.state.steps) == ("run", 1, 2)
 
 
 def test_the_run_goes_on_from_the_better_of_two_starts() -> None:
@@ -187,7 +185,7 @@ def test_the_run_goes_on_from_the_better_of_two_starts() -> None:
         ends, chosen = [], method.settings_of(MARGIN, method.init(MARGIN, 3, seed))
         for start in (0, 1):
             state = method.begin(MARGIN, 6, seed, start=start)
-            place = advanced(MARGIN, chosen, state, 40).place
+            place = advanced(MARGIN, [chosen], [state], 40)[0].place
             ends.append((loss_at(MARGIN, chosen, place).relative, start, place.candidates))
         begun = next(p for p in watched(MARGIN, 3, method, seed)[1] if p.phase == "run")
         assert begun.state.steps == 40 and begun.total_steps == 80
@@ -207,6 +205,27 @@ def test_a_run_that_explodes_has_diverged_and_ends_at_its_last_finite_look() -> 
         assert found.samples.isfinite().all() and math.isfinite(found.residual)
 
 
+def test_starts_go_side_by_side_and_are_pooled() -> None:
+    method = Haim2022(steps=60, starts=3, **GOOD)
+    found, moves = watched(MARGIN, 3, method)
+    last = moves[-1]
+    assert found.samples.shape == (18, 6) and len(last.runs) == 3
+    assert last.origins.tolist() == 6 * [0] + 6 * [1] + 6 * [2]
+    assert torch.equal(last.candidates, found.samples) and found.steps == found.products == 180
+    alone = reconstruct(MARGIN, 3, method=replace(method, starts=1))
+    torch.testing.assert_close(found.samples[:6], alone.samples)
+    ends = [loss_at(MARGIN, method.settings_of(MARGIN, last), run.place) for run in last.runs]
+    assert found.residual <= sum(end.relative for end in ends) / 3
+    again = reconstruct(MARGIN, 3, method=method, resume=pack(moves[2], 1.0))
+    torch.testing.assert_close(again.samples, found.samples)
+    tuned, moves = watched(MARGIN, 3, Few(settings=(GOOD, EXPLODES), starts=2))
+    steps = [run.steps for run in moves[-1].runs]
+    assert steps == [150, 150] and tuned.samples.shape == (12, 6)
+    assert tuned.outcome is Outcome.BUDGET and not torch.equal(*tuned.samples.split(6))
+    with pytest.raises(InputError, match="starts: expected"):
+        reconstruct(MARGIN, 3, method=Haim2022(starts=0))
+
+
 def test_what_is_given_is_not_tuned_and_the_rest_lies_in_the_published_ranges() -> None:
     method = Haim2022(rate=0.123)
     first = method.init(MARGIN, 2, 0)
@@ -214,7 +233,7 @@ def test_what_is_given_is_not_tuned_and_the_rest_lies_in_the_published_ranges() 
     for trial in range(30):
         there = replace(first, state=replace(first.state, trial=trial))
         chosen = method.settings_of(MARGIN, there)
-        sharpness = float(chosen.surrogate(0).name.partition(":")[2])
+        sharpness = chosen.sharpness(0)
         if trial < len(haim2022.PUBLISHED):
             _, *expected = method.sweep(MARGIN)[1][trial].values()
             assert [chosen.scale, chosen.threshold, sharpness] == expected

@@ -14,7 +14,8 @@ from exhume.equation.problem import Premise
 from exhume.errors import InputError
 from exhume.features.activations import softplus
 from exhume.methods import Buzaglo2023, Haim2022, Iurada2025, Loo2023, reconstruct, shen2026
-from exhume.methods.penalised import Descending, Descent, Moments
+from exhume.methods.descent import Descent, Moments, smoothed
+from exhume.methods.penalised import Descending
 from exhume.methods.penalties import Hyperparameters, Place, balanced_labels, loss_at, outputs
 from exhume.methods.progress import stream
 from exhume.methods.shen2026 import Penalty, Projection, Shen2026, begun_with, curvatures, paced
@@ -22,7 +23,7 @@ from exhume.search.split import halves, shared
 from nets import make
 from problems import case, gaussian, refusals
 
-SMOOTH = Hyperparameters(0.01, 0.01, 1.0, lambda step: softplus(5.0))
+SMOOTH = Hyperparameters(0.01, 0.01, 1.0, lambda step: 5.0, softplus)
 PUSHED = replace(SMOOTH, threshold=3.0, push=5.0)
 CASES = {
     "margin": (combined(), PUSHED),
@@ -39,7 +40,7 @@ def penalty(name: str, divisor: float) -> Penalty:
     x, multipliers = gaussian(4, problem.dim, seed=7), 1 + gaussian(4, entries, seed=8).abs()
     labels, shares = balanced_labels(4, outputs(problem)), torch.rand(4, generator=stream(0, 9))
     place = Place(x, multipliers, labels, shares.double(), divisor)
-    smooth = replace(problem, features=problem.features.substituted(settings.surrogate(0)))
+    smooth = smoothed(problem, settings, 0)
     velocity = gaussian(4, problem.dim), gaussian(*place.multipliers.shape)
     moments = replace(Moments.at_rest(place, settings), velocity=velocity)
     state = Descent(place, moments, 0, 1.0, 1.0)
@@ -127,7 +128,7 @@ def test_splits_come_at_multiples_and_after_tuning() -> None:
     steps = [(progress.state.steps, progress.looks) for progress in seen]
     changes = [after for before, after in itertools.pairwise(steps) if after[1] > before[1]]
     assert changes == [(20, 1), (30, 2), (40, 3), (60, 4)]  # halves of 80/3 steps
-    _, seen = watched(combined(), 2, Shen2026(Haim2022(steps=60, trials=2, probe=10)))
+    _, seen = watched(combined(), 2, Shen2026(Haim2022(steps=60, trials=2, probe=20)))
     phases = {(progress.phase, progress.parents is not None) for progress in seen}
     assert {("tune", False), ("run", True)} <= phases and ("tune", True) not in phases
 
@@ -182,5 +183,6 @@ test_settings_that_cannot_be = refusals(
     ({"rounds": -1}, "at least 0.*got None, 20 and -1"),
     ({"iterations": 0}, "at least 1.*got None, 0 and 3"),
     ({"base": Iurada2025()}, "iurada2025 where coefficients are free"),  # not at the margin
+    ({"base": replace(haim(20), starts=2)}, "candidates of one run.*starts=1"),
     call=lambda **settings: reconstruct(combined(), 2, 0, Shen2026(**settings)),
 )

@@ -22,18 +22,19 @@ def test_halving_tries_all_and_goes_on_with_the_best(
         for _ in rungs(trials)
     ]
     table, done = Table.empty(trials), list[Trial]()
-    while (here := table.next_trial()) is not None:
-        assert len(done) < 10 * trials
-        done.append(here)
-        table = table.entered(here, 0.5 if here.start else scores[here.rung][here.setting])
+    while batch := table.next_trials():
+        assert len(done) < 10 * trials and len({here.rung for here in batch}) == 1
+        done += batch
+        for here in batch:
+            if here.start == 0:
+                table = table.entered(here, scores[here.rung][here.setting])
     alive = set(range(trials))
     for rung, size in enumerate(rungs(trials)):
         firsts = [trial for r, trial, start in done if (r, start) == (rung, 0)]
         assert set(firsts) == alive and len(firsts) == len(alive) <= size
         finite = sorted((scores[rung][trial], trial) for trial in alive if scores[rung][trial] < 2)
         if size <= 2:
-            again = {trial for r, trial, start in done if start == 1}
-            assert again == {trial for _, trial in finite}
+            assert [trial for r, trial, start in done if start == 1] == firsts
         else:
             alive = {trial for _, trial in finite[: rungs(trials)[rung + 1]]}
     assert [r for r, _, _ in done] == sorted(r for r, _, _ in done)

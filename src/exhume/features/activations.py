@@ -49,28 +49,34 @@ class Activation:
         return leaky if self.name == "relu" else self
 
 
-def softplus(beta: float) -> Activation:
-    """Return σ(z) = log(1 + exp(βz))/β, which is ReLU in the limit of large β."""
-    beta = number("softplus: beta", beta, above=0)
+def softplus(beta: float | Tensor) -> Activation:
+    """Return σ(z) = log(1 + exp(βz))/β, which is ReLU in the limit of large β.
+
+    A tensor has one β for each of several z, as far as they are broadcast.
+    """
     return Activation(
-        f"softplus:{beta!r}".removesuffix(".0"),
-        lambda z: torch_softplus(z, beta, THRESHOLD),
+        _named("softplus", "beta", beta),
+        lambda z: torch_softplus(beta * z, threshold=THRESHOLD) / beta,
         lambda z: torch.sigmoid(beta * z),
         sign="weak",
     )
 
 
-def smoothed_relu(alpha: float) -> Activation:
+def smoothed_relu(alpha: float | Tensor) -> Activation:
     """Return the published surrogate: ReLU forward, the slope sigmoid(αz) of softplus backward."""
-    alpha = number("smoothed_relu: alpha", alpha, above=0)
-    smooth = softplus(alpha)
+    name, smooth = _named("smoothed_relu", "alpha", alpha), softplus(alpha)
 
     def value(z: Tensor) -> Tensor:
         backward = smooth.value(z)
         return backward + (torch.relu(z) - backward).detach()
 
-    name = f"smoothed_relu:{alpha!r}".removesuffix(".0")
     return Activation(name, value, smooth.slope, homogeneous=True, sign="weak")
+
+
+def _named(kind: str, what: str, sharpness: float | Tensor) -> str:
+    if isinstance(sharpness, Tensor):
+        return kind
+    return f"{kind}:{number(f'{kind}: {what}', sharpness, above=0)!r}".removesuffix(".0")
 
 
 def _step(z: Tensor) -> Tensor:

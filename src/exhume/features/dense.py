@@ -61,6 +61,23 @@ class DenseGradients(ParameterGradients):
         own = dict(zip(self.block, map(slice, [0, *ends], ends), strict=True))
         return [(own.get(f"{n}.weight"), own.get(f"{n}.bias")) for n in self.chain.names]
 
+    def lifted(self, layer: int, inputs: Tensor) -> Tensor:
+        """Return a layer's inputs; x = Uz where they are coordinates, (…, r) → (…, d)."""
+        basis = self.basis
+        return inputs if layer or basis is None else inputs @ basis.T.to(inputs)
+
+    def by_layer(self, target: Tensor) -> Split:
+        """Return T (p, m) by layer, with T_1 U for the first where there is a basis."""
+        columns, basis, places = target.T, self.basis, self.places
+        biases = [None if bias is None else columns[:, None, bias] for _, bias in places]
+        weights: list[Tensor | None] = []
+        for name, (weight, _) in zip(self.chain.names, places, strict=True):
+            shape = self.points[0][f"{name}.weight"].shape
+            weights.append(None if weight is None else columns[:, weight].reshape(-1, *shape))
+        if weights[0] is not None and basis is not None:
+            weights[0] = weights[0] @ basis.to(weights[0])
+        return Split(weights, biases)
+
 
 class DenseLinearization:
     """Products with Φ and its derivative (see `Linearization`)."""
@@ -103,24 +120,21 @@ class DenseLinearization:
         ones = torch.full((nodes, nodes), one, dtype=torch.float64, device=self.candidates.device)
         if weight is None:
             return ones
-        h = self._by_node([self._lifted(layer, x.inputs[layer].double()) for x in self.passes])
+        h = self._by_node(
+            [self.features.lifted(layer, x.inputs[layer].double()) for x in self.passes]
+        )
         return ones.addmm_(h, h.T)
 
     def _by_node(self, points: list[Tensor]) -> Tensor:
         """Float64 (n·points, …) from (n, …) of each point."""
         return torch.stack([part.double() for part in points], 1).flatten(0, 1)
 
-    def _lifted(self, layer: int, inputs: Tensor) -> Tensor:
-        """A layer's inputs; x = Uz where they are coordinates, (…, r) → (…, d)."""
-        basis = self.features.basis
-        return inputs if layer or basis is None else inputs @ basis.T.to(inputs)
-
     def apply(self, target: Tensor) -> Tensor:
         """Return ΦT = Σ_l δ_l · (T_l h_{l−1} + t_l), (n·k, m) float64, in the dtype of T."""
         n, dtype = len(self.candidates), target.dtype
         results = []
         with torch.no_grad(), derivatives(rounded=False):
-            split = self._split(target)
+            split = self.features.by_layer(target)
             for here in self.passes:
                 result = target.new_zeros(n, self.features.outputs, target.shape[1])
                 for k, h in enumerate(here.inputs):
@@ -146,13 +160,13 @@ class DenseLinearization:
     def pull(self, target: Tensor, coefficients: Tensor) -> Tensor:
         """Return Σ A · ∂φ(x_i)ᵀ T, (n, d)."""
         with torch.no_grad(), derivatives(rounded=True):
-            split, pairs = self._split(target), self._paired(coefficients)
+            split, pairs = self.features.by_layer(target), self._paired(coefficients)
             return torch.stack([here.pull(split, a) for here, a in pairs]).sum(0)
 
     def bend(self, direction: Tensor, target: Tensor, coefficients: Tensor) -> Tensor:
         """Return the derivative of `pull` along D, (n, d)."""
         with torch.no_grad(), derivatives(rounded=True):
-            split, pairs = self._split(target), self._paired(coefficients)
+            split, pairs = self.features.by_layer(target), self._paired(coefficients)
             return torch.stack([here.bend(direction, split, a) for here, a in pairs]).sum(0)
 
     def curvature(self, coefficients: Tensor) -> Tensor:
@@ -180,23 +194,11 @@ class DenseLinearization:
         weight, bias = self.features.places[layer]
         product = None
         if weight is not None:
-            left, right = (self._lifted(layer, factor.right) for factor in (one, other))
+            left, right = (self.features.lifted(layer, factor.right) for factor in (one, other))
             product = left @ right.mT
         if bias is None or not one.one * other.one:
             return product
         return product + 1 if product is not None else one.right.new_ones(1, 1)
-
-    def _split(self, target: Tensor) -> Split:
-        """T by layer, with T_1 U for the first where there is a basis."""
-        columns, basis, places = target.T, self.features.basis, self.features.places
-        biases = [None if bias is None else columns[:, None, bias] for _, bias in places]
-        weights: list[Tensor | None] = []
-        for name, (weight, _) in zip(self.features.chain.names, places, strict=True):
-            shape = self.features.points[0][f"{name}.weight"].shape
-            weights.append(None if weight is None else columns[:, weight].reshape(-1, *shape))
-        if weights[0] is not None and basis is not None:
-            weights[0] = weights[0] @ basis.to(weights[0])
-        return Split(weights, biases)
 
     def _assembled(self, by_point: list[list[list[Factor]]]) -> Tensor:
         """Gradients summed over candidates and points, (p, m)."""

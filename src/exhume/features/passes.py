@@ -18,6 +18,7 @@ from exhume.features.activations import Activation
 
 Layers = tuple[tuple[Tensor, Tensor | None], ...]  # W_l and b_l of each layer
 PerLayer = Sequence[Tensor | None]
+Back = tuple[list[Tensor], list[Tensor]]  # u_l and v_l, see `Pass`
 
 
 def times(left: Tensor | None, right: Tensor | None) -> Tensor | None:
@@ -87,17 +88,17 @@ class Pass:
         """Return ∂f_c/∂z_l of each layer, (c, n, width)."""
         last = self.weights[-1]
         identity = torch.eye(len(last), dtype=last.dtype, device=last.device)
-        deltas = self._backward(identity[:, None])[1]
+        deltas = self.backward(identity[:, None])[1]
         return [delta.expand(-1, len(self.inputs[0]), -1) for delta in deltas]
 
     def gradient(self, coefficients: Tensor) -> list[list[Factor]]:
         """Return Σ_c A_ic ∇θ f_c(x_i) by layer: v_l ⊗ h_{l−1}."""
-        _, v = self._backward(coefficients)
+        _, v = self.backward(coefficients)
         return [[Factor(*pair, 1)] for pair in zip(v, self.inputs, strict=True)]
 
     def gradient_along(self, direction: Tensor, coefficients: Tensor) -> list[list[Factor]]:
         """Return its tangent by layer: v̇_l ⊗ h_{l−1} + v_l ⊗ ḣ_{l−1}."""
-        u, v = self._backward(coefficients)
+        u, v = self.backward(coefficients)
         z_dot, h_dot = self._along(direction)
         _, v_dot = self._backward_along(u, z_dot)
         layers = zip(self.inputs, v, h_dot, v_dot, strict=True)
@@ -112,8 +113,12 @@ class Pass:
         It is the reverse derivative of Σ A · q_L: g_{l−1} = v_l T_l + y_l W_l is that in h_{l−1},
         and y_l = σ' ⊙ g_l + σ'' ⊙ q_l ⊙ u_l that in z_l, from y_L = 0.
         """
-        u, v = self._backward(coefficients)
-        q = self._shifted(target) if self.bent else self.seconds
+        q = self.shifted(target) if self.bent else self.seconds
+        return self._summed(self.pulled(target, self.backward(coefficients), q))
+
+    def pulled(self, target: Split, back: Back, q: PerLayer) -> Tensor | None:
+        """Return it by columns, (m, n, d), from u_l and v_l, and from q_l."""
+        u, v = back
         g: Tensor | None = None
         y: Tensor | None = None
         for k in reversed(range(len(self.weights))):
@@ -121,16 +126,16 @@ class Pass:
             if k:
                 bent = scaled(self.seconds[k - 1], q[k - 1], u[k - 1])
                 y = total(scaled(self.slopes[k - 1], g), bent)
-        return self._summed(g)
+        return g
 
     def bend(self, direction: Tensor, target: Split, coefficients: Tensor) -> Tensor:
         """Return the tangent of `pull`, (n, d), term by term."""
         if not self.bent:
             return torch.zeros_like(self.inputs[0])
-        u, v = self._backward(coefficients)
+        u, v = self.backward(coefficients)
         z_dot, h_dot = self._along(direction)
         u_dot, v_dot = self._backward_along(u, z_dot)
-        q = self._shifted(target)
+        q = self.shifted(target)
         q_dot = self._shifted_along(target, q, z_dot, h_dot)
         y: Tensor | None = None
         y_dot: Tensor | None = None
@@ -154,8 +159,8 @@ class Pass:
         """The sum over the columns of the target, (m, n, d) → (n, d)."""
         return torch.zeros_like(self.inputs[0]) if columns is None else columns.sum(0)
 
-    def _backward(self, coefficients: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """u_l = v_{l+1} W_{l+1} and v_l = σ' ⊙ u_l, from v_L = A."""
+    def backward(self, coefficients: Tensor) -> Back:
+        """Return u_l = v_{l+1} W_{l+1} and v_l = σ' ⊙ u_l, from v_L = A."""
         u: list[Tensor] = []
         v = [coefficients]
         for w, slope in zip(self.weights[:0:-1], self.slopes[::-1], strict=True):
@@ -182,10 +187,10 @@ class Pass:
             h_dot.append(z_dot[-1] * slope)
         return z_dot, h_dot
 
-    def _shifted(self, target: Split) -> PerLayer:
-        """q_l = T_l h_{l−1} + t_l + W_l (σ' ⊙ q_{l−1})."""
+    def shifted(self, target: Split, layers: int | None = None) -> PerLayer:
+        """Return q_l = T_l h_{l−1} + t_l + W_l (σ' ⊙ q_{l−1}), of the last layer too if so many."""
         q: list[Tensor | None] = []
-        for k in range(len(self.slopes)):
+        for k in range(layers or len(self.slopes)):
             below = scaled(self.slopes[k - 1], q[-1]) if k else None
             own = layered(self.inputs[k], target.weights[k])
             q.append(total(own, target.biases[k], times(below, self.weights[k].T)))
@@ -208,4 +213,4 @@ class Pass:
 
 def layered(inputs: Tensor, weight: Tensor | None) -> Tensor | None:
     """Return T h for each of several T (m, width, inputs), with h (n, inputs): (m, n, width)."""
-    return None if weight is None else inputs[None] @ weight.mT
+    return None if weight is None else inputs @ weight.mT

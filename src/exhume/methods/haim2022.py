@@ -14,7 +14,6 @@ import torch
 from exhume.equation.coefficients import Rule
 from exhume.equation.problem import Problem
 from exhume.errors import InputError
-from exhume.features.activations import smoothed_relu
 from exhume.methods.penalised import Penalised, Sweep
 from exhume.methods.penalties import Hyperparameters, outputs
 from exhume.search.tuning import Range
@@ -70,7 +69,7 @@ class Haim2022(Penalised):
             values["rate"],
             self.multiplier_rate or values.get("multiplier_rate", MULTIPLIER_RATE),
             values["scale"],
-            lambda step: smoothed_relu(values["sharpness"]),
+            lambda step: values["sharpness"],
             threshold=values.get("threshold", 0.0),
             push=PUSH if problem.rule is Rule.MARGIN else 0.0,
             draw=torch.rand if problem.rule is Rule.MARGIN else torch.randn,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from exhume.equation.problem import Premise, Problem
 from exhume.errors import InputError
-from exhume.features.activations import Activation, softplus
+from exhume.features.activations import softplus
 from exhume.methods.penalised import Penalised, Sweep
 from exhume.methods.penalties import Hyperparameters, outputs
 from exhume.search.tuning import Range
@@ -21,9 +21,9 @@ RANGES = {"rate": Range(1e-3, 1e-1, logarithmic=True)}  # around the published s
 PUBLISHED = {"published": {"rate": 0.02}}  # which is tried first
 
 
-def surrogate(step: int) -> Activation:
-    """Return softplus with β = min(10 + 10^{i/20000}, 200)."""
-    return softplus(min(10 + 10 ** (min(step, 80_000) / 20_000), 200.0))
+def sharpness(step: int) -> float:
+    """Return β = min(10 + 10^{i/20000}, 200) of softplus."""
+    return min(10 + 10 ** (min(step, 80_000) / 20_000), 200.0)
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,8 @@ class Loo2023(Penalised):
             values["rate"],
             values["rate"],
             SCALE,
-            surrogate,
+            sharpness,
+            softplus,
             box=BOX / problem.dim,
             smoothness=SMOOTHNESS * self.smoothness / problem.dim,
             sparsity=self.sparsity,

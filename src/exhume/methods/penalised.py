@@ -5,104 +5,24 @@ for ReLU while steps are taken; residuals of answers and trials are of the netwo
 published hyperparameters were chosen with the training data, `search.tuning` has the problem alone.
 """
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from torch import Tensor
-from torch.optim.adam import adam
 
+from exhume.checks import whole_number
 from exhume.equation.coefficients import Rule
 from exhume.equation.objective import Fit, fitted_with
 from exhume.equation.problem import Problem
 from exhume.errors import InputError
+from exhume.methods.descent import STRIDE, Descent, Moments, advanced, smoothed
 from exhume.methods.penalties import Hyperparameters, Place, balanced_labels, loss_at, outputs
 from exhume.methods.progress import Progress, stream
 from exhume.search.tuning import FACTOR, Range, Table, found_again, merit
 from exhume.solvers import Outcome
-
-STRIDE = 10  # steps between looks at the residual: a look waits for the device
-MOMENTUM = 0.9  # as published
-
-adam_step = partial(  # in place, with the published settings, which are torch's defaults
-    adam, beta1=0.9, beta2=0.999, eps=1e-8, amsgrad=False, weight_decay=0.0, maximize=False
-)
-Pair = tuple[Tensor, Tensor]  # of candidates, (n, d), and of their multipliers, (n, q)
-
-
-@dataclass(frozen=True, eq=False)
-class Moments:
-    """What the optimiser remembers from step to step."""
-
-    velocity: Pair  # of momentum, or the first moments of Adam
-    square: Pair | None  # the second moments of Adam; None for momentum
-    clock: int = 0  # how many steps it remembers
-
-    @classmethod
-    def at_rest(cls, place: Place, settings: Hyperparameters) -> "Moments":
-        """Return the memory before the first step."""
-        zeros = torch.zeros_like(place.candidates), torch.zeros_like(place.multipliers)
-        return cls(zeros, zeros if settings.adam else None)
-
-
-@dataclass(frozen=True, eq=False)
-class Descent:
-    """Where one run of the optimiser stands."""
-
-    place: Place  # candidates and multipliers
-    moments: Moments  # what the optimiser remembers
-    trial: int  # whose hyperparameters it has
-    began: float  # its residual at the start, of the network as it is
-    residual: float  # the last that was looked at, with the surrogate
-    steps: int = 0  # how many it has taken
-    pace: float = 1.0  # factor of the multipliers' step size
-
-    @property
-    def products(self) -> int:
-        """Each step takes the features' derivative once."""
-        return self.steps
-
-
-def stepped(
-    problem: Problem, settings: Hyperparameters, place: Place, moments: Moments
-) -> tuple[Place, Moments]:
-    """Take one step of candidates and multipliers: momentum, v ← βv + g, z ← z − ηv, or Adam."""
-    here = loss_at(problem, settings, place)
-    slopes = here.slope, here.multiplier_slope
-    rates = settings.rate, settings.multiplier_rate
-    if moments.square is None:
-        v, w = (MOMENTUM * v + g for v, g in zip(moments.velocity, slopes, strict=True))
-        x, y = place.candidates - rates[0] * v, place.multipliers - rates[1] * w
-        square = None
-    else:
-        x, y = place.candidates.clone(), place.multipliers.clone()
-        (v, w), square = ((a.clone(), b.clone()) for a, b in (moments.velocity, moments.square))
-        for z, g, first, second, rate in zip((x, y), slopes, (v, w), square, rates, strict=True):
-            clock = torch.tensor(float(moments.clock))
-            adam_step([z], [g], [first], [second], [], [clock], lr=rate)
-    after = replace(place, candidates=x, multipliers=y)
-    return after, Moments((v, w), square, moments.clock + 1)
-
-
-def smoothed(problem: Problem, settings: Hyperparameters, step: int) -> Problem:
-    """Return the problem with that step's surrogate for ReLU; it changes from stride to stride."""
-    surrogate = settings.surrogate(step - step % STRIDE)
-    return replace(problem, features=problem.features.substituted(surrogate))
-
-
-def advanced(problem: Problem, settings: Hyperparameters, run: Descent, steps: int) -> Descent:
-    """Take so many steps, and look at the residual after them."""
-    place, moments, end = run.place, run.moments, run.steps + steps
-    settings = replace(settings, multiplier_rate=run.pace * settings.multiplier_rate)
-    for step in range(run.steps, end):
-        if step == run.steps or step % STRIDE == 0:
-            seen = smoothed(problem, settings, step)
-        place, moments = stepped(seen, settings, place, moments)
-    residual = loss_at(smoothed(problem, settings, end), settings, place).relative
-    return replace(run, place=place, moments=moments, residual=residual, steps=end)
-
 
 # Where hyperparameters are looked for, by name, and published ones that are tried first.
 Sweep = tuple[Mapping[str, Range], Sequence[Mapping[str, float]]]
@@ -115,25 +35,52 @@ class Tuning:
     table: Table  # what is known of every trial
     best: Descent | None = None  # the best trial so far, or None
     best_merit: float = math.inf  # its merit, the less the better
-    twin: Descent | None = None  # the first start of the trial at hand, where that is a second one
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Descending(Progress):
-    """The progress of a penalty method."""
+    """The progress of a penalty method: runs side by side."""
 
-    state: Descent  # the trial at hand, or the run that goes on from the best of them
+    state: Descent  # the first trial at hand, or the run that goes on from the best of them
+    beside: tuple[Descent, ...] = ()  # the other trials of its rung, or the other starts
     tuning: Tuning | None = None  # None once hyperparameters are chosen, or where all were given
 
     @property
+    def runs(self) -> tuple[Descent, ...]:
+        """All of them."""
+        return (self.state, *self.beside)
+
+    @property
+    def shown(self) -> tuple[Descent, ...]:
+        """Those whose candidates are pooled: all starts, but of trials the best at hand."""
+        best = min(self.runs, key=lambda run: (run.diverged, run.residual))
+        return self.runs if self.tuning is None else (best,)
+
+    @property
     def candidates(self) -> Tensor:
-        """The candidates of the trial at hand, (n, d)."""
-        return self.state.place.candidates
+        """Their candidates, (n, d)."""
+        return torch.cat([run.place.candidates for run in self.shown])
+
+    @property
+    def origins(self) -> Tensor:
+        """Which of them each candidate comes from, (n,)."""
+        counts = torch.tensor([len(run.place.candidates) for run in self.shown])
+        return torch.arange(len(counts)).repeat_interleave(counts)
 
     @property
     def residual(self) -> float:
-        """Their relative residual, with the surrogate."""
-        return self.state.residual
+        """The mean of their relative residuals, with the surrogate."""
+        return sum(run.residual for run in self.shown) / len(self.shown)
+
+    @property
+    def total_steps(self) -> int:
+        """How many steps were taken so far, those of all runs added up."""
+        return self.steps + sum(run.steps for run in self.runs)
+
+    @property
+    def total_products(self) -> int:
+        """How many products were taken so far, likewise."""
+        return self.products + sum(run.products for run in self.runs)
 
 
 @dataclass(frozen=True)
@@ -143,6 +90,7 @@ class Penalised:
     steps: int = 50_000  # of the run, with those of the trial that it goes on from
     trials: int = 18  # how many hyperparameters are tried where some are left open
     probe: int = 300  # steps of a first trial
+    starts: int = 1  # of the run, side by side; more find more, and all candidates are returned
     name: str = ""
 
     def check(self, problem: Problem) -> None:
@@ -165,12 +113,15 @@ class Penalised:
         """Begin the first trial; or the run, where nothing is left open."""
         if samples is None:
             raise InputError(f"{self.name} needs the number of samples; give it, or use 'exhume'.")
+        whole_number("starts", self.starts)
         self.check(problem)
-        state = self.begin(problem, 2 * samples, seed)
-        begun = Descending(seed=seed, samples=samples, state=state, phase="run")
-        if all(getattr(self, name) is not None for name in self.sweep(problem)[0]):
-            return begun
-        return replace(begun, phase="tune", tuning=Tuning(Table.empty(self.trials)))
+        tuning, pairs = None, [(0, start) for start in range(self.starts)]
+        if any(getattr(self, name) is None for name in self.sweep(problem)[0]):
+            tuning = Tuning(Table.empty(self.trials))
+            pairs = [(trial.setting, trial.start) for trial in tuning.table.next_trials()]
+        first, *others = (self.begin(problem, 2 * samples, seed, *pair) for pair in pairs)
+        begun = Descending(seed=seed, samples=samples, state=first, beside=tuple(others))
+        return replace(begun, phase="tune" if tuning else "run", tuning=tuning)
 
     def begin(
         self, problem: Problem, count: int, seed: int, trial: int = 0, start: int = 0
@@ -201,9 +152,11 @@ class Penalised:
             residual=loss_at(smoothed(problem, settings, 0), settings, place).relative,
         )
 
-    def settings_of(self, problem: Problem, progress: Descending) -> Hyperparameters:
-        """Return the hyperparameters of the run at hand."""
-        trial = progress.state.trial
+    def settings_of(
+        self, problem: Problem, progress: Descending, run: Descent | None = None
+    ) -> Hyperparameters:
+        """Return the hyperparameters of a run at hand, the first if none is named."""
+        trial = (run or progress.state).trial
         return self._settings(problem, trial, stream(progress.seed, trial))
 
     def _settings(
@@ -219,60 +172,66 @@ class Penalised:
         return self.hyperparameters(problem, values)
 
     def advance(self, problem: Problem, progress: Descending) -> Descending:
-        """Take a few steps, and begin the next trial when they were the last of one."""
-        run, tuning = progress.state, progress.tuning
-        settings, limit = self.settings_of(problem, progress), self.steps
-        if tuning is not None and (trial := tuning.table.next_trial()):
-            limit = min(self.probe * FACTOR**trial.rung, self.steps)
-        moved = advanced(problem, settings, run, max(0, min(STRIDE, limit - run.steps)))
-        finite, over = math.isfinite(moved.residual), moved.steps >= limit
-        if tuning is None and not finite:  # what is kept is the last that was finite
-            return replace(progress, outcome=Outcome.DIVERGED)
-        after = replace(progress, state=moved)
-        if finite and not over:
-            return after
-        if tuning is None:
-            return replace(after, outcome=Outcome.BUDGET)
-        value = loss_at(problem, settings, moved.place).relative
-        return self._after_trial(problem, after, tuning, value)
+        """Take a few steps of all runs at hand, and begin the next when they were the last."""
+        tuning, limit = progress.tuning, self.steps
+        if tuning is not None:
+            rung = tuning.table.next_trials()[0].rung
+            limit = min(self.probe * FACTOR**rung, limit)
+        live = [run for run in progress.runs if not run.diverged and run.steps < limit]
+        if live:
+            chosen = {run.trial: self.settings_of(problem, progress, run) for run in live}
+            steps = min(STRIDE, *(limit - run.steps for run in live))
+            moved = iter(advanced(problem, [chosen[run.trial] for run in live], live, steps))
+            first, *others = (next(moved) if run in live else run for run in progress.runs)
+            progress = replace(progress, state=first, beside=tuple(others))
+        if any(not run.diverged and run.steps < limit for run in progress.runs):
+            return progress
+        if tuning is not None:
+            return self._after_rung(problem, progress, tuning)
+        lost = all(run.diverged for run in progress.runs)
+        return replace(progress, outcome=Outcome.DIVERGED if lost else Outcome.BUDGET)
 
     def finish(self, problem: Problem, progress: Descending) -> Fit:
-        """Return candidates and multipliers as they stand, or those of the best trial so far."""
-        best = progress.tuning and progress.tuning.best
-        place = (best or progress.state).place
-        here = loss_at(problem, self.settings_of(problem, progress), place)
-        return fitted_with(problem, place.candidates, here.coefficients)
+        """Return candidates and multipliers as they stand, or those of the best trial so far.
 
-    def _after_trial(
-        self, problem: Problem, progress: Descending, tuning: Tuning, residual: float
-    ) -> Descending:
-        """Note how the trial at hand went, keep it if it is the best, and begin the next."""
-        run, table, twin = progress.state, tuning.table, tuning.twin
-        trial, again, kept = table.next_trial(), 0.0, run
-        assert trial is not None
-        if not residual <= run.began:
-            residual = math.inf
-        if twin is None:
-            table = table.entered(trial, residual)
-        else:
-            if residual < math.inf:
-                again = found_again(twin.place.candidates, run.place.candidates)
-            first = table.residuals[trial.rung][trial.setting]
-            table = table.entered(trial, again)
-            if first <= residual:
-                kept, residual = twin, first
-        rank = merit(residual, again, len(run.place.candidates))
-        best, best_merit = tuning.best, tuning.best_merit
-        if rank < best_merit:
-            best, best_merit = kept, rank
-        if following := table.next_trial():
-            count, (_, setting, start) = len(run.place.candidates), following
-            begun = self.begin(problem, count, progress.seed, setting, start)
-            after = Tuning(table, best, best_merit, twin=kept if start else None)
-            return progress.next_round(begun, tuning=after)
+        Several starts are pooled, with the mean of what they make of the target.
+        """
+        best = progress.tuning and progress.tuning.best
+        places = [run.place for run in ((best,) if best else progress.shown)]
+        settings = self.settings_of(problem, progress)
+        parts = [loss_at(problem, settings, place).coefficients for place in places]
+        candidates = torch.cat([place.candidates for place in places])
+        return fitted_with(problem, candidates, torch.cat(parts) / len(parts))
+
+    def _after_rung(self, problem: Problem, progress: Descending, tuning: Tuning) -> Descending:
+        """Note how the trials at hand went, keep the best, and begin the next ones, or the run."""
+        table, best, best_merit = tuning.table, tuning.best, tuning.best_merit
+        seed, count = progress.seed, len(progress.state.place.candidates)
+        pairs = zip(table.next_trials(), progress.runs, strict=True)
+        for _, group in itertools.groupby(pairs, lambda pair: pair[0].setting):
+            trials, runs = zip(*group, strict=True)
+            ends = [self._judged(problem, progress, run) for run in runs]
+            table, again = table.entered(trials[0], ends[0]), 0.0
+            if len(ends) > 1 and max(ends) < math.inf:
+                again = found_again(*(run.place.candidates for run in runs))
+            if (rank := merit(min(ends), again, count)) < best_merit:
+                best, best_merit = runs[ends.index(min(ends))], rank
+        if following := table.next_trials():
+            first, *others = (self.begin(problem, count, seed, *trial[1:]) for trial in following)
+            after = Tuning(table, best, best_merit)
+            return progress.next_round(first, beside=tuple(others), tuning=after)
         if best is None:  # no trial was any good: what is kept is a start
-            begun = self.begin(problem, len(progress.candidates), progress.seed)
-            return progress.next_round(begun, phase="run", tuning=None, outcome=Outcome.DIVERGED)
-        chosen = progress.next_round(best, phase="run", tuning=None)
+            begun = self.begin(problem, count, seed)
+            ended = progress.next_round(begun, beside=(), phase="run", tuning=None)
+            return replace(ended, outcome=Outcome.DIVERGED)
+        fresh = range(2, self.starts + 1)  # starts 0 and 1 were the trials'
+        others = [self.begin(problem, count, seed, best.trial, start) for start in fresh]
+        chosen = progress.next_round(best, beside=tuple(others), phase="run", tuning=None)
         steps, products = chosen.steps - best.steps, chosen.products - best.steps
         return replace(chosen, steps=steps, products=products)  # they were counted in their trial
+
+    def _judged(self, problem: Problem, progress: Descending, run: Descent) -> float:
+        """The residual of the network as it is; infinite if it is not below that of the start."""
+        settings = self.settings_of(problem, progress, run)
+        residual = loss_at(problem, settings, run.place).relative
+        return residual if residual <= run.began and not run.diverged else math.inf

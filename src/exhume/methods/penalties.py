@@ -12,26 +12,28 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot, pad
+from torch.nn.functional import pad
 
 from exhume.equation.coefficients import Rule
 from exhume.equation.domain import Box, Domain, Sphere, SphereInBox
 from exhume.equation.problem import Problem
 from exhume.features import Linearization
-from exhume.features.activations import Activation
+from exhume.features.activations import smoothed_relu
+from exhume.features.runs import Runs, Surrogate
 
 ASSUMED = Box(-1.0, 1.0)  # if nothing is told: pixels of [0, 1] with their mean taken off
 
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """One choice of all that a recipe leaves open."""
+    """One choice of all that a recipe leaves open; R of them, where tensors (R, 1, 1) say so."""
 
-    rate: float  # step size of the candidates
-    multiplier_rate: float  # step size of the multipliers
+    rate: float | Tensor  # step size of the candidates
+    multiplier_rate: float | Tensor  # step size of the multipliers
     scale: float  # standard deviation of the candidates at the start
-    surrogate: Callable[[int], Activation]  # what takes the place of ReLU at a step
-    threshold: float = 0.0  # λ below which a multiplier is pushed up
+    sharpness: Callable[[int], float]  # of what takes the place of ReLU, at a step
+    surrogate: Surrogate = smoothed_relu  # what takes its place, of a sharpness
+    threshold: float | Tensor = 0.0  # λ below which a multiplier is pushed up
     push: float = 0.0  # weight of that
     box: float = 1.0  # weight of leaving the box
     smoothness: float = 0.0  # weight of what a blur takes away; for images
@@ -44,7 +46,7 @@ class Hyperparameters:
 
 @dataclass(frozen=True, eq=False)
 class Place:
-    """Candidates and all that stands beside them in the loss.
+    """Candidates and all that stands beside them in the loss; all tensors led by R for R runs.
 
     Two copies of a candidate, each with half its multiplier and share, leave the loss as it was.
     """
@@ -68,18 +70,19 @@ def balanced_labels(count: int, classes: int) -> Tensor:
 
 
 def margin_pattern(labels: Tensor, values: Tensor) -> Tensor:
-    """Return A of λ = 1: y, (n, 1), or e_y − e_k, (n, c), k the runner-up among f(x_j), (n, c).
+    """Return A of λ = 1: y, (…, n, 1), or e_y − e_k, (…, n, c), k the runner-up among f(x_j).
 
     Example:
         >>> margin_pattern(torch.tensor([0]), torch.tensor([[3.0, 1.0, 2.0]])).tolist()
         [[1.0, 0.0, -1.0]]
     """
-    classes = values.shape[1]
+    classes = values.shape[-1]
     if classes == 1:
-        return labels[:, None].to(values.dtype)
-    own = one_hot(labels, classes)
-    rival = values.masked_fill(own.bool(), -math.inf).argmax(1)
-    return (own - one_hot(rival, classes)).to(values.dtype)
+        return labels[..., None].to(values.dtype)
+    each = torch.arange(classes, device=labels.device)  # as one_hot waits for the device
+    own = labels[..., None] == each
+    rival = values.masked_fill(own, -math.inf).argmax(-1, keepdim=True) == each
+    return own.to(values.dtype) - rival.to(values.dtype)
 
 
 def outputs(problem: Problem) -> int:
@@ -90,14 +93,13 @@ def outputs(problem: Problem) -> int:
     return 1 if predicted is None else predicted.shape[1]
 
 
-def bounds(domain: Domain, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Return bounds of the inputs: the box, the norm if that alone is known, or `ASSUMED`."""
+def bounds(domain: Domain, like: Tensor) -> Tensor:
+    """Return low and high, (2,) or (2, d): the box, the norm if that is all, or `ASSUMED`."""
     if isinstance(domain, Sphere):
-        length = like.new_tensor(domain.length(like.shape[1]))
-        return -length, length
+        length = like.new_tensor(domain.length(like.shape[-1]))
+        return torch.stack([-length, length])
     box = domain.box if isinstance(domain, SphereInBox) else domain
-    low, high = (box if isinstance(box, Box) else ASSUMED).bounds.like(like).unbind()
-    return low, high
+    return (box if isinstance(box, Box) else ASSUMED).bounds.like(like)
 
 
 def roughness(candidates: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -111,14 +113,34 @@ def roughness(candidates: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class PenalisedLoss:
-    """The loss at one place, with its parts and slopes, each taken when it is asked for."""
+class Scene:
+    """What of a problem the loss is made of, beside its features."""
 
-    problem: Problem  # with the surrogate in place, or as it is
+    target: Tensor  # t, (p, m)
+    limits: Tensor  # from `bounds`
+    shape: tuple[int, ...]  # of one input
+    rule: Rule  # of the coefficients
+    outputs: int  # c, see `outputs`
+
+
+def scene_of(problem: Problem) -> Scene:
+    """Return it."""
+    limits = bounds(problem.domain, problem.target.new_empty(0, problem.dim))
+    return Scene(problem.target, limits, problem.shape, problem.rule, outputs(problem))
+
+
+@dataclass(frozen=True, eq=False)
+class PenalisedLoss:
+    """The loss at one place, with its parts and slopes, each taken when it is asked for.
+
+    Tensors are led by R where the place is that of R runs.
+    """
+
+    scene: Scene  # what it is of
     settings: Hyperparameters  # the weights of the penalties
     place: Place  # where it is taken
     pattern: Tensor | None  # of the rule MARGIN, (n, c), or None where coefficients are free
-    linearization: Linearization  # features and derivatives at X
+    linearization: Linearization | Runs  # features and derivatives at X
     coefficients: Tensor  # A, (n·k, m), with 1/s inside
     residual: Tensor  # R = t − ΦᵀA, (p, m)
 
@@ -130,12 +152,12 @@ class PenalisedLoss:
     @property
     def relative(self) -> float:
         """‖R‖²/‖t‖²."""
-        return (self.stationarity / self.problem.target.double().square().sum()).item()
+        return (self.stationarity / self.scene.target.double().square().sum()).item()
 
     @cached_property
     def stationarity(self) -> Tensor:
         """‖R‖²."""
-        return self.residual.double().square().sum()
+        return self.residual.double().square().sum((-2, -1))
 
     @property
     def prior(self) -> Tensor:
@@ -145,7 +167,7 @@ class PenalisedLoss:
         below = (place.shares * self._shortfall.double().square().sum(1)).sum()
         total = settings.box * outside + settings.push * below
         if settings.smoothness:
-            rough = roughness(place.candidates, self.problem.shape).double().square().sum(1)
+            rough = roughness(place.candidates, self.scene.shape).double().square().sum(1)
             total = total + settings.smoothness * (place.shares * rough).sum()
         if settings.sparsity:
             total = total + settings.sparsity * place.multipliers.double().abs().sum()
@@ -154,9 +176,9 @@ class PenalisedLoss:
     @cached_property
     def slope(self) -> Tensor:
         """∂L/∂X = −2 pull(R, A) + …, (n, d)."""
-        candidates, shape = self.place.candidates, self.problem.shape
+        candidates, shape = self.place.candidates, self.scene.shape
         pulled = self.linearization.pull(self.residual, self.coefficients).to(candidates.dtype)
-        weight = 2 * self.place.shares[:, None]
+        weight = 2 * self.place.shares[..., None]
         slope = -2 * pulled + self.settings.box * weight * self._excess
         if self.settings.smoothness:
             rough = roughness(roughness(candidates, shape), shape)
@@ -167,9 +189,9 @@ class PenalisedLoss:
     def multiplier_slope(self) -> Tensor:
         """∂L/∂λ = −(2/s) (Φ R, along the pattern) + …, (n, q)."""
         multipliers = self.place.multipliers
-        slope = self.linearization.apply(self.residual).reshape(len(multipliers), -1)
+        slope = self.linearization.apply(self.residual).reshape(*multipliers.shape[:-1], -1)
         if self.pattern is not None:
-            slope = (slope * self.pattern).sum(1, keepdim=True)
+            slope = (slope * self.pattern).sum(-1, keepdim=True)
         slope = -2 / self.place.divisor * slope
         if self.settings.push:
             slope = slope - 2 * self.settings.push * self._shortfall
@@ -180,34 +202,46 @@ class PenalisedLoss:
     @property
     def prior_curvature(self) -> Tensor:
         """∂²/∂x_ji² of the box penalty, (n, d), which is all of its Hessian."""
-        return 2 * self.settings.box * self.place.shares[:, None] * (self._excess != 0)
+        return 2 * self.settings.box * self.place.shares[..., None] * (self._excess != 0)
 
     @cached_property
     def _excess(self) -> Tensor:
         """By how much entries are above the box, or below it (negative), (n, d)."""
         x = self.place.candidates
-        low, high = bounds(self.problem.domain, x)
+        low, high = self.scene.limits
         return torch.relu(x - high) - torch.relu(low - x)
 
     @cached_property
     def _shortfall(self) -> Tensor:
         """relu(threshold − λ/ω), (n, q)."""
-        multipliers, shares = self.place.multipliers, self.place.shares[:, None]
+        multipliers, shares = self.place.multipliers, self.place.shares[..., None]
         return torch.relu(self.settings.threshold - multipliers / shares)
 
 
 def loss_at(problem: Problem, settings: Hyperparameters, place: Place) -> PenalisedLoss:
     """Return the loss at a place, for a problem with the surrogate in place or as it is."""
-    linearization = problem.features.linearize(place.candidates)
-    pattern, weighed = None, place.multipliers
-    if problem.rule is Rule.MARGIN:
-        values = place.candidates[:, :1]  # one output: labels are its pattern, whatever it is
-        if outputs(problem) > 1:
-            predicted = problem.features.predict(place.candidates)
-            assert predicted is not None
-            values = predicted
-        pattern = margin_pattern(place.labels, values)
-        weighed = weighed * pattern
-    coefficients = (weighed / place.divisor).reshape(-1, problem.target.shape[1])
-    residual = problem.target - linearization.combine(coefficients)
-    return PenalisedLoss(problem, settings, place, pattern, linearization, coefficients, residual)
+    there, scene = problem.features.linearize(place.candidates), scene_of(problem)
+    predicted = problem.features.predict(place.candidates) if scene.outputs > 1 else None
+    pattern, coefficients = weighed(scene, place, predicted)
+    residual = scene.target - there.combine(coefficients)
+    return PenalisedLoss(scene, settings, place, pattern, there, coefficients, residual)
+
+
+def losses_at(scene: Scene, settings: Hyperparameters, place: Place, there: Runs) -> PenalisedLoss:
+    """Return the losses of R runs, with products at their candidates."""
+    predicted = there.predict() if scene.outputs > 1 else None
+    pattern, coefficients = weighed(scene, place, predicted)
+    residual = there.left(scene.target, coefficients)
+    return PenalisedLoss(scene, settings, place, pattern, there, coefficients, residual)
+
+
+def weighed(scene: Scene, place: Place, predicted: Tensor | None) -> tuple[Tensor | None, Tensor]:
+    """Return the pattern of the margin, where that is the rule, and A, (…, n·k, m)."""
+    pattern, multipliers = None, place.multipliers
+    if scene.rule is Rule.MARGIN:  # of one output, labels are the pattern, whatever it is
+        pattern = margin_pattern(
+            place.labels, place.candidates[..., :1] if predicted is None else predicted
+        )
+        multipliers = multipliers * pattern
+    shape = *multipliers.shape[:-2], -1, scene.target.shape[1]
+    return pattern, (multipliers / place.divisor).reshape(shape)

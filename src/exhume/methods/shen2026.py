@@ -17,12 +17,14 @@ from exhume.equation.coefficients import Rule
 from exhume.equation.objective import Fit, fitted, gradient
 from exhume.equation.problem import Premise, Problem
 from exhume.errors import InputError
+from exhume.features import Linearization
 from exhume.features.activations import smoothed_relu
 from exhume.methods.buzaglo2023 import Buzaglo2023
+from exhume.methods.descent import Descent, Moments, smoothed
 from exhume.methods.haim2022 import Haim2022
 from exhume.methods.iurada2025 import Iurada2025, Rolling
 from exhume.methods.loo2023 import Loo2023
-from exhume.methods.penalised import Descending, Descent, Moments, Penalised, smoothed
+from exhume.methods.penalised import Descending, Penalised
 from exhume.methods.penalties import Hyperparameters, PenalisedLoss, Place, loss_at, roughness
 from exhume.methods.progress import stream
 from exhume.search import split
@@ -76,8 +78,9 @@ class Penalty:
     def product(self, direction: Tensor) -> Tensor:
         """Return S D, (n, d), with the second derivatives of the box and of the smoothness."""
         here, shape, smoothness = self.here, self.problem.shape, self.settings.smoothness
+        there = cast(Linearization, here.linearization)
         product = split.splitting_product(
-            here.linearization, here.residual, here.coefficients, direction, here.prior_curvature
+            there, here.residual, here.coefficients, direction, here.prior_curvature
         )
         if smoothness:
             rough = roughness(roughness(direction, shape), shape)
@@ -251,6 +254,8 @@ class Shen2026:
                 "shen2026 splits candidates of iurada2025 where coefficients are free, not at the "
                 "margin; leave `base` out, or give Haim2022 or Buzaglo2023."
             )
+        if isinstance(base, Penalised) and base.starts > 1:
+            raise InputError("shen2026 splits the candidates of one run; give its base starts=1.")
         return with_splits(base.init(problem, samples, seed))
 
     def advance(self, problem: Problem, progress: Splitting) -> Splitting:

@@ -5,7 +5,7 @@ each of the last settings is given a second start.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -65,39 +65,35 @@ class Trial(NamedTuple):
 class Table:
     """What is known of all settings."""
 
-    # (rungs, settings): NaN before a setting was tried, infinite if it was no good
+    # (rungs, settings), of first starts: NaN before one was tried, infinite if it was no good
     residuals: tuple[tuple[float, ...], ...]
-    replicated: tuple[float, ...]  # share that a second start found again; NaN before that
 
     @classmethod
     def empty(cls, settings: int) -> "Table":
         """Return the table before anything was tried."""
-        untried = (math.nan,) * settings
-        return cls((untried,) * len(rungs(settings)), untried)
+        return cls(((math.nan,) * settings,) * len(rungs(settings)))
 
-    def entered(self, trial: Trial, value: float) -> "Table":
-        """Return the table with a residual of a first start, or the share that a second found."""
-        if trial.start:
-            return replace(self, replicated=_entered(self.replicated, trial.setting, value))
-        row = _entered(self.residuals[trial.rung], trial.setting, value)
-        return replace(self, residuals=_entered(self.residuals, trial.rung, row))
+    def entered(self, trial: Trial, residual: float) -> "Table":
+        """Return the table with the residual of a first start."""
+        row = _entered(self.residuals[trial.rung], trial.setting, residual)
+        return Table(_entered(self.residuals, trial.rung, row))
 
-    def next_trial(self) -> Trial | None:
-        """Return what is to be tried next, or None when all is done."""
-        alive = list(range(len(self.replicated)))
-        for rung, size in enumerate(rungs(len(self.replicated))):
+    def next_trials(self) -> list[Trial]:
+        """Return what is to be tried next, side by side: all of a rung; nothing when all is done.
+
+        The last settings have both their starts, one after the other.
+        """
+        alive = list(range(len(self.residuals[0])))
+        for rung, size in enumerate(rungs(len(alive))):
             if rung > 0:
                 before = self.residuals[rung - 1]
                 good = [setting for setting in alive if math.isfinite(before[setting])]
                 alive = sorted(good, key=lambda setting: before[setting])[:size]
-            for setting in alive:
-                residual = self.residuals[rung][setting]
-                if math.isnan(residual):
-                    return Trial(rung, setting, 0)
-                last = size <= FINALISTS and math.isfinite(residual)
-                if last and math.isnan(self.replicated[setting]):
-                    return Trial(rung, setting, 1)
-        return None
+            starts = range(2 if size <= FINALISTS else 1)
+            untried = [setting for setting in alive if math.isnan(self.residuals[rung][setting])]
+            if untried:
+                return [Trial(rung, setting, start) for setting in untried for start in starts]
+        return []
 
 
 def _entered(row: tuple[T, ...], index: int, value: T) -> tuple[T, ...]:

@@ -135,8 +135,7 @@ def predicted_over_measured(base: Method, problem: Problem, progress: Progress) 
     if isinstance(base, Penalised):
         assert isinstance(progress, Descending)
         settings = base.settings_of(problem, progress)
-        sigma = settings.surrogate(progress.state.steps)
-        slope = 4 * sigma.second(torch.zeros((), dtype=torch.float64)).item()
+        slope = settings.sharpness(progress.state.steps)
         smooth = replace(problem, features=problem.features.substituted(softplus(slope)))
         loss = Penalty(smooth, settings, progress)
     else:

@@ -1,0 +1,198 @@
+"""Steps of the published penalty methods: several runs of one recipe side by side.
+
+Runs may differ in their starts, step sizes, thresholds and sharpness. Steps are functions of
+tensors alone, so on a GPU a stride of them is one CUDA graph and the host waits once for it.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from exhume.equation.problem import Problem
+from exhume.features import Features
+from exhume.features.runs import batched, most, runs_at
+from exhume.features.weights import blocks
+from exhume.methods.penalties import (
+    Hyperparameters,
+    PenalisedLoss,
+    Place,
+    Scene,
+    losses_at,
+    scene_of,
+)
+
+STRIDE = 10  # steps between looks at the residual: a look waits for the device
+MOMENTUM = 0.9  # as published
+BETAS, EPSILON = (0.9, 0.999), 1e-8  # of Adam, as published: torch's defaults
+DIALS = 4  # before the sharpness of steps, see `Program`
+
+Memory = tuple[Tensor, ...]  # what steps need of a tensor, see `stepped`
+Pair = tuple[Tensor, Tensor]  # of candidates, (n, d), and of their multipliers, (n, q)
+
+
+@dataclass(frozen=True, eq=False)
+class Moments:
+    """What the optimiser remembers from step to step."""
+
+    velocity: Pair  # of momentum, or the first moments of Adam
+    square: Pair | None  # the second moments of Adam; None for momentum
+    clock: int = 0  # how many steps it remembers
+
+    @classmethod
+    def at_rest(cls, place: Place, settings: Hyperparameters) -> "Moments":
+        """Return the memory before the first step."""
+        zeros = torch.zeros_like(place.candidates), torch.zeros_like(place.multipliers)
+        return cls(zeros, zeros if settings.adam else None)
+
+
+@dataclass(frozen=True, eq=False)
+class Descent:
+    """Where one run of the optimiser stands."""
+
+    place: Place  # candidates and multipliers
+    moments: Moments  # what the optimiser remembers
+    trial: int  # whose hyperparameters it has
+    began: float  # its residual at the start, of the network as it is
+    residual: float  # the last that was looked at, with the surrogate
+    steps: int = 0  # how many it has taken
+    pace: float = 1.0  # factor of the multipliers' step size
+    diverged: bool = False  # the last steps led to nothing finite: it stands where they began
+
+    @property
+    def products(self) -> int:
+        """Each step takes the features' derivative once."""
+        return self.steps
+
+    @property
+    def packed(self) -> Tensor:
+        """Candidates and multipliers, velocity, and squares if any, (2 or 3, n, d + q)."""
+        pairs = [(self.place.candidates, self.place.multipliers), self.moments.velocity]
+        pairs += [self.moments.square] if self.moments.square is not None else []
+        return torch.stack([torch.cat(pair, 1) for pair in pairs])
+
+    def moved(self, packed: Tensor, residual: float, steps: int) -> "Descent":
+        """Return the run with what is packed after so many steps; as it is, where it diverged."""
+        if not math.isfinite(residual):
+            return replace(self, steps=self.steps + steps, diverged=True)
+        dim = self.place.candidates.shape[1]
+        (x, y), velocity, *square = (
+            (both[:, :dim].contiguous(), both[:, dim:].contiguous()) for both in packed
+        )
+        place = replace(self.place, candidates=x, multipliers=y)
+        moments = Moments(velocity, square[0] if square else None, self.moments.clock + steps)
+        steps += self.steps
+        return replace(self, place=place, moments=moments, residual=residual, steps=steps)
+
+
+def stepped(memory: Memory, slope: Tensor, rate: Tensor, clock: Tensor) -> Memory:
+    """Take a step of z: momentum, v ← βv + g, z ← z − ηv, or Adam, where squares are kept.
+
+    The memory is (z, v) or (z, v, s); the clock, in float64, counts steps with this one.
+    """
+    z, v, *squares = memory
+    if not squares:
+        v = MOMENTUM * v + slope
+        return z - rate.to(z) * v, v
+    v, s = torch.lerp(slope, v, BETAS[0]), torch.lerp(slope.square(), squares[0], BETAS[1])
+    first, second = (1 - beta**clock for beta in BETAS)
+    return z - (rate / first).to(z) * v / ((s / second.to(z)).sqrt() + EPSILON), v, s
+
+
+def smoothed(problem: Problem, settings: Hyperparameters, step: int) -> Problem:
+    """Return the problem with that step's surrogate for ReLU."""
+    surrogate = settings.surrogate(sharpness_at(settings, step))
+    return replace(problem, features=problem.features.substituted(surrogate))
+
+
+def sharpness_at(settings: Hyperparameters, step: int) -> float:
+    """Return that of the surrogate, which changes from stride to stride."""
+    return settings.sharpness(step - step % STRIDE)
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """Steps of R runs side by side, as functions of tensors alone, which a GPU can record.
+
+    Memory is (2 or 3, R, n, d + q), see `stepped`, of candidates and multipliers; labels and shares
+    are (R, n); dials (…, R, 1, 1), in float64: step size of candidates, of multipliers, threshold,
+    clock, and the sharpness for each step and for the look after them.
+    """
+
+    features: Features
+    scene: Scene
+    settings: Hyperparameters  # of one run: what has no dial is the same for all
+    divisor: float  # as in `Place`
+
+    def __call__(self, name: str, *given: Tensor) -> Tensor:
+        """Return what the method of that name does; on a GPU from a graph, for dense layers."""
+        scene, chosen = self.scene, self.settings
+        function, given = getattr(self, name), (*given, scene.target, scene.limits)
+        features = batched(self.features, scene.target)
+        if features is None or features.device.type != "cuda":
+            result: Tensor = function(*given)
+            return result
+        weights = chosen.box, chosen.push, chosen.smoothness, chosen.sparsity, self.divisor
+        kinds = name, chosen.surrogate.__name__, scene.rule, scene.shape
+        return features.graphs(f"{kinds} {weights}", function, *given)
+
+    def steps(self, memory: Tensor, *given: Tensor) -> Tensor:
+        """Return the memory after as many steps as there is a sharpness for, but one."""
+        dials, dim = given[2], self.features.dim
+        x, y = (part.contiguous().unbind() for part in memory.tensor_split([dim], -1))
+        for k in range(len(dials) - DIALS - 1):
+            here = self._loss(x[0], y[0], *given, step=k)
+            clock = dials[3] + k + 1
+            x = stepped(x, here.slope, dials[0], clock)
+            y = stepped(y, here.multiplier_slope, dials[1], clock)
+        return torch.cat([torch.stack(x), torch.stack(y)], -1)
+
+    def look(self, memory: Tensor, *given: Tensor) -> Tensor:
+        """Return ‖R‖² of each run, (R,), with the last sharpness."""
+        x, y = memory[0].tensor_split([self.features.dim], -1)
+        return self._loss(x.contiguous(), y, *given, step=-1).stationarity
+
+    def _loss(
+        self, x: Tensor, y: Tensor, labels: Tensor, shares: Tensor, *given: Tensor, step: int
+    ) -> PenalisedLoss:
+        dials, target, limits = given
+        scene, numbers = replace(self.scene, target=target, limits=limits), dials.to(x)
+        surrogate, sharpness = self.settings.surrogate, numbers[DIALS:][step]
+        there = runs_at(self.features, surrogate, x, sharpness, target)
+        place = Place(x, y, labels, shares, self.divisor)
+        return losses_at(scene, replace(self.settings, threshold=numbers[2]), place, there)
+
+
+def advanced(
+    problem: Problem, settings: Sequence[Hyperparameters], runs: Sequence[Descent], steps: int
+) -> list[Descent]:
+    """Take so many steps of runs of one recipe side by side, and look at their residuals then."""
+    result: list[Descent] = []
+    for part in blocks(len(runs), most(problem.features, problem.target)):
+        result += _advanced(problem, settings[part], runs[part], steps)
+    return result
+
+
+def _advanced(
+    problem: Problem, settings: Sequence[Hyperparameters], runs: Sequence[Descent], steps: int
+) -> list[Descent]:
+    places, scene = [run.place for run in runs], scene_of(problem)
+    memory = torch.stack([run.packed for run in runs], 1)
+    labels = torch.stack([place.labels for place in places])
+    shares = torch.stack([place.shares for place in places])
+    dials = [
+        [s.rate, run.pace * s.multiplier_rate, s.threshold, run.moments.clock]
+        + [sharpness_at(s, run.steps + k) for k in range(steps + 1)]
+        for s, run in zip(settings, runs, strict=True)
+    ]
+    numbers = torch.tensor(dials, dtype=torch.float64).T[..., None, None].to(memory.device)
+    program = Program(problem.features, scene, settings[0], places[0].divisor)
+    memory = program("steps", memory, labels, shares, numbers)
+    left = program("look", memory, labels, shares, numbers)
+    relative = (left / scene.target.double().square().sum()).tolist()
+    return [
+        run.moved(part, residual, steps)
+        for run, part, residual in zip(runs, memory.unbind(1), relative, strict=True)
+    ]
