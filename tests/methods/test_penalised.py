@@ -216,8 +216,6 @@ def test_starts_go_side_by_side_and_are_pooled() -> None:
     torch.testing.assert_close(found.samples[:6], alone.samples)
     ends = [loss_at(MARGIN, method.settings_of(MARGIN, last), run.place) for run in last.runs]
     assert found.residual <= sum(end.relative for end in ends) / 3
-    again = reconstruct(MARGIN, 3, method=method, resume=pack(moves[2], 1.0))
-    torch.testing.assert_close(again.samples, found.samples)
     tuned, moves = watched(MARGIN, 3, Few(settings=(GOOD, EXPLODES), starts=2))
     steps = [run.steps for run in moves[-1].runs]
     assert steps == [150, 150] and tuned.samples.shape == (12, 6)

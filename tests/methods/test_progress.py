@@ -23,6 +23,7 @@ from exhume.solvers import State
 from problems import case
 
 SHORT: dict[str, Any] = {"steps": 55, "trials": 2, "probe": 15}
+GENTLE = Buzaglo2023(rate=0.01, scale=0.1, multiplier_rate=0.01, **SHORT)  # published: too far
 SPLIT = Shen2026(Iurada2025(rate=1.0, steps=400), every=70, rule="adaptive")
 SHARP = Stationary(trials=4, steps=3, sharpness=(20.0, 40.0))
 
@@ -41,8 +42,9 @@ RUNS: dict[str, tuple[Callable[[], Problem], str | Method, int | None]] = {
     "iurada2025": (random_features, Iurada2025(steps=30), 4),
     "tansley2026": (lambda: victims.two_layer(data.sphere(20, 4), 200).problem, "tansley2026", 4),
     "haim2022": (lambda: posed(net_of(1), Rule.MARGIN), Haim2022(**SHORT), 3),
+    "haim2022, starts": (lambda: posed(net_of(1), Rule.MARGIN), Haim2022(starts=3, **SHORT), 3),
     "buzaglo2023": (lambda: posed(net_of(3), Rule.MARGIN), Buzaglo2023(**SHORT), 3),
-    "buzaglo2023, free": (lambda: posed(net_of(2), Rule.FREE), Buzaglo2023(**SHORT), 3),
+    "buzaglo2023, free": (lambda: posed(net_of(2), Rule.FREE), GENTLE, 3),
     "loo2023": (lambda: posed(net_of(2), Rule.FREE), Loo2023(**SHORT), 3),
     "shen2026": (stuck, Shen2026(haim(230), every=70, rule="adaptive"), 1),
     "shen2026, forgetting": (stuck, Shen2026(haim(230), every=70), 1),
@@ -68,7 +70,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(name: str) -> None:
     pose, method, samples = RUNS[name]
     problem = pose()
     whole, moves = watched(problem, samples, method)
-    assert len(moves) > 6
+    assert len(moves) > 5
     phases, counts = [p.phase for p in moves], [len(p.candidates) for p in moves]
     stops = {0, len(moves) // 2, len(moves) - 2} | {phases.index(phase) for phase in set(phases)}
     if name.startswith("shen2026"):

@@ -12,6 +12,7 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
+from torch.linalg import vector_norm
 from torch.nn.functional import pad
 
 from exhume.equation.coefficients import Rule
@@ -157,7 +158,8 @@ class PenalisedLoss:
     @cached_property
     def stationarity(self) -> Tensor:
         """‖R‖²."""
-        return self.residual.double().square().sum((-2, -1))
+        norm: Tensor = vector_norm(self.residual, dim=(-2, -1), dtype=torch.float64)
+        return norm.square()
 
     @property
     def prior(self) -> Tensor:
