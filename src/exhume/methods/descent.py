@@ -14,7 +14,6 @@ from torch import Tensor
 from exhume.equation.problem import Problem
 from exhume.features import Features
 from exhume.features.runs import batched, most, runs_at
-from exhume.features.weights import blocks
 from exhume.methods.penalties import (
     Hyperparameters,
     PenalisedLoss,
@@ -67,20 +66,16 @@ class Descent:
         return self.steps
 
     @property
-    def packed(self) -> Tensor:
-        """Candidates and multipliers, velocity, and squares if any, (2 or 3, n, d + q)."""
-        pairs = [(self.place.candidates, self.place.multipliers), self.moments.velocity]
-        pairs += [self.moments.square] if self.moments.square is not None else []
-        return torch.stack([torch.cat(pair, 1) for pair in pairs])
+    def memory(self) -> tuple[Pair, ...]:
+        """What steps change: candidates and multipliers, their velocity, and squares if any."""
+        own = (self.place.candidates, self.place.multipliers), self.moments.velocity
+        return own if self.moments.square is None else (*own, self.moments.square)
 
-    def moved(self, packed: Tensor, residual: float, steps: int) -> "Descent":
-        """Return the run with what is packed after so many steps; as it is, where it diverged."""
+    def moved(self, memory: Sequence[Pair], residual: float, steps: int) -> "Descent":
+        """Return the run after so many steps, or as it is where they led to nothing finite."""
         if not math.isfinite(residual):
             return replace(self, steps=self.steps + steps, diverged=True)
-        dim = self.place.candidates.shape[1]
-        (x, y), velocity, *square = (
-            (both[:, :dim].contiguous(), both[:, dim:].contiguous()) for both in packed
-        )
+        (x, y), velocity, *square = memory
         place = replace(self.place, candidates=x, multipliers=y)
         moments = Moments(velocity, square[0] if square else None, self.moments.clock + steps)
         steps += self.steps
@@ -116,9 +111,9 @@ def sharpness_at(settings: Hyperparameters, step: int) -> float:
 class Program:
     """Steps of R runs side by side, as functions of tensors alone, which a GPU can record.
 
-    Memory is (2 or 3, R, n, d + q), see `stepped`, of candidates and multipliers; labels and shares
-    are (R, n); dials (…, R, 1, 1), in float64: step size of candidates, of multipliers, threshold,
-    clock, and the sharpness for each step and for the look after them.
+    They are given memories (2 or 3, R, n, ·), see `stepped`, of candidates and multipliers; labels
+    and shares (R, n); dials (…, R, 1, 1), in float64: step size of candidates, of multipliers,
+    threshold, clock, and the sharpness for each step and for the look after them.
     """
 
     features: Features
@@ -138,10 +133,9 @@ class Program:
         kinds = name, chosen.surrogate.__name__, scene.rule, scene.shape
         return features.graphs(f"{kinds} {weights}", function, *given)
 
-    def steps(self, memory: Tensor, *given: Tensor) -> Tensor:
-        """Return the memory after as many steps as there is a sharpness for, but one."""
-        dials, dim = given[2], self.features.dim
-        x, y = (part.contiguous().unbind() for part in memory.tensor_split([dim], -1))
+    def steps(self, first: Tensor, second: Tensor, *given: Tensor) -> Tensor:
+        """Return both memories, (2 or 3, R, n, d + q), after steps with all sharpness but one."""
+        dials, x, y = given[2], first.unbind(), second.unbind()
         for k in range(len(dials) - DIALS - 1):
             here = self._loss(x[0], y[0], *given, step=k)
             clock = dials[3] + k + 1
@@ -149,10 +143,9 @@ class Program:
             y = stepped(y, here.multiplier_slope, dials[1], clock)
         return torch.cat([torch.stack(x), torch.stack(y)], -1)
 
-    def look(self, memory: Tensor, *given: Tensor) -> Tensor:
+    def look(self, first: Tensor, second: Tensor, *given: Tensor) -> Tensor:
         """Return ‖R‖² of each run, (R,), with the last sharpness."""
-        x, y = memory[0].tensor_split([self.features.dim], -1)
-        return self._loss(x.contiguous(), y, *given, step=-1).stationarity
+        return self._loss(first[0], second[0], *given, step=-1).stationarity
 
     def _loss(
         self, x: Tensor, y: Tensor, labels: Tensor, shares: Tensor, *given: Tensor, step: int
@@ -169,9 +162,11 @@ def advanced(
     problem: Problem, settings: Sequence[Hyperparameters], runs: Sequence[Descent], steps: int
 ) -> list[Descent]:
     """Take so many steps of runs of one recipe side by side, and look at their residuals then."""
-    result: list[Descent] = []
-    for part in blocks(len(runs), most(problem.features, problem.target)):
-        result += _advanced(problem, settings[part], runs[part], steps)
+    result, size = list(runs), min(len(runs), most(problem.features, problem.target))
+    for start in range(0, len(runs), size):
+        start = min(start, len(runs) - size)  # as many each time, so that what is recorded serves
+        part = slice(start, start + size)
+        result[part] = _advanced(problem, settings[part], runs[part], steps)
     return result
 
 
@@ -179,20 +174,23 @@ def _advanced(
     problem: Problem, settings: Sequence[Hyperparameters], runs: Sequence[Descent], steps: int
 ) -> list[Descent]:
     places, scene = [run.place for run in runs], scene_of(problem)
-    memory = torch.stack([run.packed for run in runs], 1)
-    labels = torch.stack([place.labels for place in places])
-    shares = torch.stack([place.shares for place in places])
-    dials = [
+    planes = [pair for plane in zip(*(run.memory for run in runs), strict=True) for pair in plane]
+    both = (torch.stack(z) for z in zip(*planes, strict=True))
+    memory = [z.view(-1, len(runs), *z.shape[1:]) for z in both]
+    others = [torch.stack([getattr(p, name) for p in places]) for name in ("labels", "shares")]
+    numbers = [
         [s.rate, run.pace * s.multiplier_rate, s.threshold, run.moments.clock]
         + [sharpness_at(s, run.steps + k) for k in range(steps + 1)]
         for s, run in zip(settings, runs, strict=True)
     ]
-    numbers = torch.tensor(dials, dtype=torch.float64).T[..., None, None].to(memory.device)
+    dials = torch.tensor(numbers, dtype=torch.float64).T[..., None, None].to(scene.target.device)
     program = Program(problem.features, scene, settings[0], places[0].divisor)
-    memory = program("steps", memory, labels, shares, numbers)
-    left = program("look", memory, labels, shares, numbers)
+    moved = program("steps", *memory, *others, dials)
+    memory = [z.contiguous() for z in moved.tensor_split([problem.dim], -1)]
+    left = program("look", *memory, *others, dials)
     relative = (left / scene.target.double().square().sum()).tolist()
+    parts = zip(*(z.unbind(1) for z in memory), strict=True)
     return [
-        run.moved(part, residual, steps)
-        for run, part, residual in zip(runs, memory.unbind(1), relative, strict=True)
+        run.moved(list(zip(x, y, strict=True)), residual, steps)
+        for run, (x, y), residual in zip(runs, parts, relative, strict=True)
     ]
