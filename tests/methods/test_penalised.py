@@ -9,11 +9,13 @@ import pytest
 import torch
 from recipe_problems import KINDS, net_of, posed, spot, watched, weights_of
 
+from exhume import data
 from exhume.equation.coefficients import Rule
 from exhume.equation.domain import Box
 from exhume.equation.objective import fitted_with
 from exhume.equation.problem import Premise, Problem
 from exhume.errors import InputError
+from exhume.evaluate import recognised
 from exhume.features.activations import softplus
 from exhume.methods import (
     Buzaglo2023,
@@ -30,6 +32,7 @@ from exhume.methods.descent import STRIDE, Descent, Moments, advanced, smoothed
 from exhume.methods.penalties import loss_at
 from exhume.methods.progress import pack
 from exhume.solvers import Outcome
+from exhume.victims import kkt_mlp
 from nets import by_torch, make
 from problems import case, gaussian
 
@@ -304,3 +307,13 @@ def test_presets_are_the_published_runs_and_leave_nothing_to_tune() -> None:
         preset("exhume", "b9")
     with pytest.raises(InputError, match="haim2022 is for weights at the margin"):
         preset("haim2022", "b9", decay)
+
+
+def test_faces_are_recognised_from_the_weights_alone_and_others_are_not() -> None:
+    known = data.load("faces", 8, centre="pixels")
+    victim = kkt_mlp(known, widths=(60, 60), training="flow")
+    found = reconstruct(victim.problem, 8, 0, replace(preset("haim2022", "b9"), steps=200))
+    seen = recognised(found.samples, known, data.held_out(known))
+    assert seen.control is not None
+    assert seen.ssim >= 6 and seen.cosine80 >= 3
+    assert seen.control.ssim <= 1 and seen.control.cosine80 == 0
