@@ -226,7 +226,7 @@ REFUSED = {
     "identifiability --samples 2": "expected 3 samples or more",
     "images --device cpu --name imagenet": "imagenet", "images --device cpu": "EXHUME_DATA",
     "images --cases [axb] --device cpu": "axb",
-    "kkt --cases [digit]": "case: expected one of digits",
+    "kkt --cases [digit]": "case: expected one of faces, digits",
     "kkt --targets [weight]": "target: expected one of weights, change",
     "kkt --training adam": "training: expected one of flow, rest",
     "splitting --cases [margins]": "case: expected one of margin",
