@@ -225,7 +225,7 @@ def _no_trace(floor: float, floors: Mapping[str, float], premise: Premise) -> st
             f"The premise {premise.value} does not hold for this model: the samples themselves "
             f"leave a residual of {floor:.1e} of its weights, where {BROKEN:g} is the most that "
             "kinks of ReLU account for. Training ended too early, or the initial weights are still "
-            "there."
+            "there. Images may be recognisable all the same: these are counted apart."
         )
     said = (
         "The model holds no such trace at this width or laziness: the samples themselves leave "

@@ -63,7 +63,8 @@ def _substituted(features: Features, surrogate: Activation) -> Features:
     name, kept = _last.get(features, ("", features))
     if name != surrogate.name:
         kept = features.substituted(surrogate)
-        _last[features] = surrogate.name, kept
+        if kept is not features:  # which it would keep alive
+            _last[features] = surrogate.name, kept
     return kept
 
 
