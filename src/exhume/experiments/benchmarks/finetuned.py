@@ -59,7 +59,7 @@ CASES = {
     "mlp": coloured(partial(mlp, (3, 32, 32), (256, 256), 10, "gelu", True)),
     "cnn-cifar": coloured(partial(bases.convolutions, 32, 3, 64, 128, 256)),
     "resnet18": coloured(bases.resnet18, recipe=Recipe(steps=50)),
-    "vit": coloured(bases.transformer, recipe=Recipe(steps=50)),
+    "vit": coloured(bases.transformer),
 }
 
 
