@@ -1,26 +1,40 @@
 """Going on after an end: the same bits as a run that was left alone."""
 
+import errno
 import itertools
 import json
+import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from safetensors.torch import save_file
 
 from commands import FINISHED, audit, events_of, names, result_of, same, tree
 from exhume import data, methods
-from exhume.auditing.folder import CANDIDATES, CHECKPOINT, CONFIG, EVENTS, RESULT, RunFolder
+from exhume.auditing.folder import (
+    BEFORE,
+    CANDIDATES,
+    CHECKPOINT,
+    CONFIG,
+    EVENTS,
+    RESULT,
+    RunFolder,
+)
 from exhume.auditing.run import Event, Recorder
 from exhume.auditing.settings import Settings
 from exhume.cli import main
 from exhume.errors import InputError
+from exhume.files import LOCK, held
 from exhume.methods import progress
 from exhume.methods.exhume import Exhume
 from exhume.methods.iurada2025 import Iurada2025
@@ -29,6 +43,8 @@ from problems import gaussian
 
 Patch = pytest.MonkeyPatch
 Leave = Callable[[Path], object]
+
+BOTH = (CHECKPOINT, BEFORE)
 
 
 @pytest.fixture(autouse=True)
@@ -114,16 +130,23 @@ def late_events(out: Path) -> None:
 
 
 def without(*names: str) -> Leave:
-    return lambda out: [(out / name).unlink() for name in names]
+    return lambda out: [(out / name).unlink(missing_ok=True) for name in names]
+
+
+def torn(out: Path) -> None:
+    """The last checkpoint damaged by a bit, which its hash shows."""
+    content = bytearray((out / CHECKPOINT).read_bytes())
+    content[-1] ^= 1
+    (out / CHECKPOINT).write_bytes(content)
 
 
 def half_finished(out: Path) -> None:
-    for name in (CANDIDATES, f".{CHECKPOINT}.abc"):
+    for name in (CANDIDATES, f".{CHECKPOINT}.abcdefgh"):
         (out / name).write_bytes(b"from another time")
 
 
 @pytest.mark.parametrize(
-    "leave", [late_events, without(CHECKPOINT), without(CHECKPOINT, EVENTS), half_finished]
+    "leave", [late_events, without(CHECKPOINT), without(*BOTH, EVENTS), half_finished, torn]
 )
 def test_a_run_killed_between_two_files_goes_on(
     leave: Leave, settings: Settings, workshop: Path, tmp_path: Path
@@ -139,6 +162,81 @@ def test_a_run_killed_between_two_files_goes_on(
 
 OTHER = [("samples", 5), ("samples", None), ("seed", 1)]
 OTHER += [("method", "iurada2025"), ("product_limit", 900)]
+
+
+class Killed(BaseException):
+    """As SIGKILL: nobody expects it, and nothing is cleaned up after it."""
+
+
+def failing(monkeypatch: Patch, at: int, how: str) -> None:
+    """Let the run end at one of its renamings: killed before or after it, or the disk is full."""
+    calls, rename, remove = itertools.count(1), os.replace, os.unlink
+
+    def replace_(source: Path, target: Path) -> None:
+        if next(calls) < at:
+            return rename(source, target)
+        if how == "full":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        if how == "after":
+            rename(source, target)
+        monkeypatch.setattr(os, "unlink", lambda *_: None)
+        raise Killed
+
+    monkeypatch.setattr(os, "replace", replace_)
+    monkeypatch.setattr(os, "unlink", remove)
+
+
+@pytest.mark.parametrize("how", ["before", "after", "full"])
+def test_nothing_is_lost_at_any_renaming(
+    how: str, settings: Settings, workshop: Path, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    monkeypatch.setattr("exhume.auditing.run.CHECKPOINT_SECONDS", 0.0)
+    ends = 0
+    for at in itertools.chain(range(1, 9), itertools.count(10, 19)):
+        out = tmp_path / f"{at}"
+        with monkeypatch.context() as patch:
+            failing(patch, at, how)
+            try:
+                audit(settings, out)
+                break
+            except (Killed, InputError) as error:
+                assert how != "full" or "No space left" in str(error)
+        ends += 1
+        whole = [file for file in (out / name for name in BOTH) if file.exists()]
+        assert at < 4 or whole  # config, events and the first checkpoint come first
+        if (out / CONFIG).exists() and not (out / RESULT).exists():
+            audit(settings, out, resume=True)
+            assert same(out, workshop / "run") and names(out) == FINISHED
+    assert ends > 8
+
+
+def test_two_runs_never_share_a_folder(settings: Settings, tmp_path: Path) -> None:
+    out = interrupted(settings, tmp_path / "run", 2)
+    before = tree(out)
+    with RunFolder(out).held(resume=True):
+        with pytest.raises(InputError, match=rf"run: process {os.getpid()} on .* is at work here"):
+            audit(settings, out, resume=True)
+        assert {name: kept for name, kept in tree(out).items() if name != LOCK} == before
+    (out / LOCK).write_text("process 1 on elsewhere since long ago")  # killed: its lock is gone
+    audit(settings, out, resume=True)
+    assert names(out) == FINISHED
+
+
+def test_without_locks_a_holder_that_is_dead_is_not_minded(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    monkeypatch.setattr("fcntl.flock", Mock(side_effect=OSError(errno.ENOLCK, "no locks")))
+    mine, host = tmp_path / LOCK, socket.gethostname()
+    for said, free in (
+        (f"process {2**22 + 1} on {host} since", True),  # above any number of a process
+        (f"process {os.getpid()} on {host} since", False),
+        ("process 1 on elsewhere since", False),
+        ("", True),
+    ):
+        mine.write_text(said)
+        with nullcontext() if free else pytest.raises(InputError, match=said), held(tmp_path):
+            assert free and f"process {os.getpid()} on {host}" in mine.read_text()
+        assert mine.exists() != free
 
 
 @pytest.mark.parametrize(

@@ -1,24 +1,31 @@
 """Run folders: the one place that writes and reads them; private, and safe to interrupt.
 
 A run folder holds config.yaml (the settings), events.jsonl (one line a moment),
-checkpoint.safetensors (while it runs), candidates.safetensors and result.json (at the end); and
-once it was compared with the truth, score.json and, for pictures, matched.safetensors.
+checkpoint.safetensors and the one before it (while it runs), candidates.safetensors and result.json
+(at the end); and once it was compared with the truth, score.json and, for pictures,
+matched.safetensors. While it is written to, a lock in it says by whom.
 """
 
+import hashlib
 import json
-from collections.abc import Mapping
-from contextlib import suppress
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import yaml
+from safetensors.torch import save as serialise
 from torch import Tensor
 
+from exhume import files
 from exhume.auditing.settings import Settings
 from exhume.errors import InputError
 from exhume.files import (
+    LOCK,
+    dense,
     finite,
     private_folder,
     read_metadata,
@@ -26,10 +33,13 @@ from exhume.files import (
     write_json,
     write_private,
     write_tensors,
+    writing,
 )
 from exhume.methods.progress import Checkpoint, Progress, pack
 
-CONFIG, EVENTS, CHECKPOINT = "config.yaml", "events.jsonl", "checkpoint.safetensors"
+CONFIG, EVENTS = "config.yaml", "events.jsonl"
+# The last checkpoint, and the one before, which is good where the last one was damaged on the disk
+CHECKPOINT, BEFORE = "checkpoint.safetensors", "checkpoint-before.safetensors"
 CANDIDATES, RESULT = "candidates.safetensors", "result.json"
 SCORE, MATCHED = "score.json", "matched.safetensors"
 
@@ -172,57 +182,72 @@ class RunFolder:
 
     # Writing
 
-    def begin(self, settings: Settings) -> None:
-        """Make the folder, with settings and no events; refuse one that holds something."""
-        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+    @contextmanager
+    def held(self, resume: bool) -> Iterator[None]:
+        """Be the only one that writes here, where a run is to begin or to be resumed."""
+        check = self._check_resumable if resume else self._check_new
+        check()
+        created = not self.path.exists()
+        private_folder(self.path)
+        try:
+            with files.held(self.path):
+                check()  # once more: another may have been here until now
+                yield
+        finally:
+            if created and not any(self.path.iterdir()):
+                self.path.rmdir()
+
+    def _check_new(self) -> None:
+        folder = self.path.is_dir()
+        if self.path.exists() and (not folder or {x.name for x in self.path.iterdir()} - {LOCK}):
             there = "is there already and not empty; choose another --out, or go on by --resume."
             raise InputError(f"{self.path}: {there}")
-        private_folder(self.path)
+
+    def _check_resumable(self) -> None:
+        if not (self.path / CONFIG).is_file():
+            raise InputError(f"{self.path}: holds no run to resume; start one without --resume.")
+        if (self.path / RESULT).exists():
+            raise InputError(f"{self.path}: this run is complete; see {self.path / RESULT}.")
+
+    def begin(self, settings: Settings) -> None:
+        """Write the settings, and no events yet."""
         config = yaml.safe_dump(asdict(settings), sort_keys=False)
         write_private(self.path / CONFIG, config.encode())
         write_private(self.path / EVENTS, b"")
 
-    def discard(self, created: bool) -> None:
-        """Remove a run that was refused before it began; the folder too, if it was made for it."""
-        for name in (CONFIG, EVENTS, CHECKPOINT):
+    def discard(self) -> None:
+        """Remove a run that was refused before its first step."""
+        for name in (CONFIG, EVENTS):
             (self.path / name).unlink(missing_ok=True)
-        if created:
-            self.path.rmdir()
 
     def note(self, event: Mapping[str, Any]) -> None:
         """Add a line to the events."""
-        with (self.path / EVENTS).open("a", encoding="utf-8") as events:
+        file = self.path / EVENTS
+        with writing(file), file.open("a", encoding="utf-8") as events:
             events.write(json.dumps(finite(event), allow_nan=False) + "\n")
 
     def save(self, progress: Progress, seconds: float) -> None:
-        """Write a checkpoint: tensors, and the rest as JSON in the metadata of their file."""
-        packed = pack(progress, seconds)
+        """Write a checkpoint, with its hash; the last one becomes the one before."""
+        packed, file = pack(progress, seconds), self.path / CHECKPOINT
         record = json.dumps({"progress": packed.record, "seconds": seconds})
-        write_tensors(self.path / CHECKPOINT, packed.tensors, {"checkpoint": record})
+        tensors = dense(packed.tensors)
+        if file.exists():
+            with writing(file):
+                os.replace(file, self.path / BEFORE)
+        write_tensors(file, tensors, {"checkpoint": record, "sha256": _digest(tensors, record)})
 
     def resume(self, settings: Settings) -> Checkpoint | None:
         """Return the checkpoint of an unfinished run with these settings; None if it has none yet.
 
         Events after it are forgotten, as is a last line that was cut short.
         """
-        config, file, begun = self.path / CONFIG, self.path / CHECKPOINT, None
-        if not config.is_file():
-            raise InputError(f"{self.path}: holds no run to resume; start one without --resume.")
-        if (self.path / RESULT).exists():
-            raise InputError(f"{self.path}: this run is complete; see {self.path / RESULT}.")
+        config = self.path / CONFIG
         before, now = vars(self.settings), vars(settings)
         if changed := [name for name in now if before[name] != now[name]]:
             names = ", ".join(changed)
             raise InputError(f"{config}: was started with other settings ({names}); use the same.")
-        if file.exists():
-            tensors = read_tensors(file)
-            try:
-                record = json.loads(read_metadata(file)["checkpoint"])
-                seconds = float(record["seconds"])
-                begun = Checkpoint(tensors, record["progress"], seconds, str(file))
-            except (KeyError, TypeError, ValueError) as error:
-                raise InputError(f"{file}: cannot be used ({error}); start again.") from error
-        for leftover in self.path.glob(f".{CHECKPOINT}.*"):  # from a kill while it was written
+        begun = self._checkpoint()
+        for leftover in self.path.glob(".*.????????"):  # from a kill while a file was written
             leftover.unlink()
         last = round(begun.seconds, 3) if begun else 0.0
         timed = [event for event in self.events if isinstance(event.get("seconds"), int | float)]
@@ -230,17 +255,53 @@ class RunFolder:
         write_private(self.path / EVENTS, "".join(kept).encode())
         return begun
 
+    def _checkpoint(self) -> Checkpoint | None:
+        """Return the last checkpoint that is whole; a damaged one after it is removed."""
+        damaged: dict[Path, InputError] = {}
+        for file in (self.path / CHECKPOINT, self.path / BEFORE):
+            if not file.exists():
+                continue
+            try:
+                found = _read_checkpoint(file)
+            except InputError as error:
+                damaged[file] = error
+                continue
+            for other in damaged:  # else it would take the place of the good one
+                other.unlink()
+            return found
+        if damaged:
+            raise next(iter(damaged.values()))
+        return None
+
     def finish(self, found: Mapping[str, Tensor], result: dict[str, Any]) -> None:
         """Write what was found: the samples and coefficients, and the result."""
         write_tensors(self.path / CANDIDATES, found)
         write_json(self.path / RESULT, result)
-        (self.path / CHECKPOINT).unlink(missing_ok=True)
+        for name in (CHECKPOINT, BEFORE):
+            (self.path / name).unlink(missing_ok=True)
 
     def write_score(self, record: dict[str, Any], pairs: Mapping[str, Tensor]) -> None:
         """Write the score, and for pictures the originals beside what was recovered of them."""
         if pairs:
             write_tensors(self.path / MATCHED, pairs)
         write_json(self.path / SCORE, record)
+
+
+def _digest(tensors: Mapping[str, Tensor], record: str) -> str:
+    """Return the SHA-256 of a checkpoint: of the file that it would be without it."""
+    return hashlib.sha256(serialise(dict(tensors), {"checkpoint": record})).hexdigest()
+
+
+def _read_checkpoint(file: Path) -> Checkpoint:
+    tensors, metadata = read_tensors(file), read_metadata(file)
+    try:
+        text = metadata["checkpoint"]
+        if metadata["sha256"] != _digest(tensors, text):
+            raise ValueError("its hash is another")
+        record = json.loads(text)
+        return Checkpoint(tensors, record["progress"], float(record["seconds"]), str(file))
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise InputError(f"{file}: is damaged ({error}); start again in another folder.") from error
 
 
 def read_run(path: Path) -> RunFolder:

@@ -3,6 +3,7 @@
 import platform
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +20,7 @@ from exhume.device import device_name
 from exhume.equation.problem import Premise
 from exhume.errors import InputError
 from exhume.methods import Reconstruction, reconstruct
-from exhume.methods.progress import Progress
+from exhume.methods.progress import Method, Progress
 from exhume.models.opening import Opened
 from exhume.version import VERSION
 
@@ -64,8 +65,24 @@ def run(
     exact = opened.problem.premise is Premise.REPLAY and settings.device == "cpu"
     dtype = torch.float64 if exact else torch.float32
     opened = replace(opened, problem=opened.problem.to(settings.device, dtype))
-    folder, begun = None if out is None else RunFolder(out), None
-    created = out is not None and not out.exists()
+    folder = None if out is None else RunFolder(out)
+    with nullcontext() if folder is None else folder.held(resume):
+        found = _attacked(settings, opened, method, folder, resume, show)
+        result = _result(settings, opened, found)
+        if folder is not None:
+            folder.finish({"samples": found.samples, "coefficients": found.coefficients}, result)
+    return found, result
+
+
+def _attacked(
+    settings: Settings,
+    opened: Opened,
+    method: Method,
+    folder: RunFolder | None,
+    resume: bool,
+    show: Show | None,
+) -> Reconstruction:
+    begun = None
     if folder is not None and resume:
         begun = folder.resume(settings)
     elif folder is not None:
@@ -73,18 +90,14 @@ def run(
     recorder = Recorder(folder, show)
     try:
         asked = settings.samples, settings.seed, method, settings.time_limit
-        found = reconstruct(opened.problem, *asked, recorder.observe, begun, settings.product_limit)
+        return reconstruct(opened.problem, *asked, recorder.observe, begun, settings.product_limit)
     except KeyboardInterrupt:
         recorder.save()
         raise
     except InputError:
-        if folder is not None and not resume:
-            folder.discard(created)
+        if folder is not None and not resume and recorder.latest is None:
+            folder.discard()
         raise
-    result = _result(settings, opened, found)
-    if folder is not None:
-        folder.finish({"samples": found.samples, "coefficients": found.coefficients}, result)
-    return found, result
 
 
 class Recorder:

@@ -1,16 +1,14 @@
 """Where finished cells are kept, and the code that their results rest on.
 
-    folder/sweep.json            says what the folder is; a running driver holds a lock on it
+    folder/sweep.json            says what the folder is; a running driver holds a lock beside it
     folder/cells/ADDRESS.json    a finished cell: what it was, what it gave or why it failed
 
 The address is a hash of the cell's class, its fields and the code that it can import.
 """
 
 import ast
-import fcntl
 import hashlib
 import json
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +18,7 @@ from importlib.util import resolve_name
 from pathlib import Path
 from typing import Any
 
+from exhume import files
 from exhume.errors import InputError
 from exhume.files import private_folder, read_json, write_private
 from exhume.sweep.grid import Record
@@ -70,20 +69,11 @@ def _digest(identified: dict[str, Any]) -> str:
 def held(folder: Path) -> Iterator[None]:
     """Make a folder for finished cells (mode 0700) and be the only driver that writes there."""
     private_folder(folder)
-    private_folder(folder / "cells")
-    mark = folder / "sweep.json"
-    # Network file systems lock only what is open for writing.
-    with open(os.open(mark, os.O_RDWR | os.O_CREAT, 0o600), "r+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            running = "another sweep is running in this folder; wait, or choose another."
-            raise InputError(f"{folder}: {running}") from error
-        except OSError:
-            pass  # A file system without locks: where two results are equal the later one stays.
-        if mark.stat().st_size == 0:
-            file.write('{"kind": "exhume sweep"}\n')
-            file.flush()
+    with files.held(folder):
+        private_folder(folder / "cells")
+        mark = folder / "sweep.json"
+        if not mark.exists():
+            write_private(mark, b'{"kind": "exhume sweep"}\n')
         if not isinstance(read_json(mark), dict):
             raise InputError(f"{mark}: is not of a sweep; remove it or choose another folder.")
         yield
@@ -93,7 +83,7 @@ def write(folder: Path, address: str, record: Record) -> None:
     """Keep a finished cell, also over a power cut."""
     content = identity(record.cell) | {word: getattr(record, word) for word in FOUND}
     text = json.dumps(content, indent=1, ensure_ascii=False)
-    write_private(_path(folder, address), text.encode(), durable=True)
+    write_private(_path(folder, address), text.encode())
 
 
 def read(folder: Path, address: str, cell: Any) -> Record | None:
