@@ -1,6 +1,8 @@
 """How commands may be written, their help, and what cannot be parsed."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,7 @@ from exhume.models.folder import CARD, INITIAL
 
 Capture = pytest.CaptureFixture[str]
 
-COMMANDS = ["victim", "audit", "score", "report", "identify", "bound", "law", "reproduce"]
+COMMANDS = ["victim", "audit", "score", "gate", "report", "identify", "bound", "law", "reproduce"]
 COMMANDS += ["demo", "bench"]
 
 
@@ -55,6 +57,14 @@ def test_the_version_is_told(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -
         with pytest.raises(SystemExit, match=r"^0$"):
             main(words)
         assert exhume.__version__ in capsys.readouterr().out
+
+
+def test_the_version_is_told_without_torch() -> None:
+    told = "import sys; sys.argv[1:] = ['--version']; import runpy"
+    told += "\ntry: runpy.run_module('exhume', run_name='__main__')"
+    told += "\nexcept SystemExit: print('torch' in sys.modules)"
+    said = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
+    assert said.stdout.split() == ["exhume", exhume.__version__, "False"]
 
 
 @pytest.mark.parametrize(

@@ -12,14 +12,23 @@ from exhume import data as datasets
 from exhume.auditing.run import Event, run
 from exhume.auditing.settings import Settings
 from exhume.cli.console import console as _console
+from exhume.cli.gate import judge
 from exhume.errors import InputError
+from exhume.evaluate.gate import Limit, limits
+from exhume.evaluate.runs import score_run
+from exhume.models.folder import TRUTH
 from exhume.models.opening import Opened
 
 
 def audit(
-    model: str | None = None, out: Path = Path("run"), resume: bool = False, **options: Any
+    model: str | None = None,
+    out: Path = Path("run"),
+    resume: bool = False,
+    fail_over: str | None = None,
+    truth: Path | None = None,
+    **options: Any,
 ) -> None:
-    """Recover training samples from a model; the truth is never read.
+    """Recover training samples from a model; the attack never sees the truth.
 
     The model is a folder, `exhume audit FOLDER`, or your own: a factory and its weights before and
     after training, `exhume audit --model package.module:factory --initial FILE --trained FILE
@@ -31,6 +40,9 @@ def audit(
             model. Its code is run.
         out: folder for the run; must be new, unless the run is resumed.
         resume: go on with an interrupted run.
+        fail_over: score the run when it is over, and end with exit code 1 if more came back, such
+            as recognisable=0.05; see `exhume gate`.
+        truth: for --fail-over, the training data; that in the model's folder if left out.
         **options: those of `Settings`, which has their names, types, defaults and help.
     """
     from exhume import report as reports
@@ -39,6 +51,7 @@ def audit(
         own = "a factory of your own, --model package.module:factory, with --trained."
         raise InputError(f"model: name a model folder, exhume audit FOLDER, or {own}")
     settings = Settings.told(model=model, **options)
+    asked = _limits(settings, fail_over, truth)
     opened = _opened(settings)
     console, limit = _console(), settings.time_limit
     _say_opened(console, settings, opened)
@@ -65,6 +78,22 @@ def audit(
         f"{result['residual']:.1e}, {result['seconds']:.1f} s. {result['sentence']}"
     )
     console.print(f"report: {reports.write(out)}", markup=False)
+    if asked is not None:
+        score_run(out, truth, settings.model if settings.trained else None)
+        reports.write(out)
+        judge(out, asked)
+
+
+def _limits(settings: Settings, words: str | None, truth: Path | None) -> tuple[Limit, ...] | None:
+    """Return what may come back; refuse, before any time is spent, what could not be scored."""
+    if words is None:
+        if truth is not None:
+            raise InputError("truth: an audit does without; score the run, or give --fail-over.")
+        return None
+    file = truth or (None if settings.trained else Path(settings.model or "") / TRUTH)
+    if file is None or not file.is_file():
+        raise InputError(f"fail_over: needs the training data ({file}); name it with --truth.")
+    return limits(words)
 
 
 def _opened(settings: Settings) -> Opened:

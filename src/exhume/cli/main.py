@@ -4,50 +4,67 @@ import inspect
 import itertools
 import re
 import sys
+import traceback
+from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
-from exhume.cli.audit import audit
-from exhume.cli.bound import bound
-from exhume.cli.demo import demo
-from exhume.cli.identify import identify
-from exhume.cli.law import law
-from exhume.cli.reproduce import reproduce
-from exhume.cli.score import report, score
-from exhume.cli.victim import victim
 from exhume.errors import InputError
+from exhume.version import VERSION
 
-COMMANDS = (victim, audit, score, report, identify, bound, law, reproduce, demo)
+# Commands, and the file of each: only that of the command at hand is imported
+COMMANDS = {
+    "victim": "victim",
+    "audit": "audit",
+    "score": "score",
+    "gate": "gate",
+    "report": "score",
+    "identify": "identify",
+    "bound": "bound",
+    "law": "law",
+    "reproduce": "reproduce",
+    "demo": "demo",
+}
 
 # Options that may be written as numbers with commas between them
 LISTS = ("--input_shape", "--range", "--mean", "--std", "--widths", "--labels")
 # Options whose word may be left out
-BARE = {"audit": "--model", "identify": "--model", "bound": "--model", "reproduce": "--name"}
+BARE = dict.fromkeys(("audit", "identify", "bound"), "--model")
+BARE |= {"gate": "--run", "reproduce": "--name"}
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command that the words name; those of the shell if None are given."""
+    words = sys.argv[1:] if arguments is None else arguments
+    if words == ["--version"]:  # at once, without torch
+        print(f"exhume {VERSION}")
+        raise SystemExit(0)
     from jsonargparse import auto_cli, set_parsing_settings
 
-    from exhume import __version__
-
     set_parsing_settings(instantiate_subclass_spec_in_any=False)
-    words = plain(sys.argv[1:] if arguments is None else arguments)
-    commands: dict[str, Any] = {command.__name__: command for command in COMMANDS}
-    if words and words[0] in commands:  # a parser of all would take four times as long to build
-        commands = {words[0]: commands[words[0]]}
-    else:
-        from exhume.experiments import benchmarks
-
-        about = "Measurements, each printed with the hardware."
-        commands["bench"] = {"_help": about, **benchmarks.COMMANDS}
     try:
-        auto_cli(commands, args=words, prog="exhume", version=__version__)
+        commands: dict[str, Any] = dict(_named(words))
+        if len(commands) > 1:
+            from exhume.experiments import benchmarks
+
+            about = "Measurements, each printed with the hardware."
+            commands["bench"] = {"_help": about, **benchmarks.COMMANDS}
+        auto_cli(commands, args=plain(words), prog="exhume", version=VERSION)
     except InputError as error:
         print(f"exhume: {error}", file=sys.stderr)
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         raise SystemExit(130) from None
+    except Exception:  # Python would end with 1, which is the gate's word for a model that leaks
+        traceback.print_exc()
+        raise SystemExit(2) from None
+
+
+def _named(words: list[str]) -> dict[str, Callable[..., None]]:
+    """Return the command that the first word names, or all: their parser takes far longer."""
+    names = words[:1] if words and words[0] in COMMANDS else list(COMMANDS)
+    return {name: getattr(import_module(f"exhume.cli.{COMMANDS[name]}"), name) for name in names}
 
 
 def plain(words: list[str]) -> list[str]:
@@ -59,7 +76,8 @@ def plain(words: list[str]) -> list[str]:
         >>> plain(["audit", "a-b", "--resume", "--time-limit=3-4", "--range", "-1,1"])
         ['audit', '--model', 'a-b', '--resume=true', '--time_limit=3-4', '--range', '[-1,1]']
     """
-    signatures = (inspect.signature(function).parameters.values() for function in COMMANDS)
+    commands = _named(words).values()
+    signatures = (inspect.signature(function).parameters.values() for function in commands)
     known = (option for options in signatures for option in options)
     flags = {f"--{option.name}" for option in known if option.annotation in (bool, bool | None)}
     result: list[str] = []

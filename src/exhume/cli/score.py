@@ -1,18 +1,25 @@
 """`exhume score` and `exhume report`: what a run is worth, and the page that says so."""
 
 from pathlib import Path
+from typing import Any
 
 from exhume.auditing import evidence
 from exhume.auditing.folder import RunFolder
 from exhume.cli.console import console as _console
 from exhume.cli.console import table
+from exhume.cli.gate import judge
+from exhume.evaluate.gate import limits
 from exhume.evaluate.runs import score_run
 
 FIGURES = ("recovered", "exact", "recall", "precision", "error", "cosine", "psnr", "ssim")
 
 
 def score(
-    run: Path, truth: Path | None = None, model: str | None = None, held_out: Path | None = None
+    run: Path,
+    truth: Path | None = None,
+    model: str | None = None,
+    held_out: Path | None = None,
+    fail_over: str | None = None,
 ) -> None:
     """Compare a run with the training data: matches, errors, chance; floors and angles.
 
@@ -21,11 +28,21 @@ def score(
         truth: the training data; truth.safetensors in the model's folder if left out.
         model: the factory of a model of your own, once more; without it there are no floors.
         held_out: images that the model never saw, in a file as the truth; drawn if left out.
+        fail_over: end with exit code 1 if more came back, such as recognisable=0.05; see
+            `exhume gate`.
     """
     from exhume import report as reports
 
+    asked = None if fail_over is None else limits(fail_over)
     record = score_run(run, truth, model, held_out)
     reports.write(run)
+    _say(run, record)
+    if asked is not None:
+        judge(run, asked)
+
+
+def _say(run: Path, record: dict[str, Any]) -> None:
+    """Print what a run is worth."""
     sides = record["score"], record["chance"]["neighbour"] or {}
     rows = [
         [word, *("" if (x := side.get(word)) is None else f"{x:.4g}" for side in sides)]

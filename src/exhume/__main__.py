@@ -1,4 +1,4 @@
-"""`python -m exhume.cli`."""
+"""`python -m exhume`."""
 
 from exhume.cli.main import main
 

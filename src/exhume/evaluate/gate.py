@@ -1,0 +1,89 @@
+"""A gate for releases: how much of the training data may come back before a model is held."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from exhume.checks import number, one_of
+from exhume.errors import InputError
+from exhume.solvers import Outcome
+from exhume.wording import percent
+
+# Grades of what came back, the strictest first; each counts the samples of those before it, too
+GRADES = ("exact", "recovered", "recognisable")
+# Ends of a search after which nothing found is no finding: it was cut off, or blew up
+CUT = (Outcome.BUDGET.value, Outcome.DIVERGED.value)
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A limit is the largest share of the training samples that may come back with a grade."""
+
+    grade: str
+    share: float
+
+    def found(self, score: Mapping[str, Any]) -> float:
+        """Return the share that came back, of the `score` in score.json."""
+        share = score.get(self.grade)
+        if share is None:
+            here = ", ".join(word for word in GRADES if score.get(word) is not None)
+            raise InputError(
+                f"fail_over: this score does not say how many samples are {self.grade}, only "
+                f"{here}; score the run again, or name one of these."
+            )
+        return number(f"{self.grade} in the score", share, least=0)
+
+    def sentence(self, score: Mapping[str, Any]) -> str:
+        """Say what came back and what may."""
+        found, total = self.found(score), int(score["samples"])
+        came = f"{round(found * total)} of {total} training samples came back {self.grade}"
+        word = "over" if found > self.share else "within"
+        return f"{came} ({percent(found)}), {word} the limit of {percent(self.share)}"
+
+
+def limits(words: str) -> tuple[Limit, ...]:
+    """Read limits as people write them, such as `recognisable=0.05,exact=0`.
+
+    Example:
+        >>> limits("recovered=0.05")
+        (Limit(grade='recovered', share=0.05),)
+        >>> limits("recovered")
+        Traceback (most recent call last):
+        exhume.errors.InputError: fail_over: expected a grade and a share, such as
+        recognisable=0.05, got 'recovered'.
+    """
+    found = []
+    for word in words.split(","):
+        grade, equals, share = (part.strip() for part in word.partition("="))
+        try:
+            value = float(share) if equals else None
+        except ValueError:
+            value = None
+        if value is None or not 0 <= value <= 1:
+            raise InputError(
+                f"fail_over: expected a grade and a share, such as recognisable=0.05, got {word!r}."
+            )
+        found.append(Limit(one_of("fail_over", grade, GRADES), value))
+    return tuple(found)
+
+
+def over(
+    asked: tuple[Limit, ...],
+    result: Mapping[str, Any],
+    scored: Mapping[str, Any],
+    anyway: bool = False,
+) -> bool:
+    """Tell whether more came back than some limit allows; what is in result.json and score.json.
+
+    A search that was cut off and found little has shown nothing, which is an error, unless that is
+    to count `anyway`.
+    """
+    score = scored["score"]
+    if any(limit.found(score) > limit.share for limit in asked):
+        return True
+    if result["outcome"] in CUT and not anyway:
+        raise InputError(
+            f"gate: the search did not end ({result['outcome']}), so that little came back shows "
+            "nothing; give the audit a larger limit, or give --anyway."
+        )
+    return False

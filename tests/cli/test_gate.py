@@ -1,0 +1,113 @@
+"""The gate: three exit codes, for a run that was scored, and as an option of audit and score."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from commands import exhume_, names
+from exhume import data
+from exhume.auditing.folder import RESULT, SCORE
+from exhume.models.folder import TRUTH
+
+Capture = pytest.CaptureFixture[str]
+ALL, NONE = "recovered=1,exact=1", "recovered=0.5,exact=1"
+
+
+def code(*words: object) -> int:
+    """The exit code of a command."""
+    try:
+        exhume_(*words)
+    except SystemExit as end:
+        return int(str(end.code))
+    return 0
+
+
+@pytest.fixture
+def scored(workshop: Path, tmp_path: Path) -> Path:
+    """A run in which everything came back, with its score."""
+    shutil.copytree(workshop / "run", tmp_path / "run")
+    exhume_("score", tmp_path / "run", "--truth", workshop / "model" / TRUTH)
+    return tmp_path / "run"
+
+
+def changed(file: Path, **changes: object) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def test_three_exit_codes(scored: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(scored.parent)  # a run is called run unless another name is given
+    assert code("gate", "--fail-over", ALL) == 0
+    assert "4 of 4 training samples came back exact" in (said := capsys.readouterr().out)
+    assert "gate: within the limit" in said
+    assert code("gate", scored, f"--fail-over={NONE}") == 1
+    assert "over the limit of 50" in (said := capsys.readouterr().out) and "gate: over" in said
+    (scored / SCORE).unlink()
+    assert code("gate", scored, "--fail-over", ALL) == 2
+    assert "exhume score RUN" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "--fail-over recognisable=0.05"),
+        (("--fail-over", "recovered"), "expected a grade and a share"),
+        (("--fail-over", "recovered=2"), "expected a grade and a share"),
+        (("--fail-over", "recovered=nan"), "expected a grade and a share"),
+        (("--fail-over", "leaked=0.1"), "expected one of exact, recovered, recognisable"),
+    ],
+)
+def test_what_the_gate_cannot_be_asked(
+    words: tuple[str, ...], said: str, scored: Path, capsys: Capture
+) -> None:
+    assert code("gate", scored, *words) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_score_without_the_grade_cannot_be_judged(scored: Path, capsys: Capture) -> None:
+    file = scored / SCORE
+    record = json.loads(file.read_text())
+    changed(file, score=record["score"] | {"recognisable": None})
+    assert code("gate", scored, "--fail-over", "recognisable=1") == 2
+    assert "score the run again" in capsys.readouterr().err
+
+
+def test_a_search_that_was_cut_off_does_not_pass(scored: Path, capsys: Capture) -> None:
+    record = json.loads((scored / SCORE).read_text())
+    changed(scored / SCORE, score=record["score"] | {"recovered": 0.0, "exact": 0.0})
+    changed(scored / RESULT, outcome="budget")
+    assert code("gate", scored, "--fail-over", "recovered=0.1") == 2
+    assert "shows nothing" in capsys.readouterr().err.replace("\n", " ")
+    assert code("gate", scored, "--fail-over", "recovered=0.1", "--anyway") == 0
+    assert "caution: The search did not converge" in capsys.readouterr().out
+
+
+def test_a_defect_is_not_a_leak(scored: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr("exhume.cli.gate.judge", broken)
+    assert code("gate", scored, "--fail-over", ALL) == 2
+
+
+def test_the_gate_of_score(workshop: Path, scored: Path) -> None:
+    truth = ("--truth", workshop / "model" / TRUTH)
+    assert code("score", scored, *truth, "--fail-over", ALL) == 0
+    assert code("score", scored, *truth, "--fail-over", NONE) == 1
+    before = (scored / SCORE).read_bytes()
+    assert code("score", scored, *truth, "--fail-over", "recovered") == 2
+    assert (scored / SCORE).read_bytes() == before
+
+
+def test_the_gate_of_audit(workshop: Path, tmp_path: Path, capsys: Capture) -> None:
+    run, words = tmp_path / "run", ("audit", workshop / "model", "--samples", 4, "--device", "cpu")
+    assert code(*words, "--out", run, "--fail-over", NONE) == 1
+    assert SCORE in names(run)
+    assert code(*words, "--out", tmp_path / "a", "--fail-over", ALL, "--truth", "none") == 2
+    assert "--truth" in capsys.readouterr().err
+    assert code(*words, "--out", tmp_path / "b", "--truth", workshop / "model" / TRUTH) == 2
+    assert not (tmp_path / "a").exists() and not (tmp_path / "b").exists()  # nothing was begun
+    data.save(data.sphere(20, 4, seed=7), tmp_path / "other.safetensors")
+    other = ("--truth", tmp_path / "other.safetensors", "--fail-over", NONE)
+    assert code(*words, "--out", tmp_path / "c", *other) == 0
