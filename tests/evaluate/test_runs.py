@@ -1,6 +1,7 @@
 """Scores of whole run folders, of each kind of model."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,17 @@ def test_a_score_of_images_counts_what_can_be_recognised(tmp_path: Path) -> None
     datasets.save(others, tmp_path / "held-out")
     again = scored(tmp_path / "other", known, 2 * found, held_out=tmp_path / "held-out")
     assert again["recognised"] == record["recognised"]
+
+
+def test_a_set_that_happens_to_be_called_digits(tmp_path: Path) -> None:
+    pixels = datasets.load("digits", 4, normalise=False).images()
+    for name, images in (("theirs", pixels), ("own", pixels.flip(2))):
+        known = datasets.from_arrays(images, torch.eye(4), name="digits")
+        known = replace(known, shape=(1, 8, 8))  # with a channel, as a network takes them
+        (tmp_path / name).mkdir()
+        record = scored(tmp_path / name, known, known.inputs)
+        assert record["score"]["exact"] == 1
+        assert (record["recognised"]["control"] is None) == (name == "own")
 
 
 def test_pairs_have_their_sign_set_right_and_none_is_nan(tmp_path: Path) -> None:

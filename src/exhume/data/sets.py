@@ -175,13 +175,14 @@ def held_out(
     )
     members = {label: iter(free[labels[free] == label]) for label in np.unique(labels[rows])}
     turns = np.arange(count) % known.samples
-    drawn = [(next(members[labels[rows[turn]]], -1), turn) for turn in turns]
-    kept = np.array([pair for pair in drawn if pair[0] >= 0], np.int64).reshape(-1, 2)
+    places = [(next(members[labels[rows[turn]]], -1), turn) for turn in turns]
+    kept = np.array([pair for pair in places if pair[0] >= 0], np.int64).reshape(-1, 2)
     if not len(kept):
         raise InputError(f"{known.name} has no other images with the labels of this set")
     pixels, targets = source.pixels(kept[:, 0]), known.targets[torch.from_numpy(kept[:, 1])]
     rescaled = known.transform.norms is not None
-    return _prepare(pixels, targets.cpu().numpy(), known.transform, rescaled, known.name)
+    drawn = _prepare(pixels, targets.cpu().numpy(), known.transform, rescaled, known.name)
+    return replace(drawn, shape=known.shape)  # a user's images may have a channel of their own
 
 
 def _look_up(source: Source, pixels: NDArray[np.float64], name: str) -> tuple[Rows, Rows]:
