@@ -15,6 +15,7 @@ from exhume.cli import main
 REPORT = "report.html"
 FINISHED = {CONFIG, EVENTS, CANDIDATES, RESULT}
 AUDITED = FINISHED | {REPORT}
+PASSING = ("seconds", "started", "inputs")  # what differs between runs in different folders
 
 
 def exhume_(*words: object) -> None:
@@ -61,9 +62,7 @@ def events_of(run: Path) -> list[dict[str, Any]]:
 def same(a: Path, b: Path) -> bool:
     """Whether two runs found the same, to the last bit, at the same cost."""
     one, other = load_file(a / CANDIDATES), load_file(b / CANDIDATES)
-    left, right = (
-        {k: v for k, v in result_of(r).items() if k not in ("seconds", "started")} for r in (a, b)
-    )
+    left, right = ({k: v for k, v in result_of(r).items() if k not in PASSING} for r in (a, b))
     return left == right and all(torch.equal(one[name], other[name]) for name in one)
 
 

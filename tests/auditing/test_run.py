@@ -42,7 +42,7 @@ def test_a_run_folder_holds_all_that_a_report_needs(workshop: Path) -> None:
     assert torch.allclose(found["samples"].norm(dim=1), torch.tensor(20.0).sqrt().double())
 
     result = result_of(run)
-    network = {"parameters", "point", "premise", "rank", "prepared", "recipe", "target"}
+    network = {"parameters", "point", "premise", "rank", "prepared", "recipe", "target", "inputs"}
     assert result.keys() == runs.result_of(4, (20,)).keys() | network
     assert (result["schema"], result["seed"], result["method"]) == (1, 0, "exhume")
     assert (result["outcome"], result["candidates"], result["samples_given"]) == ("converged", 4, 4)

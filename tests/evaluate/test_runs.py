@@ -133,8 +133,8 @@ def test_a_score_of_images_counts_what_can_be_recognised(tmp_path: Path) -> None
 
 def test_a_set_that_happens_to_be_called_digits(tmp_path: Path) -> None:
     pixels = datasets.load("digits", 4, normalise=False).images()
-    for name, images in (("theirs", pixels), ("own", pixels.flip(2))):
-        known = datasets.from_arrays(images, torch.eye(4), name="digits")
+    for name, rows in (("theirs", pixels), ("own", pixels.flip(2))):
+        known = datasets.from_arrays(rows, torch.eye(4), name="digits")
         known = replace(known, shape=(1, 8, 8))  # with a channel, as a network takes them
         (tmp_path / name).mkdir()
         record = scored(tmp_path / name, known, known.inputs)

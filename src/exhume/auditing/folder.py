@@ -211,8 +211,7 @@ class RunFolder:
 
     def begin(self, settings: Settings) -> None:
         """Write the settings, and no events yet."""
-        config = yaml.safe_dump(asdict(settings), sort_keys=False)
-        write_private(self.path / CONFIG, config.encode())
+        write_private(self.path / CONFIG, config_of(settings))
         write_private(self.path / EVENTS, b"")
 
     def discard(self) -> None:
@@ -302,6 +301,11 @@ def _read_checkpoint(file: Path) -> Checkpoint:
         return Checkpoint(tensors, record["progress"], float(record["seconds"]), str(file))
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise InputError(f"{file}: is damaged ({error}); start again in another folder.") from error
+
+
+def config_of(settings: Settings) -> bytes:
+    """Return what config.yaml holds."""
+    return yaml.safe_dump(asdict(settings), sort_keys=False).encode()
 
 
 def read_run(path: Path) -> RunFolder:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,14 @@ import torch
 from torch import Tensor
 
 from exhume.auditing import evidence
-from exhume.auditing.folder import SCHEMA, RunFolder
+from exhume.auditing.folder import CONFIG, SCHEMA, RunFolder, config_of
 from exhume.auditing.settings import Settings
 from exhume.device import device_name
 from exhume.equation.problem import Premise
 from exhume.errors import InputError
 from exhume.methods import Reconstruction, reconstruct
 from exhume.methods.progress import Method, Progress
+from exhume.models.inputs import Input
 from exhume.models.opening import Opened
 from exhume.version import VERSION
 
@@ -145,6 +147,7 @@ def _result(settings: Settings, opened: Opened, found: Reconstruction) -> dict[s
     problem, count = opened.problem, len(found.samples)
     started = datetime.fromtimestamp(time.time() - found.seconds, UTC)
     threat_model = asdict(problem.threat_model)
+    settled = Input("settings", CONFIG, sha256(config_of(settings)).hexdigest())
     if settings.samples is not None:
         threat_model["knows"] = (*threat_model["knows"], "the number of samples")
     return {
@@ -184,4 +187,5 @@ def _result(settings: Settings, opened: Opened, found: Reconstruction) -> dict[s
         "display": asdict(problem.display) if problem.display else None,
         "claims": evidence.claims(problem, found),
         "limits": evidence.limits(problem, found),
+        "inputs": [asdict(entry) for entry in (settled, *opened.inputs)],
     }

@@ -1,6 +1,6 @@
 """Scoring a run folder against the truth: the only step that reads both."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from exhume import data
 from exhume.auditing.evidence import by_recognition, counts, ratio, verdict
-from exhume.auditing.folder import MATCHED, RESULT, SCORE, RunFolder
+from exhume.auditing.folder import CANDIDATES, MATCHED, RESULT, SCORE, RunFolder
 from exhume.auditing.settings import Settings
 from exhume.equation.problem import Premise, Problem
 from exhume.errors import InputError
@@ -17,6 +17,7 @@ from exhume.evaluate.controls import chance
 from exhume.evaluate.recognition import Recognised, are_images, recognised
 from exhume.evaluate.scoring import pictures, score
 from exhume.models.folder import TRUTH
+from exhume.models.inputs import inputs
 from exhume.models.opening import open_model
 from exhume.search.subspace import estimate
 
@@ -48,8 +49,11 @@ def score_run(
         theirs = f"but the candidates of {run} have {samples.shape[1]}; is it of another model?"
         raise InputError(f"{truth}: holds samples of dimension {known.dim}, {theirs}")
     found = score(samples, known)
+    others = {"truth": truth, "held out": held_out}
+    files = {"result": run / RESULT, "candidates": run / CANDIDATES} | others
     record: dict[str, Any] = {
         "data": known.name,
+        "inputs": [asdict(entry) for entry in inputs(files)],
         "score": found.to_dict(),
         "chance": chance(known, len(samples), seed=result["seed"]).to_dict(),
     }

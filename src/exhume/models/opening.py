@@ -12,11 +12,13 @@ from exhume.equation.domain import Box, Domain
 from exhume.equation.problem import Premise, Problem, ThreatModel
 from exhume.errors import InputError, listed
 from exhume.features.network import Network, Weights, moved
+from exhume.features.weights import Mapped
 from exhume.models import formulation
 from exhume.models.card import DataCard
 from exhume.models.factory import load_factory
-from exhume.models.folder import is_network, read_model, read_network
+from exhume.models.folder import CARD, INITIAL, TRAINED, is_network, read_model, read_network
 from exhume.models.formulation import DRIFT, LAZY, POINT, Known, Told, needed, premise_named
+from exhume.models.inputs import Input, inputs
 from exhume.models.prepare import Prepared, prepare
 from exhume.models.state import ZERO_HEAD, Saved, StateOrFile, check_pair
 
@@ -78,6 +80,7 @@ class Opened:
     warnings: tuple[str, ...] = ()  # what weakens the attack's premise, and what the weights lack
     derivative_error: float | None = None  # from finite differences, where it was checked
     target: str | None = None  # of margin and decay: weights, or their change; None for the others
+    inputs: tuple[Input, ...] = ()  # what it was made of, by SHA-256
 
 
 def open_model(
@@ -117,7 +120,25 @@ def open_model(
     if problem.premise.weights_alone:
         opened = replace(opened, target="weights" if problem.start is None else "change")
     doubts = formulation.doubts(problem, samples)
-    return replace(opened, warnings=(*opened.warnings, *doubts))
+    known = _inputs(source, problem) if check else ()
+    return replace(opened, warnings=(*opened.warnings, *doubts), inputs=known)
+
+
+def _inputs(source: Source, problem: Problem) -> tuple[Input, ...]:
+    """Return what a problem was made of; the settings have the data card and the recipe."""
+    folder, given = source.folder(), dict[str, object]()
+    if folder is not None:
+        for role, name in (("card", CARD), ("trained", TRAINED), ("initial", INITIAL)):
+            given[role] = folder / name if (folder / name).is_file() else None
+        weights = getattr(problem.features, "weights", None)
+        given["first layer"] = weights.path if isinstance(weights, Mapped) else None
+    else:
+        given["model"] = source.model if isinstance(source.model, str) else None
+        for role, part in (("trained", source.trained), ("initial", source.initial)):
+            given[role] = part if part is None or isinstance(part, Mapping) else Path(part)
+    unread = problem.premise.weights_alone and problem.start is None
+    given["initial"] = None if unread or source.zero_head else given["initial"]
+    return inputs(given | {"public": source.known.public})
 
 
 def open_network(source: Source) -> tuple[Network, str | None] | None:

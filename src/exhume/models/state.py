@@ -85,10 +85,29 @@ def read_state(path: Path) -> StateDict:
     return {name: tensor.detach() for name, tensor in state.items()}
 
 
+def state_files(path: Path) -> list[Path]:
+    """Return the files that `read_state` reads for a path: itself, or those of a folder."""
+    if not path.is_dir():
+        return [path]
+    if (path / WHOLE).is_file():
+        return [path / WHOLE]
+    return [path / INDEX, *(path / file for file in sorted(set(_shards(path).values())))]
+
+
 def _read_folder(folder: Path) -> StateDict:
     """Return the tensors of a folder as Hugging Face writes it."""
     if (folder / WHOLE).is_file():
         return read_tensors(folder / WHOLE)
+    shards, state = _shards(folder), StateDict()
+    for file in sorted(set(shards.values())):
+        names = tuple(name for name in shards if shards[name] == file)
+        found = read_tensors(folder / file, names)
+        state |= {name: found[name] for name in names}
+    return state
+
+
+def _shards(folder: Path) -> dict[str, str]:
+    """Return the file of each tensor, by the index of a folder."""
     index = folder / INDEX
     if not index.is_file():
         raise InputError(f"{folder}: holds neither {WHOLE} nor {INDEX}; name the file itself.")
@@ -96,14 +115,9 @@ def _read_folder(folder: Path) -> StateDict:
     shards = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(shards, dict) or not all(isinstance(x, str) for x in shards.values()):
         raise InputError(f"{index}: is damaged; expected a 'weight_map' from names to files.")
-    state: StateDict = {}
-    for file in sorted(set(shards.values())):
-        if Path(file).name != file:
-            raise InputError(f"{index}: names {file!r}, which is not a file of this folder.")
-        names = tuple(name for name in shards if shards[name] == file)
-        found = read_tensors(folder / file, names)
-        state |= {name: found[name] for name in names}
-    return state
+    if outside := [file for file in shards.values() if Path(file).name != file]:
+        raise InputError(f"{index}: names {outside[0]!r}, which is not a file of this folder.")
+    return shards
 
 
 def _load(path: Path) -> Any:

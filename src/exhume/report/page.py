@@ -4,6 +4,7 @@
 the settings of the run.
 """
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path, PurePosixPath, PureWindowsPath
@@ -88,11 +89,20 @@ def write(run: Path, redact: bool = False) -> Path:
             else None,
             level=evidence.LEVEL,
             rows=ROWS,
+            inputs=inputs(result, extras),
             grade=grade,
         )
     )
     name = "report-redacted.html" if redact else "report.html"
     return write_private(folder.path / name, page.encode())
+
+
+def inputs(result: Mapping[str, Any], scored: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Return role, file and SHA-256 of what an audit and its score were given."""
+    lists = (record.get("inputs") for record in (result, scored))
+    entries = [_mapping(entry) for found in lists if isinstance(found, list) for entry in found]
+    words = ((entry.get(key) for key in ("role", "file", "sha256")) for entry in entries)
+    return [(str(role), str(file or ""), str(digest)) for role, file, digest in words]
 
 
 def redacted(run: RunFolder) -> str:
