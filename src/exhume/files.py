@@ -143,14 +143,14 @@ def digest_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def read_text(path: Path) -> str:
+def read_text(path: Path, kind: str = "text") -> str:
     """Return the text of a file that is not too long to be read as a whole."""
     if (size := regular(path).stat().st_size) > LONGEST:
         raise InputError(f"{path}: has {size:,} bytes; expected {LONGEST:,} at most.")
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read as text ({error}).") from error
+        raise InputError(f"{path}: cannot be read as {kind} ({error}).") from error
 
 
 def write_tensors(
@@ -198,7 +198,7 @@ def write_json(path: Path, value: Any) -> None:
 
 def read_json(path: Path) -> Any:
     """Return what a JSON file holds; an error names the file."""
-    text = read_text(path)
+    text = read_text(path, "JSON")
     try:
         return _shallow(json.loads(text))
     except (ValueError, RecursionError) as error:
@@ -217,7 +217,7 @@ class _Plain(yaml.SafeLoader):
 
 def read_yaml(path: Path) -> Any:
     """Return what a YAML file holds; an error names the file."""
-    text = read_text(path)
+    text = read_text(path, "YAML")
     try:
         return _shallow(yaml.load(text, _Plain))
     except Exception as error:  # a damaged file can break the reader anywhere

@@ -1,6 +1,7 @@
 """Numbers as a reader likes them; what is missing or not finite never raises."""
 
 import math
+import sys
 from datetime import datetime
 
 NO_BREAK = "\N{NO-BREAK SPACE}"
@@ -14,9 +15,9 @@ def finite(value: object) -> float | None:
         >>> finite(2), finite(float("nan")), finite("2"), finite(None)
         (2.0, None, None, None)
     """
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value)
+    return float(value) if abs(value) <= sys.float_info.max else None
 
 
 def power_of_ten(exponent: int) -> str:

@@ -155,12 +155,12 @@ def test_what_is_missing_is_said_to_be_missing(tmp_path: Path) -> None:
 
 def test_hostile_strings_are_shown_not_run(tmp_path: Path) -> None:
     run = run_of(tmp_path / "run", faces(2), scored=False)
-    keys = "sentence method device device_name started exhume outcome parameters point rank"
+    keys = "sentence method device device_name started exhume outcome parameters point"
     words: dict[str, Any] = dict.fromkeys(keys.split(), HOSTILE)
     words["problem"] = dict.fromkeys(("name", "domain"), HOSTILE)
     words |= {"claims": [HOSTILE], "limits": [HOSTILE], "versions": {HOSTILE: HOSTILE}}
     words["threat_model"] = {"knows": [HOSTILE], "assumes": [HOSTILE]}
-    words["prepared"] = {"changes": [HOSTILE], "warnings": HOSTILE, "derivative_error": HOSTILE}
+    words["prepared"] = {"changes": [HOSTILE], "warnings": [HOSTILE]}
     edit(run, "result.json", **words)
     (run / "config.yaml").write_text(f"</pre>{HOSTILE}")
     line = json.dumps({"seconds": 1, "residual": 0.1, "candidates": HOSTILE, "phase": HOSTILE})
@@ -349,7 +349,7 @@ def test_a_network_with_parts_missing_or_damaged(tmp_path: Path) -> None:
 FIRST, AGAIN = "does not exist: run exhume audit first", "(?i)run exhume {} again"
 FILES = ("result.json", "config.yaml", "candidates.safetensors")
 OTHER = json.dumps(result_of(2, (3,), schema=2))
-RESULTS = {"{": "not JSON", "[]": "JSON object", "{}": "has no exhume", OTHER: "schema 2"}
+RESULTS = {"{": "as JSON", "[]": "JSON object", "{}": "has no exhume", OTHER: "schema 2"}
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ matched.safetensors. While it is written to, a lock in it says by whom.
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -21,15 +22,21 @@ from safetensors.torch import save as serialise
 from torch import Tensor
 
 from exhume import files
+from exhume.auditing import forms
 from exhume.auditing.settings import Settings
+from exhume.checks import shaped
 from exhume.errors import InputError
 from exhume.files import (
     LOCK,
     dense,
     finite,
     private_folder,
+    read_json,
     read_metadata,
     read_tensors,
+    read_text,
+    read_yaml,
+    regular,
     write_json,
     write_private,
     write_tensors,
@@ -45,17 +52,7 @@ SCORE, MATCHED = "score.json", "matched.safetensors"
 
 SCHEMA = 1  # The version of result.json that is written; another one cannot be read
 
-IN_RESULT = """
-    exhume versions device device_name seed method started seconds outcome sentence residual
-    candidates samples_given steps products problem threat_model display claims limits
-"""
-IN_PROBLEM = "name dim width outputs shape ratio domain"
-IN_SCORE = """
-    samples candidates thresholds recovered exact error signed_error cosine psnr ssim
-    recall precision flips rows
-"""
-IN_ROW = "sample candidate error signed_error cosine psnr ssim"
-IN_RECOGNISED = "samples ssim cosine80 cosine90 p_value ssims cosines control"
+EVENT = {"seconds": float, "phase?": str}  # what a line of the events must hold
 
 AUDIT, SCORING = "exhume audit", "exhume score"  # The commands that write the files
 
@@ -72,37 +69,33 @@ class RunFolder:
     def result(self) -> dict[str, Any]:
         """What result.json holds."""
         file = self.path / RESULT
-        result = _record(file, IN_RESULT, AUDIT)
-        if (schema := result.get("schema")) != SCHEMA:
+        result = _record(file, {}, AUDIT)
+        if (schema := result.get("schema", SCHEMA)) != SCHEMA:
             raise InputError(f"{file} has schema {schema}, expected {SCHEMA}: run {AUDIT} again")
-        _check_keys(result["problem"], IN_PROBLEM, f"the problem in {file}")
-        return result
+        found: dict[str, Any] = shaped(str(file), result, forms.RESULT | {"schema": int})
+        return found
 
     @cached_property
     def config(self) -> str:
         """The text of config.yaml."""
-        return _text(self.path / CONFIG, AUDIT)
+        with _made_by(AUDIT, self.path / CONFIG) as file:
+            return read_text(file)
 
     @cached_property
     def settings(self) -> Settings:
         """What the audit was asked for."""
-        file = self.path / CONFIG
-        try:
-            config = yaml.safe_load(self.config)
-            if not isinstance(config, dict) or "model" not in config:
-                raise ValueError("it names no model")
-        except (ValueError, yaml.YAMLError) as error:
-            raise InputError(f"{file} cannot be used ({error}): run {AUDIT} again") from error
-        return Settings.of(config, str(file))
+        with _made_by(AUDIT, self.path / CONFIG) as file:
+            config = shaped(str(file), read_yaml(file), {"model": str | None})
+            return Settings.of(config, str(file))
 
     @cached_property
     def events(self) -> list[dict[str, Any]]:
         """The whole lines of events.jsonl; a crash may have cut the last one."""
         file, events = self.path / EVENTS, []
-        for line in file.read_bytes().splitlines() if file.exists() else []:
-            with suppress(ValueError):
-                events.append(json.loads(line))
-        return [event for event in events if isinstance(event, dict)]
+        for line in regular(file).read_bytes().splitlines() if file.exists() else []:
+            with suppress(ValueError, RecursionError):  # InputError too
+                events.append(shaped(EVENTS, json.loads(line), EVENT))
+        return events
 
     @cached_property
     def scored(self) -> dict[str, Any] | None:
@@ -110,23 +103,14 @@ class RunFolder:
         file = self.path / SCORE
         if not file.exists():
             return None
-        scored = _record(file, "score chance", SCORING)
-        score = _check_keys(scored["score"], IN_SCORE, f"the score in {file}")
-        _check_keys(scored["chance"], "sphere neighbour", f"the chance level in {file}")
-        for row in score["rows"]:
-            _check_keys(row, IN_ROW, f"a row in {file}")
-        seen = scored.get("recognised")
-        while seen is not None:  # and its control
-            seen = _check_keys(seen, IN_RECOGNISED, f"recognised in {file}")["control"]
-        return scored
+        return _record(file, forms.SCORE, SCORING)
 
     @cached_property
     def card(self) -> dict[str, Any]:
         """The card.json of the model that was attacked; empty where that is not at hand."""
         try:
-            folder = Path(yaml.safe_load(self.config)["model"])
-            card = json.loads((folder / "card.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError, TypeError, LookupError, yaml.YAMLError):
+            card = read_json(Path(self.settings.model or "") / "card.json")
+        except InputError:
             return {}
         return card if isinstance(card, dict) else {}
 
@@ -138,7 +122,11 @@ class RunFolder:
     @cached_property
     def samples(self) -> Tensor:
         """The candidates, (n, d)."""
-        return self._tensors(CANDIDATES, ("samples",), AUDIT)[0]
+        (samples,) = self._tensors(CANDIDATES, ("samples",), AUDIT)
+        if samples.ndim != 2 or samples.shape[1] != math.prod(self.shape):
+            found = f"samples of shape {tuple(samples.shape)}, where {RESULT} says {self.shape}"
+            raise InputError(f"{self.path / CANDIDATES}: holds {found}; run {AUDIT} again.")
+        return samples
 
     @cached_property
     def sizes(self) -> Tensor:
@@ -172,12 +160,8 @@ class RunFolder:
         return [row["error"] for row in self.scored["score"]["rows"]] if self.scored else []
 
     def _tensors(self, name: str, names: tuple[str, ...], command: str) -> list[Tensor]:
-        if not (file := self.path / name).exists():
-            raise InputError(f"{file} does not exist: run {command} first")
-        try:
+        with _made_by(command, self.path / name) as file:
             tensors = read_tensors(file, names)
-        except InputError as error:
-            raise InputError(f"{error} Run {command} again.") from error
         return [tensors[word].double() for word in names]
 
     # Writing
@@ -249,8 +233,7 @@ class RunFolder:
         for leftover in self.path.glob(".*.????????"):  # from a kill while a file was written
             leftover.unlink()
         last = round(begun.seconds, 3) if begun else 0.0
-        timed = [event for event in self.events if isinstance(event.get("seconds"), int | float)]
-        kept = (json.dumps(event) + "\n" for event in timed if event["seconds"] <= last)
+        kept = (json.dumps(event) + "\n" for event in self.events if event["seconds"] <= last)
         write_private(self.path / EVENTS, "".join(kept).encode())
         return begun
 
@@ -315,27 +298,18 @@ def read_run(path: Path) -> RunFolder:
     return run
 
 
-def _text(file: Path, command: str) -> str:
+@contextmanager
+def _made_by(command: str, file: Path) -> Iterator[Path]:
+    """Say which command writes a file, in whatever is wrong with it."""
+    if not file.exists():
+        raise InputError(f"{file} does not exist: run {command} first")
     try:
-        return file.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise InputError(f"{file} does not exist: run {command} first") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{file} cannot be read ({error}): run {command} again") from error
+        yield file
+    except InputError as error:
+        raise InputError(f"{error} Run {command} again.") from error
 
 
-def _record(file: Path, keys: str, command: str) -> dict[str, Any]:
-    text = _text(file, command)
-    try:
-        record = json.loads(text)
-    except ValueError as error:
-        raise InputError(f"{file} is not JSON ({error}): run {command} again") from error
-    return _check_keys(record, keys, str(file))
-
-
-def _check_keys(record: object, keys: str, what: str) -> dict[str, Any]:
-    if not isinstance(record, dict):
-        raise InputError(f"{what} should be a JSON object, found a {type(record).__name__}")
-    if missing := [key for key in keys.split() if key not in record]:
-        raise InputError(f"{what} has no {', '.join(missing)}: was it written by another version?")
-    return record
+def _record(file: Path, form: dict[str, Any], command: str) -> dict[str, Any]:
+    with _made_by(command, file):
+        found: dict[str, Any] = shaped(str(file), read_json(file), form)
+    return found

@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 from torch import Tensor
 
+from exhume.checks import shaped
 from exhume.device import usable_device
 from exhume.equation.problem import Problem
 from exhume.errors import InputError
@@ -170,9 +171,13 @@ class Settings:
         card = config.get("card")
         told = None if card is None else DataCard.of(card, f"card in {source}")
         recipe, labels = config.get("recipe"), config.get("labels")
+        if labels is not None:
+            shaped(f"labels in {source}", labels, [int])
         made = None if recipe is None else Recipe.of(recipe, f"recipe in {source}")
         known = None if labels is None else tuple(labels)
-        return cls(**{**config, "card": told, "recipe": made, "labels": known})
+        found = cls(**{**config, "card": told, "recipe": made, "labels": known})
+        shaped(source, vars(found), get_type_hints(cls))
+        return found
 
     def located(self) -> "Settings":
         """Return the same with files named so that they are found from anywhere."""

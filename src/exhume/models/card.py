@@ -13,7 +13,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from exhume.checks import number, whole_number
+from exhume.checks import number, sizes, whole_number
 from exhume.equation.domain import Box, Domain, Sphere, SphereInBox
 from exhume.equation.pixels import Levels, Pixels
 from exhume.errors import InputError
@@ -46,10 +46,7 @@ class DataCard:
             if isinstance(value, list | tuple):  # one number for all channels is a number
                 single = word in ("mean", "std") and len(value) == 1
                 object.__setattr__(self, word, value[0] if single else tuple(value))
-        if not isinstance(self.shape, tuple) or not self.shape:
-            raise InputError(f"card: shape: expected sizes as in [3, 32, 32], got {self.shape!r}.")
-        for size in self.shape:
-            whole_number("card: shape", size)
+        sizes("card: shape", self.shape)
         channels = self.shape[0] if len(self.shape) == 3 else 1
         for word, above in (("mean", -math.inf), ("std", 0.0)):
             levels = _levels(getattr(self, word))

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from exhume.checks import one_of, whole_number
+from exhume.checks import one_of, sizes, whole_number
 from exhume.equation.pixels import Pixels
 from exhume.equation.problem import Premise, Problem, ThreatModel
 from exhume.errors import InputError
@@ -164,7 +164,7 @@ def _card_of(folder: Path) -> Iterator[None]:
         yield
     except InputError as error:
         raise InputError(f"{folder / CARD}: is damaged; {error}") from error
-    except (KeyError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise InputError(f"{folder / CARD}: is damaged; missing or malformed: {error}.") from error
 
 
@@ -238,9 +238,9 @@ def _display(card: dict[str, Any]) -> Pixels | None:
 def _read_random_features(folder: Path, card: dict[str, Any]) -> Problem:
     with _card_of(folder):
         width, dim, outputs = int(card["width"]), int(card["dim"]), int(card["outputs"])
-        shape = tuple(int(length) for length in card["shape"])
-        if min(width, dim, outputs, *shape) < 1:
-            raise ValueError("a size or shape that is too small")
+        shape = sizes("shape", card["shape"])
+        if min(width, dim, outputs) < 1:
+            raise ValueError("a size that is too small")
         name, display, first = str(card["activation"]), _display(card), dict(card["first"])
         source = one_of("first.source", first["source"], ("seed", "file", "map"))
         seed = whole_number("first.seed", first["seed"], 0) if source == "seed" else 0
