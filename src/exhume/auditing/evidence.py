@@ -14,11 +14,12 @@ from exhume.equation.problem import Premise, Problem
 from exhume.features.replay import TrainingRun
 from exhume.methods import Reconstruction
 from exhume.solvers import Outcome
+from exhume.theory.support import ENOUGH, Support, support
 from exhume.wording import finite, number, percent, plural
 
 Record = Mapping[str, Any]
 
-ENOUGH = 1.2  # With fewer equations for each unknown, a residual of zero may mean nothing
+LOOSE = 0.1  # A candidate that may be this far off, relative to its norm, is not determined
 # If the samples themselves leave this residual, no search for what they explain can be trusted
 NO_TRACE = 1e-2
 # The same for trained weights alone: kinks of ReLU leave up to a tenth where the premise holds
@@ -44,16 +45,19 @@ def ratio(problem: Problem, count: int, rank: int | None = None) -> float:
     return problem.target.numel() / max(1, (rank or problem.dim) * count)
 
 
-def claims(problem: Problem, found: Reconstruction) -> list[str]:
-    """List sentences that hold whatever the training data was."""
+def claims(problem: Problem, found: Reconstruction, rests: Support | None = None) -> list[str]:
+    """List sentences that hold whatever the training data was; the support is measured if None."""
+    rests = support(problem, found) if rests is None else rests
     count, left = len(found.samples), f"A relative residual of {found.residual:.1e} is left."
-    enough = ratio(problem, count, found.rank)
     within = "" if found.rank is None else f" in a subspace of dimension {found.rank}"
     said = [
         f"{count} candidates of dimension {problem.dim}{within} were fitted to "
-        f"{problem.target.numel():,} numbers: {enough:.2f} equations for each unknown."
+        f"{problem.target.numel():,} numbers: {rests.equations:,} independent equations beyond "
+        f"those that the coefficients take up, {rests.ratio:.2f} equations for each unknown."
     ]
-    if enough < ENOUGH:
+    loose = int((rests.slack >= LOOSE).sum())
+    explained = found.outcome is Outcome.CONVERGED and found.residual <= EXPLAINED
+    if not rests.enough:
         said.append(
             "That is too few: candidates that are not training samples could explain the weights "
             "as well. Nothing can be claimed of any candidate."
@@ -67,7 +71,13 @@ def claims(problem: Problem, found: Reconstruction) -> list[str]:
             "So no candidate can be called a training sample on the ground of the weights. A run "
             "with wrong bounds for the inputs shows how much of the result is owed to the bounds.",
         ]
-    elif found.outcome is Outcome.CONVERGED and found.residual <= EXPLAINED:
+    elif explained and loose:
+        said.append(
+            f"They explain the weights to a relative residual of {found.residual:.1e}, and so do "
+            f"others: {loose} of them may move by a tenth of their size or more, to first order, "
+            "and the weights stay explained. Nothing is claimed of any candidate."
+        )
+    elif explained:
         said.append(
             f"They explain the weights to a relative residual of {found.residual:.1e}. So many "
             "equations are not met by chance: either these are the training samples, up to what "

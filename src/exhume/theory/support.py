@@ -1,0 +1,243 @@
+"""What a fit that was found rests on: the equations that test it, and how far it could be off.
+
+Candidates that explain the weights are evidence of nothing if others do so as well. There are two
+ways for that: fewer equations than unknowns, and a direction in which candidates may move. Both are
+measured at the candidates, in float64; docs/theory.md has the count.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from exhume.equation.coefficients import factor
+from exhume.equation.objective import Fit, curvature, fitted, fitted_with, gauss_newton
+from exhume.equation.problem import SPHERE, Premise, Problem
+from exhume.features import NO_NORM, Features
+from exhume.features.replay import TrainingRun
+from exhume.methods import Reconstruction
+from exhume.solvers.levenberg_marquardt import FLAT, conjugate_gradients
+from exhume.theory.local import TOLERANCE
+
+ENOUGH = 1.2  # With fewer equations for each unknown, a residual of zero may mean nothing
+DENSE = 500  # unknowns up to which the matrix is made: under a second, and a sketch beyond
+ROWS = 1000  # most features whose independence is looked at: a second, for their eigenvalues
+ENTRIES = 2**26  # of these features, at most: half a gigabyte
+PRODUCTS = 400  # most, of a sketch; what is not solved by then is badly conditioned, or singular
+SOLVED = 1e-3  # relative: one free direction of a million would leave more of a random vector
+FREE = 1e-60  # share of the largest eigenvalue that stands for none: candidates may go anywhere
+ROUNDING = 1e-12  # shares of a Gram matrix in float64 below this are none
+NOTHING = 1e-9  # a share of all features that no fit tests: weights are plainly explained without
+TWINS = 32  # points at which two features that agree are one; at fewer, some of ReLU's are zero
+STREAM = 0x5EED  # of random points and directions: another one than that of any search
+LEAST = 1e-14  # of residuals: features in float32 allow no less, whatever is found by chance
+
+
+@dataclass(frozen=True, eq=False)
+class Support:
+    """The support says how many equations test the candidates, and how far each could be off."""
+
+    equations: int  # independent ones, less those that the coefficients take up
+    unknowns: int  # of the candidates, n·t with t directions in which each may move
+    # how far each candidate may move, relative to its norm, until the residual is twice what it
+    # is, (n,): to first order, all others and the coefficients making up for it; may be infinite
+    slack: Tensor
+
+    @property
+    def ratio(self) -> float:
+        """Return the equations for each unknown."""
+        return self.equations / max(1, self.unknowns)
+
+    @property
+    def enough(self) -> bool:
+        """Tell whether there are more equations than other candidates could meet."""
+        return self.ratio >= ENOUGH
+
+
+def support(problem: Problem, found: Reconstruction) -> Support:
+    """Return what the candidates of an attack rest on.
+
+    With q = n·k rows of features, s independent columns of Δ and p independent features there are
+    s(p − q) equations: each column is to lie in the span of the q rows. A replay has no rows to
+    combine, and p equations.
+
+    Example:
+        >>> import exhume
+        >>> victim = exhume.victims.random_features(exhume.data.sphere(5, 3), 60, "tanh")
+        >>> rests = support(victim.problem, exhume.reconstruct(victim.problem, 3))
+        >>> rests.equations, rests.unknowns, rests.enough, bool(rests.slack.max() < 1e-3)
+        (57, 12, True, True)
+    """
+    open_ = torch.full((len(found.samples),), math.inf, dtype=torch.float64)
+    if not (math.isfinite(found.residual) and found.samples.isfinite().all()):
+        return Support(0, found.samples.numel(), open_)
+    problem, fit = _at(problem, found)
+    hidden = NO_NORM in problem.features.undetermined
+    along = problem.domain.tangent(fit.candidates, fit.candidates)
+    known = hidden or bool(along.norm() <= 1e-6 * fit.candidates.norm())
+    count, unknowns = len(fit.candidates), (found.rank or problem.dim) - known
+    residual = max(found.residual, LEAST)
+    equations = _equations(problem, fit, count * unknowns, residual)
+    basis = None
+    if found.rank is not None:
+        basis = torch.linalg.svd(fit.candidates, full_matrices=False).Vh[: found.rank].T
+    moves = _Moves(fit.candidates, hidden, known, basis)
+    free = torch.zeros(count, dtype=torch.float64)
+    if 0 < count * unknowns <= DENSE:
+        free = _inverse(problem, fit, moves)
+    elif unknowns > 0:  # no more products than the search itself took
+        free = _sketch(fit, moves, min(PRODUCTS, found.products))
+    size = problem.target.square().sum().cpu()
+    lengths = fit.candidates.norm(dim=1).cpu().clamp_min(torch.finfo(torch.float64).tiny)
+    return Support(equations, count * unknowns, (residual * size * free).sqrt() / lengths)
+
+
+@dataclass(frozen=True, eq=False)
+class _Moves:
+    """The directions in which candidates may move, and which of them count.
+
+    A domain that fixes the norm does not confine them: a part that nothing sees would then seem to
+    follow from the rest, though its sign does not. It is the norm that does not count.
+    """
+
+    candidates: Tensor  # (n, d)
+    hidden: bool  # whether the norm leaves no trace: moves along a candidate itself are left out
+    known: bool  # whether it is known: moves along a candidate itself do not count
+    basis: Tensor | None  # (d, r) orthonormal, of the subspace that they are kept in
+
+    def allowed(self, direction: Tensor) -> Tensor:
+        """Return the part of a direction (n, d) that is one: a symmetric projector."""
+        if self.basis is not None:
+            direction = direction @ self.basis @ self.basis.T
+        return SPHERE.tangent(self.candidates, direction) if self.hidden else direction
+
+    def counted(self, direction: Tensor) -> Tensor:
+        """Return the part of a direction (n, d) that counts."""
+        return SPHERE.tangent(self.candidates, direction) if self.known else direction
+
+    def of(self, i: int) -> "_Moves":
+        """Return those of candidate i alone, once for each entry of it."""
+        dim = self.candidates.shape[1]
+        return replace(self, candidates=self.candidates[i : i + 1].expand(dim, dim))
+
+    def spanning(self) -> Tensor:
+        """Return an orthonormal basis of the moves of one candidate, (t, d)."""
+        projector = self.allowed(torch.eye(self.candidates.shape[1]).to(self.candidates))
+        values, vectors = torch.linalg.eigh((projector + projector.T) / 2)
+        return torch.as_tensor(vectors.T[values > 0.5])
+
+
+def _at(problem: Problem, found: Reconstruction) -> tuple[Problem, Fit]:
+    """Return problem and fit in float64, a simulated run with what was found of its recipe."""
+    if problem.premise is Premise.REPLAY and found.recipe is not None:
+        run = cast(TrainingRun, problem.features)
+        told = found.recipe if run.recipe.lr is not None else replace(found.recipe, lr=None)
+        problem = replace(problem, features=replace(run, recipe=told, sharp=True))
+    problem = problem.to(problem.features.device, torch.float64)
+    if problem.premise is Premise.REPLAY:
+        return problem, fitted_with(problem, found.samples, found.coefficients)
+    return problem, fitted(problem, found.samples)
+
+
+def _equations(problem: Problem, fit: Fit, unknowns: int, residual: float) -> int:
+    """Return s(p − q), with p the independent ones among as many features as are needed."""
+    replayed = problem.premise is Premise.REPLAY
+    features = getattr(problem.features, "lazy", problem.features)  # a simulated run has no rows
+    values = torch.linalg.eigvalsh(problem.target.T @ problem.target)
+    least = max(min(residual, NOTHING), ROUNDING)
+    taken = 0 if replayed else len(fit.coefficients)
+    columns = int((values > least * values[-1]).sum())
+    columns = 1 if replayed else min(columns, taken)
+    rows = max(1, features.outputs) if replayed else fit.rows
+    needed = math.ceil(2 * ENOUGH * unknowns / columns) + taken
+    most = max(taken, min(needed, features.width, ROWS, ENTRIES // features.width)) // rows + 1
+    generator = torch.Generator().manual_seed(STREAM)
+    random = problem.domain.start(most - len(fit.candidates), problem.dim, generator)
+    points = torch.cat([fit.candidates, random.to(fit.candidates)])
+    gram = features.linearize(points).gram()
+    sizes = gram.diagonal().clamp_min(torch.finfo(gram.dtype).tiny).rsqrt()
+    shares = torch.linalg.eigvalsh(sizes[:, None] * gram * sizes)
+    independent = int((shares > least * shares[-1]).sum())
+    if independent == len(gram):  # there are more than were looked at, but for twins
+        rows = len(gram) // most
+        seen = max(2, min(TWINS, ENTRIES // (rows * features.width)))
+        independent = _distinct(features, points[-seen:], rows)
+    return max(0, columns * (min(independent, features.width) - taken))
+
+
+def _distinct(features: Features, points: Tensor, rows: int) -> int:
+    """Count the features that are neither zero nor multiples of each other at some points."""
+    identity = torch.eye(len(points) * rows, dtype=torch.float64).to(points)
+    values = features.linearize(points).combine(identity)  # (p, rows)
+    sizes = values.norm(dim=1)
+    unit = torch.nn.functional.normalize(values[sizes > TOLERANCE * sizes.max()], dim=1)
+    sign = unit.gather(1, unit.abs().argmax(1, keepdim=True)).sign()
+    return len(torch.unique((sign * unit).round(decimals=7), dim=0))
+
+
+def _inverse(problem: Problem, fit: Fit, moves: _Moves) -> Tensor:
+    """Return the largest eigenvalue of each candidate's block of (JᵀP⊥J)⁻¹, (n,) on the CPU."""
+    features = fit.residual.new_empty(len(fit.residual), 0)
+    if fit.eliminated:
+        identity = torch.eye(len(fit.coefficients), dtype=torch.float64).to(fit.residual)
+        left, values, _ = torch.linalg.svd(fit.linearization.combine(identity), full_matrices=False)
+        features = left[:, values > TOLERANCE * values[0]]
+    columns, bases = [], []
+    for i in range(len(fit.candidates)):
+        basis = moves.of(i).spanning()
+        columns += [p - features @ (features.T @ p) for p in _pushed(problem, fit, i, basis)]
+        bases.append(basis.cpu())
+    jacobian = torch.stack([column.flatten() for column in columns], 1)
+    values, vectors = torch.linalg.eigh((jacobian.T @ jacobian).cpu())
+    zero = torch.finfo(torch.float64).eps * len(values) * values[-1]  # to rounding
+    inverse = (vectors / torch.where(values > zero, values, FREE * values[-1])) @ vectors.T
+    start, largest = 0, []
+    for i, basis in enumerate(bases):
+        own = slice(start, start := start + len(basis))
+        block = basis.T @ inverse[own, own] @ basis
+        counted = moves.of(i).counted
+        block = counted(counted(block.to(fit.candidates)).T.contiguous())
+        largest.append(torch.linalg.eigvalsh((block + block.T) / 2)[-1].clamp_min(0))
+    return torch.stack(largest).cpu()
+
+
+def _pushed(problem: Problem, fit: Fit, i: int, directions: Tensor) -> list[Tensor]:
+    """Return what becomes of ΦᵀA, (p, m) each, where candidate i moves along the directions."""
+    if problem.premise is Premise.REPLAY:  # samples of a run do not act by themselves
+        whole = torch.zeros(len(directions), *fit.candidates.shape).to(fit.candidates)
+        whole[:, i] = directions
+        return [fit.linearization.push(each, fit.coefficients) for each in whole]
+    own = fit.coefficients[i * fit.rows : (i + 1) * fit.rows]
+    linearization = problem.features.linearize(fit.candidates[i : i + 1])
+    return [linearization.push(direction[None], own) for direction in directions]
+
+
+def _sketch(fit: Fit, moves: _Moves, products: int) -> Tensor:
+    """Return about the same from few products, (n,) on the CPU; infinite where that fails.
+
+    With S = diag(C), conjugate gradients on JᵀP⊥J z = √S g with a random g end with nothing left
+    only if no direction is free, and ‖z_i‖/√S_i is then about the largest eigenvalue of candidate
+    i's block of the inverse.
+    """
+    generator = torch.Generator().manual_seed(STREAM)
+    mean = curvature(fit)
+    scale = mean.diagonal().clamp_min(FLAT * mean.diagonal().max())
+    inverse = torch.cholesky_inverse(factor(mean + FLAT * torch.diag(scale))).to(fit.candidates)
+    random = torch.randn(fit.candidates.shape, generator=generator, dtype=torch.float64)
+    root = scale.sqrt()[:, None].to(fit.candidates)
+
+    def operator(direction: Tensor) -> Tensor:
+        return moves.allowed(gauss_newton(fit, direction))
+
+    def preconditioner(rest: Tensor) -> Tensor:
+        return moves.allowed(inverse @ rest)
+
+    right = moves.allowed(root * random.to(fit.candidates))
+    solved, _ = conjugate_gradients(operator, right, preconditioner, SOLVED, products)
+    left = operator(solved) - right
+    sizes = [(part * preconditioner(part)).sum() for part in (left, right)]
+    if not sizes[0] <= (2 * SOLVED) ** 2 * sizes[1]:
+        return torch.full((len(solved),), math.inf, dtype=torch.float64)
+    return torch.as_tensor((moves.counted(solved) / root).norm(dim=1).cpu())
