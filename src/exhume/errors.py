@@ -28,3 +28,14 @@ def quoted(error: BaseException) -> str:
     """
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0].rstrip('.')}" if lines else type(error).__name__
+
+
+def printable(text: str) -> str:
+    r"""Return a text without what would steer a terminal: names in files may be anybody's.
+
+    Example:
+        >>> printable("layer\x1b[2J\N{NO-BREAK SPACE}1")
+        'layer�[2J\xa01'
+    """
+    kept = "\n\t\N{NO-BREAK SPACE}"
+    return "".join(c if c.isprintable() or c in kept else "\N{REPLACEMENT CHARACTER}" for c in text)

@@ -1,19 +1,35 @@
 """Where commands write to."""
 
 from collections.abc import Iterable
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from exhume.errors import printable
+
+
+class _Console(Console):
+    """A console that no name in a file can steer."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print texts without escape sequences; our own markup is made into them later."""
+        safe = (printable(item) if isinstance(item, str) else item for item in objects)
+        super().print(*safe, **options)
+
+    def on_broken_pipe(self) -> None:
+        """Leave it to the command line, which is asked while the error is handled."""
+        raise BrokenPipeError
+
 
 def console() -> Console:
     """Return a console for plain text, which the terminal wraps, not we."""
-    return Console(highlight=False, soft_wrap=True)
+    return _Console(highlight=False, soft_wrap=True)
 
 
 def table(heads: Iterable[str], rows: Iterable[Iterable[object]]) -> Table:
     """Return rows of words below their heads."""
     made = Table(*heads)
     for row in rows:
-        made.add_row(*map(str, row))
+        made.add_row(*(printable(str(cell)) for cell in row))
     return made

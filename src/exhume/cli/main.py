@@ -1,15 +1,18 @@
 """The command line: puts the commands together; errors of input end with exit code 2."""
 
 import inspect
+import io
 import itertools
+import os
 import re
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
-from exhume.errors import InputError
+from exhume.errors import InputError, printable, quoted
 from exhume.version import VERSION
 
 # Commands, and the file of each: only that of the command at hand is imported
@@ -36,29 +39,73 @@ BARE |= {"gate": "--run", "reproduce": "--name"}
 def main(arguments: list[str] | None = None) -> None:
     """Run the command that the words name; those of the shell if None are given."""
     words = sys.argv[1:] if arguments is None else arguments
+    _open_streams()
+    try:
+        _run(words)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        raise SystemExit(130) from None
+    except Exception as error:  # Python would end with 1, the gate's word for a model that leaks
+        _give_up_stdout()
+        if (reason := _reason(error)) is None:
+            traceback.print_exc()
+        elif reason:
+            print(f"exhume: {printable(reason)}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+def _run(words: list[str]) -> None:
     if words == ["--version"]:  # at once, without torch
-        print(f"exhume {VERSION}")
+        print(f"exhume {VERSION}", flush=True)
         raise SystemExit(0)
     from jsonargparse import auto_cli, set_parsing_settings
 
     set_parsing_settings(instantiate_subclass_spec_in_any=False)
-    try:
-        commands: dict[str, Any] = dict(_named(words))
-        if len(commands) > 1:
-            from exhume.experiments import benchmarks
+    commands: dict[str, Any] = dict(_named(words))
+    if len(commands) > 1:
+        from exhume.experiments import benchmarks
 
-            about = "Measurements, each printed with the hardware."
-            commands["bench"] = {"_help": about, **benchmarks.COMMANDS}
-        auto_cli(commands, args=plain(words), prog="exhume", version=VERSION)
-    except InputError as error:
-        print(f"exhume: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        raise SystemExit(130) from None
-    except Exception:  # Python would end with 1, which is the gate's word for a model that leaks
-        traceback.print_exc()
-        raise SystemExit(2) from None
+        about = "Measurements, each printed with the hardware."
+        commands["bench"] = {"_help": about, **benchmarks.COMMANDS}
+    auto_cli(commands, args=plain(words), prog="exhume", version=VERSION)
+
+
+def _reason(error: Exception) -> str | None:
+    """Say what a user can mend; nothing where nobody listens; None for a fault of ours."""
+    if isinstance(error, InputError):
+        return str(error)
+    if isinstance(error, BrokenPipeError):
+        return ""
+    if isinstance(error, OSError):
+        place = f"{error.filename}: " if error.filename else ""
+        return f"{place}{error.strerror or error}; finished files are whole, and a run can resume."
+    if isinstance(error, MemoryError):
+        return "the memory is used up; take fewer samples or a smaller model."
+    if any("LinAlgError" in kind.__name__ for kind in type(error).__mro__):
+        advice = (
+            "check the scale of the weights and of the inputs, which may be far too large or small"
+        )
+        return f"equations cannot be solved ({quoted(error)}); {advice}."
+    return None
+
+
+def _open_streams() -> None:
+    """Have somewhere to write to: streams may be closed, and terminals may know no Greek."""
+    for name in ("stdout", "stderr"):
+        if (stream := getattr(sys, name)) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="replace")
+
+
+def _give_up_stdout() -> None:
+    """Let what nobody can read vanish: Python would fail once more when it ends."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        with suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _named(words: list[str]) -> dict[str, Callable[..., None]]:

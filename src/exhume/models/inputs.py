@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from exhume.errors import InputError
+from exhume.files import digest_of
 from exhume.models.state import state_files
 
 
@@ -24,11 +24,7 @@ class Input:
     @classmethod
     def of(cls, role: str, file: Path) -> "Input":
         """Return the entry of a file."""
-        try:
-            with file.open("rb") as opened:
-                return cls(role, file.name, hashlib.file_digest(opened, "sha256").hexdigest())
-        except OSError as error:
-            raise InputError(f"{file}: cannot be read ({error}).") from error
+        return cls(role, file.name, digest_of(file))
 
 
 def inputs(given: Mapping[str, object]) -> tuple[Input, ...]:

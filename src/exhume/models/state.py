@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from exhume.errors import InputError, listed
-from exhume.files import read_json, read_tensors
+from exhume.files import read_json, read_tensors, regular
 
 StateDict = dict[str, Tensor]  # parameters and buffers by name, as of `module.state_dict()`
 StateOrFile = Mapping[str, Tensor] | Path | str  # a state dict, or the file that holds one
@@ -67,14 +67,13 @@ def read_state(path: Path) -> StateDict:
     suffix = path.suffix.lower()
     if path.is_dir():
         state = _read_folder(path)
-    elif not path.exists():
-        raise InputError(f"{path}: no such file.")
     elif suffix == SAFE:
         state = read_tensors(path)
     elif suffix in PICKLED:
-        state = _unwrapped(_load(path), path)
+        state = _unwrapped(_load(regular(path)), path)
     else:
         known = ", ".join((SAFE, *PICKLED))
+        regular(path)
         raise InputError(f"{path}: is no checkpoint by its name; expected one of {known}.")
     if not state:
         raise InputError(f"{path}: holds no tensors; {INSTEAD}.")
