@@ -17,6 +17,7 @@ from exhume.methods.tansley2026 import Tansley2026
 from exhume.models.card import DataCard, read_card
 from exhume.models.formulation import Known, premise_named
 from exhume.models.opening import Opened, Source, open_model
+from exhume.models.pretrained import is_pretrained
 from exhume.models.state import ZERO_HEAD
 from exhume.recipes import Recipe, read
 
@@ -186,7 +187,9 @@ class Settings:
             return name if name in (None, ZERO_HEAD) else str(Path(name).resolve())
 
         model, trained = self.model, self.trained
-        if trained is None:
+        if is_pretrained(model):  # whose weights are beside its configuration
+            model, trained = found(model), trained or model
+        elif trained is None:
             model = found(model)
         elif model is not None:
             where, colon, name = model.rpartition(":")

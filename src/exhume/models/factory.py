@@ -27,7 +27,7 @@ def load_factory(spec: str, arguments: Mapping[str, Any] | None = None) -> nn.Mo
         if not (colon and where.strip() and name.isidentifier()):
             raise InputError("expected package.module:factory or path/to/file.py:factory.")
         is_file = where.endswith(".py") or "/" in where or "\\" in where
-        with _nothing_left_behind():
+        with nothing_left_behind():
             sys.path.insert(0, str(Path(where).resolve().parent if is_file else Path.cwd()))
             importlib.invalidate_caches()
             module = _imported(where, is_file)
@@ -43,7 +43,7 @@ def load_factory(spec: str, arguments: Mapping[str, Any] | None = None) -> nn.Mo
 
 
 @contextmanager
-def _nothing_left_behind() -> Iterator[None]:
+def nothing_left_behind() -> Iterator[None]:
     """Put sys.path and torch's global random numbers back as they were."""
     before = list(sys.path)
     used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]

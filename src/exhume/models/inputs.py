@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from exhume.files import digest_of
+from exhume.models.pretrained import CONFIG, is_pretrained
 from exhume.models.state import state_files
 
 
@@ -44,11 +45,12 @@ def _entries(role: str, part: object) -> Iterator[Input]:
         yield Input(role, None, of_tensors(part))
     elif isinstance(part, Path):
         yield from (Input.of(role, file) for file in state_files(part))
-    elif isinstance(part, str):  # a factory, whose module was imported
+    elif isinstance(part, str):  # a folder with a configuration, or a factory that was imported
         where = part.rpartition(":")[0]
         file = getattr(sys.modules.get(where), "__file__", None) or where
-        if Path(file).is_file():
-            yield Input.of(role, Path(file))
+        file = Path(part, CONFIG) if is_pretrained(part) else Path(file)
+        if file.is_file():
+            yield Input.of(role, file)
 
 
 def of_tensors(tensors: Mapping[str, Tensor]) -> str:

@@ -20,6 +20,7 @@ from exhume.models.folder import CARD, INITIAL, TRAINED, is_network, read_model,
 from exhume.models.formulation import DRIFT, LAZY, POINT, Known, Told, needed, premise_named
 from exhume.models.inputs import Input, inputs
 from exhume.models.prepare import Prepared, prepare
+from exhume.models.pretrained import is_pretrained, load_pretrained
 from exhume.models.state import ZERO_HEAD, Saved, StateOrFile, check_pair
 
 
@@ -64,6 +65,8 @@ class Source:
     def module(self) -> nn.Module:
         """Return the module in memory, or call the factory."""
         if isinstance(self.model, str):
+            if is_pretrained(self.model):
+                return load_pretrained(Path(self.model))
             return load_factory(self.model, self.arguments)
         assert self.model is not None, "folder() refuses this first"
         return self.model

@@ -5,12 +5,13 @@ Each such trap is mended in the copy, or refused; then derivatives are checked (
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
@@ -60,18 +61,83 @@ def prepare(
         random = self_check.random_tensors(copy)
         x = self_check.candidates(random, shape)
         with torch.no_grad():
+            copied += _returning_logits(copy, x)
             before = self_check.outputs_of(copy, x)
             changes += copied + _mend(copy)
             with exact_operations():
                 after = self_check.outputs_of(copy, x)
                 self_check.check_forward(copy, x, before, after, 1e-9 if check else 1e-4)
-                head = self_check.find_head(copy, x, after.numel(), head)
+                head, linked = self_check.find_head(copy, x, after.numel(), head)
+                if linked:
+                    changes.append(_without_log_softmax(copy, head))
         network, error = Network(copy, shape, after[0].numel(), head), None
         if check:
             error, part = self_check.derivative_error(network, x[:2], random)
             changes += part
         _cast(copy, dtype)
     return Prepared(network, tuple(changes), tuple(_sentences(copy, WARNINGS)), error)
+
+
+class _Logits(nn.Module):
+    """A module that returns an object is derived from this first, to return the logits in it."""
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return _logits_in(super().forward(*inputs))
+
+
+class _Unlinked(nn.Module):
+    """A module that ends in a log_softmax is derived from this first, to end in its last layer."""
+
+    last_layer: str
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        seen: list[Tensor] = []
+        layer = self.get_submodule(self.last_layer)
+        with layer.register_forward_hook(lambda module, given, outputs: seen.append(outputs)):
+            super().forward(*inputs)
+        return seen[-1]
+
+
+def _derived(module: nn.Module, first: type, **entries: Any) -> None:
+    """Let a module be of a class that goes before its own: names of parameters stay."""
+    module.__class__ = type(type(module).__name__, (first, type(module)), entries)
+
+
+def _logits_in(outputs: Any) -> Any:
+    """Return the logits of an output object, as Hugging Face's models return; others as they are.
+
+    Example:
+        >>> _logits_in({"loss": None, "logits": 3})
+        3
+    """
+    if isinstance(outputs, Mapping):
+        return outputs.get("logits", outputs)
+    return getattr(outputs, "logits", outputs)
+
+
+def _returning_logits(copy: nn.Module, x: Tensor) -> list[str]:
+    """Let a copy whose forward returns an object with logits return these, and say so."""
+    try:
+        outputs = copy(x.clone())
+    except Exception:
+        return []  # it will be said why, when outputs are asked for
+    if isinstance(outputs, Tensor) or not isinstance(_logits_in(outputs), Tensor):
+        return []
+    _derived(copy, _Logits)
+    return [f"Took the logits out of the {type(outputs).__name__} that forward returns."]
+
+
+def _without_log_softmax(copy: nn.Module, head: str) -> str:
+    """Let a copy end in its last linear layer, and say so."""
+    last = list(copy._modules)[-1] if isinstance(copy, nn.Sequential) else None
+    if last is not None and isinstance(copy._modules[last], nn.LogSoftmax):
+        copy._modules[last] = nn.Identity()
+    else:
+        _derived(copy, _Unlinked, last_layer=head)
+    return (
+        f"Left out the log_softmax after {head or 'the model'}: its negative log-likelihood is the "
+        "cross-entropy of the logits, whose gradients are taken."
+    )
 
 
 COMPUTED = (

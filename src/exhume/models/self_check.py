@@ -18,10 +18,11 @@ TOLERANCE = 1e-4  # relative error to be refused: wrong derivatives are off by m
 ROUNDING = 1e-10  # derivatives below ROUNDING/h of the values count as that large: h rounds those
 LARGE = 50_000_000  # the most parameters whose derivatives are checked: more would take minutes
 
-# What models that return probabilities end in
+LOG_SOFTMAX = "log_softmax"
+# What models that return probabilities end in; the first one's loss is that of the logits
 LINKS: dict[str, Callable[[Tensor], Tensor]] = {
+    LOG_SOFTMAX: lambda z: z.log_softmax(-1),
     "softmax": lambda z: z.softmax(-1),
-    "log_softmax": lambda z: z.log_softmax(-1),
     "sigmoid": torch.sigmoid,
     "logsigmoid": F.logsigmoid,
 }
@@ -55,7 +56,8 @@ def outputs_of(module: nn.Module, x: Tensor) -> Tensor:
     n = len(x)
     if not isinstance(outputs, Tensor):
         kind = type(outputs).__name__
-        raise InputError(f"model: returns a {kind} and not a tensor; return the logits alone.")
+        advice = "return the logits alone, or an object that has them as .logits"
+        raise InputError(f"model: returns a {kind} and not a tensor; {advice}.")
     given = tuple(outputs.shape)
     squeezed = n == 1 and given == ()
     if not squeezed and (outputs.ndim not in (1, 2) or given[0] != n or outputs.numel() == 0):
@@ -221,8 +223,11 @@ def _refuse_wrong(module: nn.Module, names: list[str], errors: Tensor) -> None:
         )
 
 
-def find_head(module: nn.Module, x: Tensor, size: int, head: str | None) -> str:
-    """Return the layer that is named, or whose output is the model's, of `size` entries for x."""
+def find_head(module: nn.Module, x: Tensor, size: int, head: str | None) -> tuple[str, bool]:
+    """Return the layer that is named, or whose output is the model's, of `size` entries for x.
+
+    With it comes whether the model is the log_softmax of that output.
+    """
     linear = {part: name for name, part in module.named_modules() if isinstance(part, nn.Linear)}
     calls, outputs = _calls(module, linear, x, size)
     called = [name for name, _, _ in calls]
@@ -235,8 +240,9 @@ def find_head(module: nn.Module, x: Tensor, size: int, head: str | None) -> str:
     if not calls:
         known = listed(linear.values())
         raise InputError(f"head: forward calls none of the linear layers ({known}) as a module.")
+    linked = False
     if head is None:
-        head = _last(calls, outputs)
+        head, linked = _last(calls, outputs)
     for inputs in (x, x[:1]):
         again, _ = _calls(module, linear, inputs, 0)
         shapes = [shape for name, shape, _ in again if name == head]
@@ -250,7 +256,7 @@ def find_head(module: nn.Module, x: Tensor, size: int, head: str | None) -> str:
         if (of_head := own.get(id(parameter), name)) != name:
             shared = f"the {of_head.removeprefix(prefix)} of {head} is shared with {name}"
             raise InputError(f"head: {shared}; the last layer must have weights of its own.")
-    return head
+    return head, linked
 
 
 def _calls(
@@ -268,16 +274,18 @@ def _calls(
         return calls, module(x)
 
 
-def _last(calls: list[Call], outputs: Tensor) -> str:
-    """Return the last call whose output is the model's, but for the shape."""
+def _last(calls: list[Call], outputs: Tensor) -> tuple[str, bool]:
+    """Return the last call whose output is the model's, but for the shape; see `find_head`."""
     size = outputs.numel()
     whole = [(n, x.reshape(outputs.shape)) for n, _, x in reversed(calls) if x.numel() == size]
     for name, found in whole:
         if torch.equal(found, outputs):
-            return name
+            return name, False
     for name, found in whole:
         for link, function in LINKS.items():
             if distance(function(found), outputs) < 1e-5:
+                if link == LOG_SOFTMAX:
+                    return name, True
                 either = f"the output of {name}, or name the layer with head={name!r}"
                 raise InputError(f"model: ends in {link}; return the logits, {either}.")
     name, shape, _ = calls[-1]

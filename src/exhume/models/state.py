@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from exhume.errors import InputError, listed
 from exhume.files import read_json, read_tensors, regular
+from exhume.models.pretrained import is_pretrained, pretrained_weights
 
 StateDict = dict[str, Tensor]  # parameters and buffers by name, as of `module.state_dict()`
 StateOrFile = Mapping[str, Tensor] | Path | str  # a state dict, or the file that holds one
@@ -23,7 +24,7 @@ ZERO_HEAD = "zero-head"
 SAFE, PICKLED = ".safetensors", (".pt", ".pth", ".bin", ".ckpt")
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 WRAPPERS = ("state_dict", "model_state_dict", "model")
-PREFIXES, COMPILED = ("module.", "model."), "_orig_mod."  # DataParallel, Lightning; torch.compile
+COMPILED = "_orig_mod."  # what torch.compile adds to names, anywhere
 COUNTER = "num_batches_tracked"
 INSTEAD = "save the state dict alone: torch.save(model.state_dict(), …), or a safetensors file"
 
@@ -51,7 +52,16 @@ class Saved:
 
     def fitted(self, module: nn.Module, partial: bool = False) -> "Saved":
         """Return what fits a module: tied weights under one name, and its own unsaved buffers."""
-        tensors = fit_state(self.tensors, module, self.source, partial)
+        try:
+            tensors = fit_state(self.tensors, module, self.source, partial)
+        except InputError as error:
+            if not is_pretrained(self.source):
+                raise
+            try:  # transformers may have other names for them than its files
+                named = pretrained_weights(Path(self.source))
+            except InputError:
+                raise error from None
+            tensors = fit_state(named, module, self.source, partial)
         saved = module.state_dict()
         tensors |= {name: b.detach() for name, b in module.named_buffers() if name not in saved}
         own = [name for name, _ in (*module.named_parameters(), *module.named_buffers())]
@@ -174,9 +184,10 @@ def fit_state(
 ) -> StateDict:
     """Return the parameters and buffers of a module, under its own names, from a state dict.
 
-    Half precision becomes float32, float64 and integers stay. Prefixes that wrappers add to every
-    name are dropped if the names fit without. Tied parameters may be stored once. Where `partial`,
-    some of the tensors will do; `source` is where they come from, for errors.
+    Half precision becomes float32, float64 and integers stay. A prefix that all names have is
+    dropped, and that of a part of the module is added, if the names fit so. Tied parameters
+    may be stored once. Where `partial`, some of the tensors will do; `source` is where they come
+    from, for errors.
     """
     own = {name: x for name, x in module.state_dict().items() if isinstance(x, Tensor)}
     needed = {name for name in own if name.rpartition(".")[2] != COUNTER}
@@ -184,7 +195,7 @@ def fit_state(
     def strangers(names: Mapping[str, Tensor]) -> int:
         return len(needed - names.keys()) + len(names.keys() - own.keys())
 
-    given = min((_with_tied(names, module) for names in _renamed(state)), key=strangers)
+    given = min((_with_tied(names, module) for names in _renamed(state, module)), key=strangers)
     missing = [name for name in own if name in needed - given.keys()]
     unexpected = [name for name in given if name not in own]
     other = [name for name in own if name in given and given[name].shape != own[name].shape]
@@ -208,18 +219,24 @@ def fit_state(
     }
 
 
-def _renamed(state: Mapping[str, Tensor]) -> Iterator[StateDict]:
-    """Yield the state under its own names, and under those without what wrappers add."""
+def _renamed(state: Mapping[str, Tensor], module: nn.Module) -> Iterator[StateDict]:
+    """Yield the state under its own names, without what wrappers add, and as that of a part.
+
+    A wrapper (DataParallel, Lightning, a class around a model) adds one prefix to every name; a
+    model inside another (a backbone without its head, say) lacks the name it has there.
+    """
     names = dict(state)
     yield names
     bare = {name.replace(COMPILED, ""): tensor for name, tensor in names.items()}
     if len(bare) == len(names):  # else two names would become one
         yield (names := bare)
+    for part, _ in module.named_children():
+        yield {f"{part}.{name}": tensor for name, tensor in names.items()}
     for _ in range(4):  # wrappers in wrappers
-        prefix = next((p for p in PREFIXES if all(name.startswith(p) for name in names)), None)
-        if prefix is None:
+        prefixes = {name.partition(".")[0] for name in names if "." in name}
+        if len(prefixes) != 1 or not all("." in name for name in names):
             return
-        yield (names := {name.removeprefix(prefix): tensor for name, tensor in names.items()})
+        yield (names := {name.partition(".")[2]: tensor for name, tensor in names.items()})
 
 
 def _with_tied(state: StateDict, module: nn.Module) -> StateDict:
