@@ -6,32 +6,38 @@ unpickler that knows inert classes only.
 
 import gzip
 import importlib
+import io
 import math
 import os
 import pickle
+import pickletools
 import struct
+import warnings
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
-from zipfile import BadZipFile
+from zipfile import ZipFile
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from exhume.errors import InputError
+from exhume.errors import InputError, quoted
+from exhume.files import regular
 
 Images = NDArray[np.float64]
 Rows = NDArray[np.int64]
 Batch = tuple[NDArray[np.uint8], Rows]
 
-IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")  # what counts as an image in a folder
-# What numpy raises on a file that is no .npz, or was cut short or changed
-BROKEN = (EOFError, KeyError, OSError, TypeError, ValueError, BadZipFile, zlib.error)
+# What counts as an image in a folder, and is decoded: others may start foreign programs
+IMAGES = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".bmp": "BMP", ".webp": "WEBP"}
+MOST = 1 << 31  # bytes of one array once decompressed: nearly twice those of Tiny-ImageNet
+PIXELS = 1 << 24  # of one image whose size is not known before: those of a good camera
+DEFLATE = 1032  # times smaller at most is what gzip and zip make of anything
 
 
 @dataclass(frozen=True)
@@ -145,16 +151,37 @@ def _arrays(file_name: str, root: Path) -> Source | None:
     if not path.is_file():
         return None
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            images, labels = arrays["x"], arrays["y"]
-    except BROKEN as error:
-        raise InputError(f"{path} is damaged, or lacks arrays x and y: {error}") from error
+        with ZipFile(path) as archive:
+            images, labels = (_entry(archive, f"{name}.npy") for name in "xy")
+    except Exception as error:  # a damaged file can break its readers anywhere
+        words = f"is damaged, or lacks arrays x and y: {quoted(error)}"
+        raise InputError(f"{path} {words}") from error
     if images.dtype != np.uint8 or images.ndim not in (3, 4):
         raise InputError(f"{path}: x is {images.dtype} {images.shape}; expected uint8, NHW or NHWC")
     if labels.shape != images.shape[:1] or labels.dtype.kind not in "iu":
         words = f"{labels.dtype} {labels.shape}; expected {len(images)} integers"
         raise InputError(f"{path}: y is {words}")
     return _from_bytes(images, labels.astype(np.int64))
+
+
+def _entry(archive: ZipFile, name: str) -> NDArray[Any]:
+    """Read an array of an .npz file, if its header asks for as many bytes as there are."""
+    entry = archive.getinfo(name)
+    with archive.open(entry) as file:
+        header = io.BytesIO(file.read(1 << 16))  # numpy itself reads no longer ones
+    version = np.lib.format.read_magic(header)
+    one = version == (1, 0)
+    read = np.lib.format.read_array_header_1_0 if one else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read(header)
+    size = math.prod(shape) * dtype.itemsize
+    packed = entry.compress_size * DEFLATE
+    if min(shape, default=0) < 0 or size + header.tell() != entry.file_size or dtype.hasobject:
+        raise ValueError(f"{name} has {entry.file_size} bytes for {dtype} {shape}")
+    if not size <= min(MOST, packed):
+        raise ValueError(f"{name} asks for {size:,} bytes")
+    with archive.open(entry) as file:
+        array: NDArray[Any] = np.lib.format.read_array(file, allow_pickle=False)
+    return array
 
 
 def _cifar(folder_name: str, name: str, read: Callable[[Path], Batch], root: Path) -> Source | None:
@@ -182,10 +209,15 @@ def _binary_batch(path: Path) -> Batch:
 def _python_batch(path: Path) -> Batch:
     """Read a pickled dictionary with `data` and `labels`."""
     try:
-        with path.open("rb") as file:
-            batch = _Unpickler(file, encoding="bytes").load()
-        images = batch[b"data"].array.reshape(-1, 3072)
-        labels = np.array(batch[b"labels"], np.int64).reshape(len(images))
+        raw = path.read_bytes()
+        for code, value, _ in pickletools.genops(raw):  # numbers here are sizes of what is made
+            if ("PUT" in code.name and value >= len(raw)) or "BYTEARRAY" in code.name:
+                raise pickle.UnpicklingError("it asks for more memory than it holds")
+        batch = _Unpickler(io.BytesIO(raw), encoding="bytes").load()
+        images, labels = batch[b"data"].array.reshape(-1, 3072), batch[b"labels"]
+        if len(labels) != len(images) or not all(type(label) is int for label in labels):
+            raise ValueError(f"{len(images)} images, and other labels")
+        labels = np.array(labels, np.int64)
     except Exception as error:  # a broken or hostile pickle may raise anything
         words = f"cannot be read safely ({error}); use the binary version or cifar10.npz"
         raise InputError(f"{path} {words}") from error
@@ -251,17 +283,22 @@ def _idx(folder: str, root: Path) -> Source | None:
 
 def _read_bytes(path: Path, axes: int) -> NDArray[np.uint8]:
     """Read an IDX file of bytes: 0, 0, 8, number of axes, their lengths (big-endian), the data."""
+    start, size = 4 + 4 * axes, regular(path).stat().st_size
     try:
-        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
+            head = file.read(start)
+            if len(head) < start or head[:4] != bytes([0, 0, 8, axes]):
+                raise InputError(f"{path} is not an IDX file of bytes with {axes} axes")
+            shape = struct.unpack(f">{axes}I", head[4:])
+            most = size * DEFLATE if path.suffix == ".gz" else size - start
+            if (count := math.prod(shape)) > min(most, MOST):
+                raise InputError(f"{path} is cut short: {size} bytes for shape {shape}")
+            raw = file.read(count + 1)
+    except (EOFError, OSError, zlib.error) as error:
         raise InputError(f"{path} is damaged or cut short: {error}") from error
-    start = 4 + 4 * axes
-    if len(raw) < start or raw[:4] != bytes([0, 0, 8, axes]):
-        raise InputError(f"{path} is not an IDX file of bytes with {axes} axes")
-    shape = struct.unpack(f">{axes}I", raw[4:start])
-    if len(raw) - start != math.prod(shape):
-        raise InputError(f"{path} is cut short: {len(raw) - start} bytes for shape {shape}")
-    return np.frombuffer(raw, np.uint8, offset=start).reshape(shape)
+    if len(raw) != count:
+        raise InputError(f"{path} is cut short, or too long: {len(raw)} bytes for shape {shape}")
+    return np.frombuffer(raw, np.uint8).reshape(shape)
 
 
 def read_images(folder: Path, shape: tuple[int, ...]) -> Tensor:
@@ -269,23 +306,29 @@ def read_images(folder: Path, shape: tuple[int, ...]) -> Tensor:
     files = sorted(p for p in folder.glob("*") if p.suffix.lower() in IMAGES)
     if not files:
         raise InputError(f"{folder}: holds no images ({', '.join(IMAGES)}).")
-    pixels = _decoded(files, "RGB" if len(shape) == 3 and shape[0] == 3 else "L")
+    colours = 3 if len(shape) == 3 and shape[0] == 3 else 1
+    pixels = _decoded(files, "RGB" if colours == 3 else "L", math.prod(shape) // colours)
     if pixels[0].size != math.prod(shape):
         raise InputError(f"{folder}: images are {pixels.shape[1:]}, where {shape} is expected.")
     return torch.from_numpy(pixels.reshape(len(files), -1))
 
 
-def _decoded(paths: Sequence[Path], mode: str = "RGB") -> Images:
-    """Decode image files of one size to [0, 1]."""
+def _decoded(paths: Sequence[Path], mode: str = "RGB", most: int = PIXELS) -> Images:
+    """Decode image files of one size, and of at most so many pixels, to [0, 1]."""
     from PIL import Image
 
     pictures: list[NDArray[np.uint8]] = []
-    for path in paths:
+    for path in map(regular, paths):
         try:
-            with Image.open(path) as image:
-                pictures.append(np.asarray(image.convert(mode)))
-        except (OSError, SyntaxError, ValueError) as error:
-            raise InputError(f"{path} cannot be decoded: {error}") from error
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of odd files; what cannot be read is an error
+                with Image.open(path, formats=sorted(set(IMAGES.values()))) as image:
+                    if image.width * image.height > most:
+                        size = f"{image.width} × {image.height} pixels"
+                        raise InputError(f"it has {size}, where {most:,} are expected at most")
+                    pictures.append(np.asarray(image.convert(mode)))
+        except Exception as error:  # a damaged file can break its decoder anywhere
+            raise InputError(f"{path} cannot be decoded: {quoted(error)}") from error
         if pictures[-1].shape != pictures[0].shape:
             raise InputError(f"{path} has shape {pictures[-1].shape}, not {pictures[0].shape}")
     return np.asarray(channels_first(np.stack(pictures)) / 255.0, np.float64)

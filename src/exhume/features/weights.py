@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from exhume.checks import whole_number
-from exhume.errors import InputError
+from exhume.errors import InputError, quoted
+from exhume.files import regular
 
 CPU = torch.device("cpu")
 TILE = 256  # rows of V that share one stream of random numbers; another would change every V
@@ -126,12 +127,10 @@ class Mapped(Weights):
 
     def _array(self) -> np.ndarray:
         try:
-            array = np.load(self.path, mmap_mode="r", allow_pickle=False)
-            if not isinstance(array, np.ndarray):
-                raise ValueError("it holds several arrays")
-        except (OSError, ValueError, EOFError) as error:
-            advice = "write it with numpy.save(path, V), V of shape (p, d)"
-            raise InputError(f"{self.path}: cannot be read as .npy ({error}); {advice}.") from error
+            array: np.ndarray = np.lib.format.open_memmap(regular(self.path), mode="r")
+        except Exception as error:  # a damaged file can break the reader anywhere
+            why = f"({quoted(error)}); write it with numpy.save(path, V), V of shape (p, d)"
+            raise InputError(f"{self.path}: cannot be read as .npy {why}.") from error
         return array
 
     @property

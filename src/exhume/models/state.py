@@ -87,10 +87,14 @@ def read_state(path: Path) -> StateDict:
         raise InputError(f"{path}: is no checkpoint by its name; expected one of {known}.")
     if not state:
         raise InputError(f"{path}: holds no tensors; {INSTEAD}.")
+    size = sum(file.stat().st_size for file in state_files(path))
     for name, tensor in state.items():
         dense = tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested
         if not dense or tensor.device.type != "cpu":
             raise InputError(f"{path}: tensor {name!r} is quantised, sparse or without values.")
+        if tensor.numel() * tensor.element_size() > size:  # as one number can be shown many times
+            shape = tuple(tensor.shape)
+            raise InputError(f"{path}: tensor {name!r} of shape {shape} is larger than its file.")
     return {name: tensor.detach() for name, tensor in state.items()}
 
 
