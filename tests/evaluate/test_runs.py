@@ -1,6 +1,7 @@
 """Scores of whole run folders, of each kind of model."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Made:
 def test_a_network_has_floors_span_and_verdict(tmp_path: Path, model: Made) -> None:
     made, folder = model
     run = run_of(tmp_path / "run", folder, made.truth.inputs)
-    record = score_run(run)
+    record = score_run(run, trust=True)
     assert record == json.loads((run / SCORE).read_text())
     assert set(record["floors"]) == set(POINTS)
     assert record["floors"]["midpoint"] == record["residual_at_truth"]
@@ -52,7 +53,7 @@ def test_a_network_has_floors_span_and_verdict(tmp_path: Path, model: Made) -> N
     assert record["subspace"]["largest_angle"] < 1e-4 and record["subspace"]["outside"] < 1e-6
 
     whole = run_of(tmp_path / "all", folder, on_sphere(4, 16), parameters="all", rank=3)
-    record = score_run(whole)
+    record = score_run(whole, trust=True)
     floor = residual_at_truth(made.posed("all", "midpoint"), made.truth)
     assert record["residual_at_truth"] == pytest.approx(floor, rel=1e-4)
     assert record["subspace"]["rank"] == 3 and record["subspace"]["outside"] > 0.1
@@ -64,17 +65,17 @@ def test_unknowns_are_counted_in_the_subspace_of_the_run(tmp_path: Path) -> None
     two_layer(datasets.sphere(16, 4), width=64, until=1e-4).save(tmp_path / "model")
     for rank, words in ((None, "1.00 equations"), (4, "there are 4.00")):
         run = run_of(tmp_path / words, tmp_path / "model", on_sphere(4, 16), rank=rank)
-        assert words in score_run(run)["verdict"]
+        assert words in score_run(run, trust=True)["verdict"]
 
 
 def test_a_hidden_span_and_features_that_did_not_move(tmp_path: Path) -> None:
     made = two_layer(datasets.sphere(16, 4), width=128, until=1e-4, optimizer="adam")
     made.save(tmp_path / "adam")
-    record = score_run(run_of(tmp_path / "one", tmp_path / "adam", made.truth.inputs))
+    record = score_run(run_of(tmp_path / "one", tmp_path / "adam", made.truth.inputs), trust=True)
     assert "Adam" in record["subspace"] and set(record["floors"]) == set(POINTS)
     random_features(datasets.sphere(16, 4), 128).save(tmp_path / "random")
     run = run_of(tmp_path / "two", tmp_path / "random", on_sphere(4, 16), residual=1e-3)
-    record = score_run(run)
+    record = score_run(run, trust=True)
     assert record["residual_at_truth"] < 1e-12 and record["floors"] == {}
     assert "subspace" not in record and "although the trace is there" in record["verdict"]
 
@@ -100,6 +101,40 @@ def test_refusals(config: Any, factory: Any, words: str, tmp_path: Path, model: 
     with pytest.raises(InputError, match=words):
         score_run(run, truth, factory)
     assert not (run / SCORE).exists()
+
+
+def test_what_a_run_names_is_used_only_if_it_is_trusted(tmp_path: Path, model: Made) -> None:
+    made, folder = model
+    run = run_of(tmp_path / "run", folder, made.truth.inputs)
+    with pytest.raises(InputError, match=f"names .*{folder}/truth.safetensors.*--trust"):
+        score_run(run)
+    assert not (run / SCORE).exists()
+    shutil.copy(folder / "truth.safetensors", tmp_path / "truth")
+    assert "floors" not in score_run(run, tmp_path / "truth")  # nothing of the folder was read
+    assert "floors" in score_run(run, folder / "truth.safetensors")  # it was named by the user
+
+    calls, config = tmp_path / "factory.py", {"model": "a:b", "trained": str(folder), "seed": 0}
+    calls.write_text("def make(**arguments): raise RuntimeError(f'called with {arguments}')")
+    config |= {"arguments": {"path": "/etc"}, "card": {"shape": [16]}}
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    asked = run, tmp_path / "truth", f"{calls}:make"
+    with pytest.raises(InputError, match=r"arguments \{'path': '/etc'\}.*--trust"):
+        score_run(*asked)
+
+
+def test_a_score_is_not_lost_to_another_truth(tmp_path: Path, model: Made) -> None:
+    made, folder = model
+    run, other = run_of(tmp_path / "run", folder, made.truth.inputs), tmp_path / "other"
+    datasets.save(datasets.sphere(16, 4, seed=7), other)
+    score_run(run, folder / "truth.safetensors")
+    before = (run / SCORE).read_bytes()
+    with pytest.raises(InputError, match=r"score\.json: was made with another truth.*--renew"):
+        score_run(run, other)
+    assert (run / SCORE).read_bytes() == before
+    assert score_run(run, other, renew=True)["score"]["recovered"] == 0
+    assert score_run(run, other)["score"]["recovered"] == 0  # the same once more
+    (run / SCORE).write_text("{")
+    assert score_run(run, folder / "truth.safetensors")["score"]["recovered"] == 1
 
 
 def scored(tmp_path: Path, known: Data, samples: Tensor, **changes: Any) -> dict[str, Any]:

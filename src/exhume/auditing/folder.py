@@ -264,9 +264,10 @@ class RunFolder:
 
     def write_score(self, record: dict[str, Any], pairs: Mapping[str, Tensor]) -> None:
         """Write the score, and for pictures the originals beside what was recovered of them."""
-        if pairs:
-            write_tensors(self.path / MATCHED, pairs)
-        write_json(self.path / SCORE, record)
+        with files.held(self.path):
+            if pairs:
+                write_tensors(self.path / MATCHED, pairs)
+            write_json(self.path / SCORE, record)
 
 
 def _digest(tensors: Mapping[str, Tensor], record: str) -> str:

@@ -7,6 +7,7 @@ from exhume.checks import Form, count, shaped, sizes
 
 MAYBE = float | int | None  # a number; what is not finite is written as null
 SENTENCES = [str]
+INPUTS = [{"role": str, "file": str | None, "sha256": str}]
 
 
 def _maybe(form: Form) -> Callable[[str, Any], None]:
@@ -67,6 +68,7 @@ RESULT = {
     "display": dict | None,
     "claims": SENTENCES,
     "limits": SENTENCES,
+    "inputs?": INPUTS,
 }
 
 _LEVEL = dict.fromkeys(("error", "signed_error", "cosine", "psnr", "ssim"), MAYBE)
@@ -75,6 +77,7 @@ _CHANCE = {f"{word}?": kind for word, kind in {**_LEVEL, "recovered": MAYBE}.ite
 
 SCORE = {
     "data?": str,
+    "inputs?": INPUTS,
     "score": {
         "samples": _some,
         "candidates": count,

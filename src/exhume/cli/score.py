@@ -4,12 +4,12 @@ from pathlib import Path
 from typing import Any
 
 from exhume.auditing import evidence
-from exhume.auditing.folder import RunFolder
+from exhume.auditing.folder import CONFIG, RunFolder
 from exhume.cli.console import console as _console
 from exhume.cli.console import table
 from exhume.cli.gate import judge
 from exhume.evaluate.gate import limits
-from exhume.evaluate.runs import score_run
+from exhume.evaluate.runs import named, score_run
 
 FIGURES = ("recovered", "exact", "recall", "precision", "error", "cosine", "psnr", "ssim")
 
@@ -20,21 +20,29 @@ def score(
     model: str | None = None,
     held_out: Path | None = None,
     fail_over: str | None = None,
+    trust: bool = False,
+    renew: bool = False,
 ) -> None:
     """Compare a run with the training data: matches, errors, chance; floors and angles.
 
     Args:
         run: folder of an audit.
-        truth: the training data; truth.safetensors in the model's folder if left out.
+        truth: the training data, such as truth.safetensors in the model's folder.
         model: the factory of a model of your own, once more; without it there are no floors.
         held_out: images that the model never saw, in a file as the truth; drawn if left out.
         fail_over: end with exit code 1 if more came back, such as recognisable=0.05; see
             `exhume gate`.
+        trust: use what the run's config names, which is shown: the model's folder and the truth in
+            it, weights, arguments of the factory. Not for runs that you were sent.
+        renew: put this score in the place of one that was made with another truth.
     """
     from exhume import report as reports
 
     asked = None if fail_over is None else limits(fail_over)
-    record = score_run(run, truth, model, held_out)
+    if trust:
+        names = named(RunFolder(run).settings)
+        _console().print(f"trusting {run / CONFIG}, which names {names}", markup=False)
+    record = score_run(run, truth, model, held_out, trust, renew)
     reports.write(run)
     _say(run, record)
     if asked is not None:
@@ -58,7 +66,9 @@ def _say(run: Path, record: dict[str, Any]) -> None:
     if evidence.weights_alone(RunFolder(run).result) and not record["score"]["recovered"]:
         console.print(evidence.LEVEL, markup=False)
     if "verdict" not in record:
-        console.print("give --model, the factory, to see the floor and the verdict")
+        own = RunFolder(run).settings.trained is not None
+        way = "--model, the factory, and --trust" if own else "--trust"
+        console.print(f"give {way}, if the run is yours, to see the floor and the verdict")
         return
     console.print(
         f"residual at the truth {record['residual_at_truth']:.1e}, span residual "

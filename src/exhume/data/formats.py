@@ -211,7 +211,8 @@ def _python_batch(path: Path) -> Batch:
     try:
         raw = path.read_bytes()
         for code, value, _ in pickletools.genops(raw):  # numbers here are sizes of what is made
-            if ("PUT" in code.name and value >= len(raw)) or "BYTEARRAY" in code.name:
+            index = value if "PUT" in code.name and isinstance(value, int) else 0
+            if index >= len(raw) or "BYTEARRAY" in code.name:
                 raise pickle.UnpicklingError("it asks for more memory than it holds")
         batch = _Unpickler(io.BytesIO(raw), encoding="bytes").load()
         images, labels = batch[b"data"].array.reshape(-1, 3072), batch[b"labels"]

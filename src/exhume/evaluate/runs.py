@@ -8,7 +8,7 @@ from torch import Tensor
 
 from exhume import data
 from exhume.auditing.evidence import by_recognition, counts, ratio, verdict
-from exhume.auditing.folder import CANDIDATES, MATCHED, RESULT, SCORE, RunFolder
+from exhume.auditing.folder import CANDIDATES, CONFIG, MATCHED, RESULT, SCORE, RunFolder
 from exhume.auditing.settings import Settings
 from exhume.equation.problem import Premise, Problem
 from exhume.errors import InputError
@@ -16,6 +16,7 @@ from exhume.evaluate import feature_space
 from exhume.evaluate.controls import chance
 from exhume.evaluate.recognition import Recognised, are_images, recognised
 from exhume.evaluate.scoring import pictures, score
+from exhume.files import digest_of
 from exhume.models.folder import TRUTH
 from exhume.models.inputs import inputs
 from exhume.models.opening import open_model
@@ -25,14 +26,21 @@ __all__ = ["MATCHED", "SCORE", "score_run"]
 
 
 def score_run(
-    run: Path, truth: Path | None = None, model: str | None = None, held_out: Path | None = None
+    run: Path,
+    truth: Path | None = None,
+    model: str | None = None,
+    held_out: Path | None = None,
+    trust: bool = False,
+    renew: bool = False,
 ) -> dict[str, Any]:
     """Match the candidates of a run to the truth; write score.json, and return what it holds.
 
-    For images, the pairs are written too. A run folder may come from anyone, so no factory is
-    called because the run names it: floors and angles of a model of one's own need it named again,
-    as `model`. The truth is the file in the model's folder unless given; images for the control are
-    drawn from the source of the truth, if that is a set of `exhume.data.load`, unless given.
+    For images, the pairs are written too. A run folder may come from anyone: what its config names
+    (a model's folder with its truth, weights, arguments of a factory) is used where `trust` says
+    so, or where the truth is given in that very folder; and no factory is called because a run
+    names it, only as `model`. A score made with another truth is kept, unless `renew` gives it up.
+    Images for the control are drawn from the source of the truth, if that is a set of
+    `exhume.data.load`, unless given.
     """
     if run.is_dir() and not (run / RESULT).exists():
         raise InputError(f"{run}: holds no finished audit; go on with exhume audit … --resume.")
@@ -43,11 +51,18 @@ def score_run(
         raise InputError(f"{run}: is an audit of your own model; name its training data: --truth.")
     if model is not None and (settings.model is None or not own):
         raise InputError(f"model: {run} is an audit of a model that has no factory; leave it out.")
+    place = None if own else Path(settings.model or "").resolve()
+    trust = trust or (truth is not None and truth.resolve().parent == place)
+    if not trust and (truth is None or model is not None):
+        advice = "Give --trust if these are yours and meant, or --truth alone for another file"
+        raise InputError(f"{run / CONFIG}: names {named(settings)}. {advice}.")
     truth = truth or Path(settings.model or "") / TRUTH
     known = data.read(truth)
     if known.dim != samples.shape[1]:
         theirs = f"but the candidates of {run} have {samples.shape[1]}; is it of another model?"
         raise InputError(f"{truth}: holds samples of dimension {known.dim}, {theirs}")
+    if not renew:
+        _check_same_truth(folder, truth)
     found = score(samples, known)
     others = {"truth": truth, "held out": held_out}
     files = {"result": run / RESULT, "candidates": run / CANDIDATES} | others
@@ -57,7 +72,7 @@ def score_run(
         "score": found.to_dict(),
         "chance": chance(known, len(samples), seed=result["seed"]).to_dict(),
     }
-    if not own or model is not None:
+    if trust and (not own or model is not None):
         settings = settings if model is None else replace(settings, model=model)
         record |= _against_the_model(settings, folder, known, record["score"])
     pairs = {}
@@ -71,6 +86,29 @@ def score_run(
         pairs = {"originals": originals.float(), "reconstructions": candidates.float()}
     folder.write_score(record, pairs)
     return record
+
+
+def named(settings: Settings) -> str:
+    """Say what the config of a run would have us read, or hand to a factory."""
+    said = {"model": settings.model, "trained": settings.trained, "initial": settings.initial}
+    if settings.model is not None and settings.trained is None:
+        said["truth"] = str(Path(settings.model) / TRUTH)
+    words = [f"{role} {file}" for role, file in said.items() if file is not None]
+    return "; ".join([*words, *([f"arguments {settings.arguments}"] if settings.arguments else [])])
+
+
+def _check_same_truth(folder: RunFolder, truth: Path) -> None:
+    """Refuse to write over a score that was made with another truth."""
+    try:
+        scored = folder.scored or {}
+    except InputError:
+        return  # a damaged score is no loss
+    before = {entry["sha256"] for entry in scored.get("inputs", ()) if entry["role"] == "truth"}
+    if before and digest_of(truth) not in before:
+        advice = "Give --renew if this one is right: that score is gone then"
+        raise InputError(
+            f"{folder.path / SCORE}: was made with another truth than {truth}. {advice}."
+        )
 
 
 def _held_out(known: data.Data, file: Path | None, seed: int) -> data.Data | None:
