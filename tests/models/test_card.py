@@ -1,8 +1,11 @@
 """Data cards: what a file may say of the inputs, what follows from it, and what is refused."""
 
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+import torch
+import yaml
 
 from exhume.equation.domain import Box, Sphere, SphereInBox
 from exhume.errors import InputError
@@ -37,7 +40,15 @@ def test_a_card_is_read_from_a_file(tmp_path: Path) -> None:
         ("{shape: [3], range: [1, 0]}", "range: expected"),
         ("{shape: [3], range: [0, .inf]}", "range: expected"),
         ("{shape: [3, 2, 2], mean: [1, 2]}", "mean: expected a number, or one for each of 3"),
-        ("{shape: [4], mean: [1, 2, 3, 4]}", "mean: expected a number, got"),
+        ("{shape: [4, 4], mean: [1, 2, 3, 4]}", "mean: expected a number, got"),
+        ("{shape: [4], mean: [1, 2, 3]}", "mean: expected a number, or one for each of 4 columns"),
+        ("{shape: [2], range: [[0, 1], [3, 2]]}", "range: expected a number above 3"),
+        ("{shape: [3], range: [[0, 1], [2, 3]]}", "range: expected"),
+        ("{shape: [2, 2], range: [[0, 1], [2, 3]]}", "range: expected"),
+        ("{shape: [2], columns: [a]}", "columns: expected one name for each entry"),
+        ("{shape: [2], columns: [a, a]}", "columns: expected one name for each entry"),
+        ("{shape: [2], columns: [a, 3]}", "columns: expected one name for each entry"),
+        ("{shape: [2, 2], columns: [a, b]}", "columns: expected one name for each entry"),
         ("{shape: [3], norm: 1" + "0" * 400 + "}", "norm: expected a number above 0"),
         ("{shape: [3], std: 0}", "std: expected"),
         ("{shape: [3], norm: unit}", "norm: expected"),
@@ -61,6 +72,22 @@ def test_pixels_and_inputs_are_each_others_inverse() -> None:
     low, high = box.bounds.value.reshape(2, 2, 3, 3)
     assert (low[1] + 5).abs().max() < 1e-6 > (high[1] - 20).abs().max()
     assert DataCard((4,), range=(0, 1)).display is None
+
+
+def test_rows_of_a_table_have_columns_of_their_own() -> None:
+    card = DataCard((2,), ((18, 90), (0, 1)), (50, 0.5), (10, 0.25), columns=("age", "ill"))
+    box = card.domain()
+    assert isinstance(box, Box)
+    torch.testing.assert_close(box.bounds.value.tolist(), [[-3.2, -2.0], [4.0, 2.0]])
+    assert card.display is None and card.table is not None
+    names, values = card.table
+    assert names == ("age", "ill")
+    assert values.to_pixels(torch.tensor([[1.0, -1.0]])).tolist() == [[60.0, 0.25]]
+    known = ("the range of each column (0 to 90)", "shift and scale of the values")
+    assert card.knows == (*known, "the names of the columns")
+    assert DataCard.of(yaml.safe_load(yaml.safe_dump(asdict(card)))) == card  # as in config.yaml
+    assert DataCard((2,), norm=3).table is None is DataCard((2, 2), range=(0, 1)).table
+    assert DataCard((2,), range=(0, 1)).table[0] == ("1", "2")
 
 
 def test_norm_and_range_are_both_kept_if_they_meet() -> None:

@@ -14,7 +14,7 @@ from exhume.errors import InputError, listed
 from exhume.features.network import Network, Weights, moved
 from exhume.features.weights import Mapped
 from exhume.models import formulation
-from exhume.models.card import DataCard
+from exhume.models.card import NOT_TOLD, DataCard
 from exhume.models.factory import load_factory
 from exhume.models.folder import CARD, INITIAL, TRAINED, is_network, read_model, read_network
 from exhume.models.formulation import DRIFT, LAZY, POINT, Known, Told, needed, premise_named
@@ -191,6 +191,8 @@ def _open_weights(
             said = "says that only the last layer was trained, the premise that all were"
             raise InputError(f"{ZERO_HEAD}: {said}; leave one out.")
     prepared, after, card = _prepared(source, check)
+    if card.rows and not card.told and source.known.public is None:
+        raise InputError(NOT_TOLD.format(card.dim))
     network = prepared.network
     if premise is Premise.CHANGE:
         parameters = parameters or "last"
@@ -205,7 +207,7 @@ def _open_weights(
         problem, warnings = _rounded(problem, before, after)
     else:
         parameters, point = "all", "final"
-        domain = None if card.range is None and card.norm is None else card.domain()
+        domain = card.domain() if card.told else None
         told = Told(domain, card.display, card.knows)
         saved = [_started(source, network, after), after] if target == "change" else [after]
         *start, weights = _together(*saved)
@@ -222,8 +224,7 @@ def _open_weights(
 
 def _domain(card: DataCard, public: Tensor | None) -> Domain:
     """Return where inputs may lie: as told, else up to a width beyond the range of public ones."""
-    told = card.range is not None or card.norm is not None
-    if told or public is None or not public.max() > public.min():
+    if card.told or public is None or not public.max() > public.min():
         return card.domain()
     low, high = float(public.min()), float(public.max())
     return Box(2 * low - high, 2 * high - low)
