@@ -110,7 +110,9 @@ def test_a_named_model_is_scored_anywhere(tmp_path: Path, monkeypatch: pytest.Mo
     torch.save(victim.trained, "after.pt")
     data.save(victim.truth, "truth.safetensors")
     files = ("./net.py:model", "before.pt", Path("after.pt"))
-    exhume.audit(*files, (16,), samples=3, out="run", device="cpu")
+    with pytest.raises(InputError, match=r"rows of 16 numbers, .*--norm"):  # nothing is assumed
+        exhume.audit(*files, (16,), samples=3, out="run", device="cpu")
+    exhume.audit(*files, (16,), samples=3, out="run", device="cpu", norm="sqrt_d")
     monkeypatch.chdir(tmp_path / "elsewhere")
     record = score_run(Path("../run"), Path("../truth.safetensors"), "../net.py:model", trust=True)
     assert record["score"]["recovered"] == 1

@@ -96,7 +96,8 @@ def test_tied_weights_and_unsaved_buffers() -> None:
     model.register_buffer("offset", torch.full((16,), 0.1), persistent=False)
     initial = copy.deepcopy(model.state_dict())
     trained = {name: w + 0.01 for name, w in initial.items()}
-    problem = open_model(Source(model, trained, initial, DataCard((16,))), point="both").problem
+    source = Source(model, trained, initial, DataCard((16,), norm=4))
+    problem = open_model(source, point="both").problem
     features, x = problem.features, torch.randn(2, 16)
     assert isinstance(features, LastLayer)
     model.load_state_dict(trained)

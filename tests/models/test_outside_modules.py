@@ -154,7 +154,8 @@ UNLOCKS = (
         ("wide", ["--input-shape", 15], "all", "15 / mend the shape"),
         ("wide", ["--input-shape", 16, "--classes", 10], "all", "10 classes / 1 outputs"),
         ("wide", ["--input-shape", 16, "--arguments", '{"depth": 2}'], "all", "depth / takes"),
-        ("wide", ["--input-shape", 16, "--parameters", "heads.*"], "all", "heads.* / 4.weight"),
+        ("wide", [*MLP, "--parameters", "heads.*"], "all", "heads.* / 4.weight"),
+        ("wide", ["--input-shape", 16], "all", "rows of 16 numbers / --range / --norm"),
         (
             "convolutional",
             ["--input-shape", "1,8,8", *TANSLEY],

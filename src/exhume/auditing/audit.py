@@ -79,7 +79,7 @@ def audit(
         >>> x = torch.tensor([[1.0, 1.0, -1.0]])
         >>> model(x).backward()
         >>> after = {name: w - 1e-5 * w.grad for name, w in model.named_parameters()}
-        >>> found = audit(model, before, after, (3,), samples=1, device="cpu")
+        >>> found = audit(model, before, after, (3,), norm="sqrt_d", samples=1, device="cpu")
         >>> bool((found.samples - x).norm() < 0.1)
         True
     """

@@ -79,7 +79,7 @@ def audit(
     )
     console.print(f"report: {reports.write(out)}", markup=False)
     if asked is not None:
-        score_run(out, truth, settings.model if settings.trained else None)
+        score_run(out, truth, settings.model if settings.trained else None, trust=True)
         reports.write(out)
         judge(out, asked)
 

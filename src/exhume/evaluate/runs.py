@@ -15,7 +15,7 @@ from exhume.errors import InputError
 from exhume.evaluate import feature_space
 from exhume.evaluate.controls import chance
 from exhume.evaluate.recognition import Recognised, are_images, recognised
-from exhume.evaluate.scoring import pictures, score
+from exhume.evaluate.scoring import Score, paired, pictures, score
 from exhume.files import digest_of
 from exhume.models.folder import TRUTH
 from exhume.models.inputs import inputs
@@ -35,10 +35,10 @@ def score_run(
 ) -> dict[str, Any]:
     """Match the candidates of a run to the truth; write score.json, and return what it holds.
 
-    For images, the pairs are written too. A run folder may come from anyone: what its config names
-    (a model's folder with its truth, weights, arguments of a factory) is used where `trust` says
-    so, or where the truth is given in that very folder; and no factory is called because a run
-    names it, only as `model`. A score made with another truth is kept, unless `renew` gives it up.
+    For images and tables, the pairs are written too. A run folder may come from anyone: what its
+    config names (a model's folder with its truth, weights, arguments of a factory) is used where
+    `trust` says so, or where the truth is given in that very folder; and no factory is called
+    because a run names it, only as `model`. A score made with another truth is kept, unless `renew` gives it up.
     Images for the control are drawn from the source of the truth, if that is a set of
     `exhume.data.load`, unless given.
     """
@@ -75,17 +75,29 @@ def score_run(
     if trust and (not own or model is not None):
         settings = settings if model is None else replace(settings, model=model)
         record |= _against_the_model(settings, folder, known, record["score"])
-    pairs = {}
+    seen = None
     if are_images(known.shape):
         seen = recognised(samples, known, _held_out(known, held_out, result["seed"]))
         record["recognised"] = seen.to_dict()
-        if by_recognition(result, record):
-            pairs = _best_pairs(seen)
-    if len(known.shape) > 1 and not pairs:
-        originals, candidates = pictures(known, samples, found.matched, found.flipped)
-        pairs = {"originals": originals.float(), "reconstructions": candidates.float()}
-    folder.write_score(record, pairs)
+    shown = seen if by_recognition(result, record) else None
+    folder.write_score(record, _pairs(folder, known, found, shown))
     return record
+
+
+def _pairs(
+    run: RunFolder, known: data.Data, found: Score, seen: Recognised | None
+) -> dict[str, Tensor]:
+    """Return what is shown beside its original: images in [0, 1], or rows as the model has them."""
+    card = run.settings.card
+    if card is not None and card.table is not None:
+        pair = known.inputs, paired(run.samples, found.matched, found.flipped)
+    elif seen is not None:
+        return _best_pairs(seen)
+    elif len(known.shape) > 1:
+        pair = pictures(known, run.samples, found.matched, found.flipped)
+    else:
+        return {}
+    return {"originals": pair[0].float(), "reconstructions": pair[1].float()}
 
 
 def named(settings: Settings) -> str:

@@ -170,11 +170,16 @@ def pictures(
     A candidate has its sign set right, and the norm of its true sample before rescaling. Where a
     sample has none, the image is NaN. The last two arguments are those of a `Score`.
     """
-    x = truth.inputs.detach().to("cpu", torch.float64)
-    y = take(samples.to(x), matched, missing=math.nan)
-    found, norms = torch.where(flipped[:, None], -y, y), truth.transform.norms
+    x, norms = truth.inputs.detach().to("cpu", torch.float64), truth.transform.norms
+    found = paired(samples.to(x), matched, flipped)
     norms = None if norms is None else norms.detach().cpu()
     return truth.images(x, norms).clamp(0, 1), truth.images(found, norms).clamp(0, 1)
+
+
+def paired(samples: Tensor, matched: Tensor, flipped: Tensor) -> Tensor:
+    """Return the candidate of each true sample with its sign set right, (n, d); NaN for none."""
+    y = take(samples, matched, missing=math.nan)
+    return torch.where(flipped[:, None], -y, y)
 
 
 def true_inputs(truth: Data | Tensor) -> tuple[Tensor, Tensor]:

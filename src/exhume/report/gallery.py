@@ -51,7 +51,7 @@ class Gallery(NamedTuple):
 def gallery(run: RunFolder) -> Gallery | None:
     """Show pairs where the truth was given, otherwise the candidates; None if there is nothing."""
     matched = run.matched()
-    if matched is not None and run.scored is not None:
+    if matched is not None and run.scored is not None and len(run.shape) > 1:
         if by_recognition(run.result, run.scored):
             return likenesses(run)
         return pairs(*matched, run.errors(), run.scored["score"]["thresholds"])

@@ -20,6 +20,7 @@ from exhume.auditing.folder import RunFolder, read_run
 from exhume.files import write_private
 from exhume.report import figures
 from exhume.report.gallery import gallery, grade
+from exhume.report.table import table
 from exhume.wording import duration, finite, number, percent, plural
 
 # Longer tables are cut here, so that a browser can still show them; score.json has every row
@@ -74,6 +75,7 @@ def write(run: Path, redact: bool = False) -> Path:
             cards=cards(folder),
             counts=counts(scored["score"]) if scored else None,
             gallery=None if redact else gallery(folder),
+            table=None if redact else table(folder),
             progress=figures.progress(folder.events, finite(extras.get("residual_at_truth"))),
             rank=rank_of(result),
             ratio=ratio,

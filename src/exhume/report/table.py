@@ -1,0 +1,58 @@
+"""Rows of a table as values under the names of their columns, beside the truth where that is."""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from exhume.auditing.folder import RunFolder
+from exhume.errors import InputError
+from exhume.report.gallery import LIMIT, grade
+from exhume.wording import number
+
+COLUMNS = 40  # The page shows this many at most: more cannot be read side by side
+
+
+class Line(NamedTuple):
+    """A line has the number and grade of its sample (empty but for the first), a word, values."""
+
+    label: str
+    grade: str
+    word: str
+    entries: list[str]
+
+
+class Table(NamedTuple):
+    """A table has the names of its columns, lines, and how many samples and columns it lacks."""
+
+    columns: list[str]
+    lines: list[Line]
+    left_out: int
+    columns_left_out: int
+
+
+def table(run: RunFolder) -> Table | None:
+    """Show candidates in the units of the data, with truth and difference; None for other data."""
+    try:
+        card = run.settings.card
+    except InputError:  # damaged, and shown as it is
+        return None
+    if card is None or card.table is None or card.dim != run.samples.shape[1]:
+        return None
+    (names, units), matched, lines = card.table, run.matched(), []
+    if matched is None or run.scored is None:
+        order = run.sizes.argsort(descending=True, stable=True)[:LIMIT].tolist()
+        values, total = units.to_pixels(run.samples), len(run.samples)
+        lines = [Line(f"{i + 1}", "", "found", _words(values[i])) for i in order]
+    else:
+        (true, found), total = (units.to_pixels(rows) for rows in matched), len(matched[0])
+        grades = [grade(x, run.scored["score"]["thresholds"]) for x in run.errors()]
+        for i in range(min(total, LIMIT)):
+            lines.append(Line(f"{i + 1}", grades[i], "true", _words(true[i])))
+            lines.append(Line("", "", "found", _words(found[i])))
+            lines.append(Line("", "", "difference", _words(found[i] - true[i])))
+    columns = list(names[:COLUMNS])
+    return Table(columns, lines, max(0, total - LIMIT), max(0, len(names) - COLUMNS))
+
+
+def _words(values: Tensor) -> list[str]:
+    return [number(x, "–") for x in values[:COLUMNS].tolist()]
