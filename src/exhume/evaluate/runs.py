@@ -38,8 +38,8 @@ def score_run(
     For images and tables, the pairs are written too. A run folder may come from anyone: what its
     config names (a model's folder with its truth, weights, arguments of a factory) is used where
     `trust` says so, or where the truth is given in that very folder; and no factory is called
-    because a run names it, only as `model`. A score made with another truth is kept, unless `renew` gives it up.
-    Images for the control are drawn from the source of the truth, if that is a set of
+    because a run names it, only as `model`. A score made with another truth is kept, unless `renew`
+    gives it up. Images for the control are drawn from the source of the truth, if that is a set of
     `exhume.data.load`, unless given.
     """
     if run.is_dir() and not (run / RESULT).exists():
