@@ -1,5 +1,6 @@
 """Methods on random features: exact recovery where theory promises it, honest failure elsewhere."""
 
+import itertools
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -94,6 +95,18 @@ def test_observers_see_every_move_and_out_of_budget_the_best_so_far_is_returned(
     assert (none.outcome, none.steps, len(none.samples)) == (Outcome.BUDGET, 0, 6)
     late = reconstruct(truth.problem, 6, time_limit=1.0, resume=pack(moves[2], 1.0))
     assert (late.outcome, late.steps) == (Outcome.BUDGET, moves[2].total_steps)
+
+
+def test_a_time_limit_ends_a_step_between_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = itertools.count()  # a clock that goes on by one whenever it is looked at
+    monkeypatch.setattr("exhume.methods.time.perf_counter", lambda: float(next(ticks)))
+    truth = single(20, 5, 5, "relu", 1, 15)
+    start, ends = reconstruct(truth.problem, 5, time_limit=0), []
+    for limit in (8, 16):
+        found = reconstruct(truth.problem, 5, time_limit=limit)
+        assert found.outcome is Outcome.BUDGET and 3 <= found.products < limit  # of 40 a step
+        ends.append(found.residual)
+    assert ends[1] < ends[0] < start.residual  # what was done is kept
 
 
 def test_a_budget_of_products_ends_a_run_at_the_same_place_every_time_and_nan_at_once() -> None:

@@ -27,6 +27,7 @@ from exhume.methods.stationary import default_for
 from exhume.methods.tansley2026 import Tansley2026, confined
 from exhume.recipes import Recipe
 from exhume.solvers import Outcome
+from exhume.solvers.budget import until
 
 # Where the weights are the target, `exhume` is `Stationary`.
 METHODS: dict[str, Callable[[], Method]] = {
@@ -134,14 +135,17 @@ def reconstruct(
     if samples is not None and samples > (width := problem.features.width):
         raise InputError(f"samples: {samples} are more than the {width} features; all would fit.")
     start = time.perf_counter() - (resume.seconds if resume else 0.0)
-    seconds, products = (math.inf if x is None else x for x in (time_limit, product_limit))
+    products = math.inf if product_limit is None else product_limit
+
+    def late() -> bool:
+        return time_limit is not None and time.perf_counter() - start >= time_limit
+
     problem = seen_by(recipe, problem)
     with threads_for(problem, samples):
         progress = unpack(problem, resume) if resume else recipe.init(problem, samples, seed)
-        while progress.outcome is None and progress.total_products < products:
-            if time.perf_counter() - start >= seconds:
-                break
-            progress = recipe.advance(problem, progress)
+        while progress.outcome is None and progress.total_products < products and not late():
+            with until(late):
+                progress = recipe.advance(problem, progress)
             if observe is not None:
                 observe(progress, time.perf_counter() - start)
         fit = recipe.finish(problem, progress)

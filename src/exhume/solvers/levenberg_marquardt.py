@@ -19,6 +19,7 @@ from exhume.equation.coefficients import factor
 from exhume.equation.objective import Fit, curvature, descent, fitted, gauss_newton
 from exhume.equation.problem import Problem
 from exhume.solvers import PASSING, Outcome, State, judged
+from exhume.solvers.budget import spent
 from exhume.solvers.recycling import Pair, deflated, newest, normalised
 
 LEAST_DAMPING = 1e-7  # steps are Gauss-Newton's long before
@@ -44,8 +45,9 @@ def conjugate_gradients(
 ) -> tuple[Tensor, int]:
     """Solve B D = b for a positive definite B, both (n, d), with at most so many products.
 
-    Stops when the preconditioned residual √⟨r, M⁻¹r⟩ has fallen by `tolerance`, and returns how
-    many products were used, too. The path is given what was reached after 1, 2, 4, 8, … of them.
+    Stops when the preconditioned residual √⟨r, M⁻¹r⟩ has fallen by `tolerance`, or the run's budget
+    is spent, and returns how many products were used, too. The path is given what was reached after
+    1, 2, 4, 8, … of them.
 
     Example:
         >>> D, used = conjugate_gradients(lambda q: 2 * q, torch.ones(1, 3), lambda r: r, 1e-6, 9)
@@ -56,7 +58,7 @@ def conjugate_gradients(
     search = scaled = preconditioner(residual)
     energy = first = _inner(residual, scaled)
     used = 0
-    while used < products and energy > 0:
+    while used < products and energy > 0 and not (used and spent()):
         used += 1
         image = operator(search)
         length = energy / _inner(search, image)
@@ -122,6 +124,8 @@ class LevenbergMarquardt:
         for shorter in reversed(path or ()):
             if shorter is direction:
                 continue
+            if spent():
+                break
             moved = problem.domain.project(state.fit.candidates + shorter)
             other = fitted(problem, moved, state.fit)
             if fit.cost < before and not other.cost < fit.cost:
