@@ -7,8 +7,9 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
+import exhume
 from exhume import data, victims
 from exhume.equation.problem import FirstLayer
 from exhume.errors import InputError
@@ -154,3 +155,22 @@ def test_the_energy_rule_leaves_out_a_millionth() -> None:
     assert found.rank == 4 and estimate(layer, "gap").rank == 5  # which has 7e-8 of the energy
     assert outside(found, x[:4]) < 1e-6
     torch.testing.assert_close(found.spectrum[:5], sizes, rtol=1e-6, atol=1e-9)
+
+
+def test_as_many_samples_are_sought_as_the_first_layer_has_directions() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(12, 40), nn.Tanh(), nn.Linear(40, 3))
+    before = {name: w.clone() for name, w in model.state_dict().items()}
+    x, y = torch.randn(4, 12), torch.arange(4) % 3
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(20):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    told = {"product_limit": 5, "device": "cpu", "norm": "sqrt_d"}
+    found = exhume.audit(model, before, model.state_dict(), (12,), **told)
+    assert found.found.counted == len(found.samples) == 4
+    assert any("was not told: 4 were sought" in sentence for sentence in found.limits)
+    noisy = {name: w + 1e-3 * torch.randn(w.shape) for name, w in model.state_dict().items()}
+    other = exhume.audit(model, before, noisy, (12,), **told)  # no span ends there
+    assert other.found.counted is None and "was not told" not in " ".join(other.limits)

@@ -160,6 +160,12 @@ def limits(problem: Problem, found: Reconstruction) -> list[str]:
             "is not known without the truth: a residual above zero does not show that a sample is "
             "missing, nor a smaller one that none is."
         )
+    if found.counted is not None:
+        said.append(
+            f"The number of samples was not told: {found.counted} were sought, as many as the "
+            "directions in which the first layer changed. There are more if some samples are "
+            "combinations of others; give their number then."
+        )
     if found.rank is not None:
         said.append(
             f"Candidates were sought in the {found.rank} directions in which the first layer "

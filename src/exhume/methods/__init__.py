@@ -26,6 +26,7 @@ from exhume.methods.simudy2025 import SimuDy2025
 from exhume.methods.stationary import default_for
 from exhume.methods.tansley2026 import Tansley2026, confined
 from exhume.recipes import Recipe
+from exhume.search.subspace import directions
 from exhume.solvers import Outcome
 from exhume.solvers.budget import until
 
@@ -62,6 +63,7 @@ class Reconstruction:
     explained: int | None = None  # candidates that explained the weights, where more were tried
     rank: int | None = None  # dimension of the subspace that confined candidates; None for all
     recipe: Recipe | None = None  # of a simulated run, with what was found of it
+    counted: int | None = None  # directions of the first layer, in the place of a number not told
 
 
 def method_named(method: str | Method, problem: Problem | None = None) -> Method:
@@ -132,6 +134,9 @@ def reconstruct(
     """
     check_numbers(samples, seed, time_limit, product_limit)
     recipe = method_named(method, problem)
+    counted = None
+    if samples is None and problem.premise is Premise.CHANGE:
+        samples = counted = directions(problem.first_layer)
     if samples is not None and samples > (width := problem.features.width):
         raise InputError(f"samples: {samples} are more than the {width} features; all would fit.")
     start = time.perf_counter() - (resume.seconds if resume else 0.0)
@@ -163,4 +168,5 @@ def reconstruct(
         explained=progress.explained,
         rank=confined(problem, fit.candidates),
         recipe=recipe_of(fit),
+        counted=counted,
     )

@@ -25,7 +25,7 @@ from exhume.methods.exhume import Exhume, Search
 from exhume.methods.progress import Progress, stream
 from exhume.recipes import Recipe
 from exhume.search.photographs import photographs
-from exhume.search.subspace import estimate
+from exhume.search.subspace import directions
 from exhume.solvers import Outcome
 from exhume.solvers.levenberg_marquardt import DampedState, LevenbergMarquardt
 
@@ -384,13 +384,7 @@ def span_count(problem: Problem) -> int | None:
 
     Each step of SGD moves the layer in their span; no other optimiser does.
     """
-    layer = problem.first_layer
-    if layer is None or _run(problem).recipe.optimizer != "sgd":
-        return None
-    try:
-        return estimate(layer).rank
-    except InputError:  # there are as many samples as directions, or the weights are not from there
-        return None
+    return directions(problem.first_layer) if _run(problem).recipe.optimizer == "sgd" else None
 
 
 def class_gains(problem: Problem) -> Tensor:

@@ -22,6 +22,7 @@ NOISE = 1e-7  # singular values below this share of the largest are rounding: ro
 ROUNDED = 1e3  # roundings of an entry that may add up in training; what is larger has another cause
 TAIL = 1e-4  # share of the largest singular value up to which what lies beyond the gap does no harm
 ENERGY = 1e-6  # left out by the rule `energy`: samples with less than a thousandth of the largest
+LOOKED = 3072  # the most entries of an input for which the number is counted: some seconds of work
 INSTEAD = "Use the method 'exhume', or force a rank."  # where the argument breaks
 Grams = tuple[Tensor, Tensor, Tensor]  # W₀ᵀW₀, W₀ᵀΔ and ΔᵀΔ with Δ = W₁ − W₀, (d, d), in float64
 
@@ -64,6 +65,20 @@ def estimate(layer: FirstLayer, rank: int | str = "gap") -> Subspace:
         )
     gap = spectrum[r - 1].item() / max(after, NOISE)
     return Subspace(vectors[:, :r].contiguous(), spectrum, kept, gap)
+
+
+def directions(layer: FirstLayer | None) -> int | None:
+    """Return in how many directions a first layer changed: as many as there are samples.
+
+    Fewer if these depend on each other linearly. None where the span does not end clearly, where
+    there is no such layer, and where its inputs are too many to look.
+    """
+    if layer is None or layer.initial.shape[1] > LOOKED:
+        return None
+    try:
+        return estimate(layer).rank
+    except InputError:  # there are as many samples as directions, or the weights are not from there
+        return None
 
 
 def _grams(layer: FirstLayer) -> Grams:
