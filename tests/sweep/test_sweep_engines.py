@@ -9,8 +9,10 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -178,6 +180,27 @@ def nowhere() -> str:
         return f"127.0.0.1:{free.getsockname()[1]}"
 
 
+@contextmanager
+def one_byte() -> Iterator[str]:
+    """The address of a server that says one byte to everybody, and then nothing."""
+    heard: list[socket.socket] = []
+
+    def serve() -> None:
+        with suppress(OSError):  # closed, at the end
+            while True:
+                heard.append(server.accept()[0])
+                heard[-1].sendall(b"\x08")
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = Thread(target=serve, daemon=True)
+        thread.start()
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join()
+    for connection in heard:
+        connection.close()
+
+
 @pytest.mark.parametrize("engine", ["dask", "ray"])
 def test_an_engine_that_is_not_installed_or_not_there(
     engine: str, nowhere: str, tmp_path: Path, monkeypatch: Patch
@@ -187,8 +210,9 @@ def test_an_engine_that_is_not_installed_or_not_there(
         sweep.run([Square(1.0)], engine, address="127.0.0.1:1")
     pytest.importorskip({"dask": "distributed"}.get(engine, engine))
     monkeypatch.setattr(engines, "PATIENCE", 0.2)
-    with socket.create_server(("127.0.0.1", 0)) as other:
+    with socket.create_server(("127.0.0.1", 0)) as other, one_byte() as curt:
         refused = {
+            curt: "no cluster answers there",  # once the clients waited for minutes
             **dict.fromkeys((nowhere, f"tcp://{nowhere}", "none.invalid:99"), "nothing listens"),
             **dict.fromkeys(("", "127.0.0.1:99999", "a b:c", "tcp://:80"), "address"),
             f"127.0.0.1:{other.getsockname()[1]}": "no cluster answers there",

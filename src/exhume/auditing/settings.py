@@ -176,9 +176,9 @@ class Settings:
             shaped(f"labels in {source}", labels, [int])
         made = None if recipe is None else Recipe.of(recipe, f"recipe in {source}")
         known = None if labels is None else tuple(labels)
-        found = cls(**{**config, "card": told, "recipe": made, "labels": known})
-        shaped(source, vars(found), get_type_hints(cls))
-        return found
+        values = {**config, "card": told, "recipe": made, "labels": known}
+        kinds = {f"{name}?": kind for name, kind in get_type_hints(cls).items()}
+        return cls(**shaped(source, values, kinds))
 
     def located(self) -> "Settings":
         """Return the same with files named so that they are found from anywhere."""

@@ -8,6 +8,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from exhume.errors import InputError
+
 NEWTON_ROUNDS = 50  # at most; in practice fewer than ten are needed
 HALVINGS = 60  # after which a bracket is as narrow as rounding in float64 (53 bits) allows
 
@@ -93,10 +95,10 @@ class Box:
         low, high = (torch.as_tensor(x, dtype=torch.float64).cpu() for x in (self.low, self.high))
         if max(low.ndim, high.ndim) > 1 or (low.ndim == high.ndim == 1 and len(low) != len(high)):
             shapes = f"{tuple(low.shape)} and {tuple(high.shape)}"
-            raise ValueError(f"box: expected a number or one for each entry, got shapes {shapes}")
+            raise InputError(f"box: expected a number or one for each entry, got shapes {shapes}")
         both = torch.stack([low + 0 * high, high + 0 * low])  # one shape for both
         if not both.isfinite().all() or not (both[0] < both[1]).all():
-            raise ValueError("box: expected finite bounds with low < high everywhere")
+            raise InputError("box: expected finite bounds with low < high everywhere")
         object.__setattr__(self, "bounds", _Constant(both))
 
     @property
@@ -135,7 +137,7 @@ class Box:
         """Draw points uniform in the box."""
         low, high = self.bounds.value.unbind()
         if low.ndim == 1 and len(low) != dim:
-            raise ValueError(f"box: has bounds for {len(low)} entries, but inputs have {dim}")
+            raise InputError(f"box: has bounds for {len(low)} entries, but inputs have {dim}")
         return low + (high - low) * torch.rand(count, dim, generator=generator, dtype=torch.float64)
 
 

@@ -33,10 +33,9 @@ class Pixels:
             levels = tuple(value) if isinstance(value, list | tuple) else (value,)
             if not levels:
                 raise InputError(f"{name}: expected a number, or one for each channel, got none.")
-            for level in levels:
-                number(name, level, above=above)
-            if isinstance(value, list):
-                object.__setattr__(self, name, levels)
+            levels = tuple(number(name, level, above=above) for level in levels)
+            several = isinstance(value, list | tuple)
+            object.__setattr__(self, name, levels if several else levels[0])
             counts.append(len(levels))
         if len({*counts} - {1}) > 1:
             raise InputError(

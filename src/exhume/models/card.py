@@ -174,7 +174,8 @@ class DataCard:
     def _input(self, pixels: tuple[float, ...]) -> float | Tensor:
         """Return what a pixel value, or that of each column, becomes: a number, or (d,)."""
         same = len(pixels) == len(_levels(self.mean)) == len(_levels(self.std)) == 1
-        wide = torch.tensor([pixels], dtype=torch.float64).expand(1, 1 if same else self.dim)
+        wide = torch.tensor([list(map(float, pixels))], dtype=torch.float64)
+        wide = wide.expand(1, 1 if same else self.dim)
         values = Pixels(self.mean, self.std).to_inputs(wide)[0]
         return values.item() if same else values
 

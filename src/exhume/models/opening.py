@@ -122,7 +122,10 @@ def open_model(
             raise InputError(f"{word}: is for the premise replay; give that too, or leave it out.")
     if problem.premise.weights_alone:
         opened = replace(opened, target="weights" if problem.start is None else "change")
-    doubts = formulation.doubts(problem, samples)
+    doubts = list(formulation.doubts(problem, samples))
+    weights = getattr(problem.features, "weights", None)
+    if folder is not None and isinstance(weights, Mapped) and weights.path.parent != folder:
+        doubts.append(f"The first layer is read from {weights.path}, as the model's card says.")
     known = _inputs(source, problem) if check else ()
     return replace(opened, warnings=(*opened.warnings, *doubts), inputs=known)
 

@@ -37,6 +37,7 @@ from exhume.sweep.store import address_of
 # Seconds to wait for a cluster to answer, and three times as long for its workers: one that runs
 # answers within a fraction of a second, and without a limit its clients would wait for minutes
 PATIENCE = 3.0
+DASK, RAY = 8786, 6379  # the ports of schedulers that do not say otherwise
 # How often a cell is handed out if its worker dies each time. A worker may die by accident once,
 # and on this machine by another cell's fault twice; three times in a row is its own.
 TRIES = 3
@@ -190,7 +191,7 @@ def dask(address: str | None, workers: int | None, device: str, cells: int) -> I
     _need("distributed", "dask")
     if address is None:
         raise InputError("address: dask needs the address of a scheduler, such as host:8786.")
-    _probe(address, 8786)
+    _probe(address, DASK)
     if address.startswith(("tls://", "wss://")):
         _check_certificates(address)
     from distributed import Client, KilledWorker
@@ -276,7 +277,7 @@ def _join_ray(address: str | None) -> None:
         told = left.read_text().strip() if left.is_file() else ""
         address = os.environ.get("RAY_ADDRESS") or told or "auto"
     if address != "auto":
-        _probe(address, 6379)
+        _probe(address, RAY)
     try:
         cluster.init(address, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, RuntimeError, ValueError) as error:
@@ -298,13 +299,32 @@ def _probe(address: str, port: int) -> None:
     try:
         with socket.create_connection(place, timeout=PATIENCE) as connection:
             # Schedulers of Dask and Ray speak first, except under encryption.
-            greeting = found[1] not in (None, "tcp", "ray") or connection.recv(1)
+            greeting = found[1] not in (None, "tcp", "ray") or _greets(connection, port)
     except TimeoutError:
-        greeting = b""
+        greeting = False
     except OSError as error:
         raise InputError(f"address {address!r}: nothing listens there ({error}).") from error
     if not greeting:
         raise InputError(f"address {address!r}: no cluster answers there; correct the address.")
+
+
+def _greets(connection: socket.socket, port: int) -> bool:
+    """Tell whether the first words are a cluster's: a message of Dask's, or settings of HTTP/2."""
+    deadline = time.monotonic() + PATIENCE
+
+    def heard(count: int) -> bytes:
+        words = b""
+        while len(words) < count:
+            connection.settimeout(max(0.01, deadline - time.monotonic()))
+            if not (more := connection.recv(count - len(words))):
+                break
+            words += more
+        return words
+
+    if port == RAY:
+        return heard(9)[3:4] == b"\x04"  # length (3 bytes), type, flags, stream (4)
+    size = int.from_bytes(heard(8), "little")
+    return 0 < size < 1 << 16 and len(heard(size)) == size  # a greeting has some hundred bytes
 
 
 def last_line(error: BaseException) -> str:
