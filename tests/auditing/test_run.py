@@ -43,7 +43,10 @@ def test_a_run_folder_holds_all_that_a_report_needs(workshop: Path) -> None:
 
     result = result_of(run)
     network = {"parameters", "point", "premise", "rank", "prepared", "recipe", "target", "inputs"}
-    assert result.keys() == runs.result_of(4, (20,)).keys() | network
+    judged = {"verdict", "reason", "advice", "probabilities", "support"}
+    assert result.keys() == runs.result_of(4, (20,)).keys() | network | judged
+    assert result["verdict"] == "reconstructed" and min(result["probabilities"]) > 0.95
+    assert RunFolder(run).events[-1]["residual"] == result["residual"]  # where the chart ends
     assert (result["schema"], result["seed"], result["method"]) == (1, 0, "exhume")
     assert (result["outcome"], result["candidates"], result["samples_given"]) == ("converged", 4, 4)
     assert 0 <= result["residual"] < 1e-11

@@ -54,7 +54,7 @@ def test_vectors_from_victim_to_report(tmp_path: Path, said: Said, monkeypatch: 
     assert re.search(r"recovered\s+│\s+1\s", printed) and "residual at the truth" in printed
     assert names(RUN) == AUDITED | {SCORE}
     before = (RUN / REPORT).read_text()
-    assert "4 of 4 training samples recovered, 4 exactly." in before
+    assert "4 of 4 training samples came back: 4 exact." in before
     assert str(RUN / REPORT) in said("report", RUN) and (RUN / REPORT).read_text() == before
 
     exhume_("audit", model, "--out", "new")  # samples may be left out, and names be relative
@@ -99,7 +99,7 @@ def test_images_from_victim_to_report(workshop: Path, said: Said) -> None:
     assert torch.allclose(pairs["originals"], data.load("digits", 6).images().float(), atol=1e-6)
     exhume_("report", RUN, "--redact")
     page, redacted = ((RUN / name).read_text() for name in (REPORT, "report-redacted.html"))
-    assert all("6 of 6 training samples recovered, 6 exactly." in text for text in (page, redacted))
+    assert all("6 of 6 training samples came back: 6 exact." in text for text in (page, redacted))
     assert "data:image/png" in page and "data:image/png" not in redacted
 
 

@@ -63,8 +63,9 @@ def test_a_network_has_floors_span_and_verdict(tmp_path: Path, model: Made) -> N
 
 def test_unknowns_are_counted_in_the_subspace_of_the_run(tmp_path: Path) -> None:
     two_layer(datasets.sphere(16, 4), width=64, until=1e-4).save(tmp_path / "model")
-    for rank, words in ((None, "1.00 equations"), (4, "there are 4.00")):
-        run = run_of(tmp_path / words, tmp_path / "model", on_sphere(4, 16), rank=rank)
+    rests = {"equations": 60, "unknowns": 60, "slack": [0.1] * 4, "errors": [0.1] * 4}
+    for told, words in (({"support": rests}, "1.00 equations"), ({"rank": 4}, "below the floor")):
+        run = run_of(tmp_path / words, tmp_path / "model", on_sphere(4, 16), **told)
         assert words in score_run(run, trust=True)["verdict"]
 
 

@@ -129,10 +129,24 @@ def test_the_dictionary_holds_every_sample() -> None:
     found = torch.tensor([[0.0, -9.5, 0.0], [10.0, 0.0, 0.0]]).requires_grad_()
     record = json.loads(json.dumps(score(found, truth).to_dict(), allow_nan=False))
     assert (record["samples"], record["candidates"], record["flips"]) == (3, 2, 1)
-    assert record["thresholds"] == {"recovered": 0.1, "exact": 0.01}
+    assert record["thresholds"] == {"recovered": 0.1, "exact": 0.01, "nearer": 1 / 3}
+    assert [row["grade"] for row in record["rows"]] == ["exact", "recovered", "not found"]
     assert record["recovered"] == pytest.approx(2 / 3) and set(AGGREGATES) <= set(record)
     rows = [[row[x] for x in ("candidate", "flipped", "signed_error")] for row in record["rows"]]
     assert rows == [[1, False, 0], [0, True, pytest.approx(1.95)], [None, False, 1]]
+
+
+def test_what_is_legible_is_recognisable_whatever_the_threshold() -> None:
+    truth = 10 * torch.nn.functional.normalize(1 + 0.4 * gaussian(6, 50), dim=1)  # all alike
+    near = torch.cdist(truth, truth).fill_diagonal_(torch.inf).amin(1) / 10
+    off = torch.nn.functional.normalize(gaussian(6, 50, seed=1), dim=1)
+    for share, grade in ((0.3, "recognisable"), (0.36, "not found")):
+        result = score(truth + 10 * (share * near)[:, None] * off, truth)
+        assert (result.errors > 0.1).all() and (result.errors < 0.25).all()
+        assert {result.grade(i) for i in range(6)} == {grade} and result.recovered == 0
+        assert result.recognisable == (grade == "recognisable")
+    assert score(truth[1:2] * 0.6, truth[1:2]).recognisable == 1  # with no other sample, half
+    assert score(truth[1:2] * 0.4, truth[1:2]).recognisable == 0
 
 
 @pytest.mark.parametrize("shape", [(7, 6), (28, 28), (3, 8, 10), (3, 3)])

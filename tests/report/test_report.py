@@ -129,11 +129,11 @@ def test_the_page_with_the_truth(tmp_path: Path) -> None:
     run = run_of(tmp_path / "run", faces())
     text = page(run)
     assert page(run) == text  # the same run, the same bytes
-    assert "<h1>10 of 10 training samples recovered, 10 exactly.</h1>" in text
+    assert "<h1>10 of 10 training samples came back: 10 exact.</h1>" in text
     level = json.loads((run / "score.json").read_text())["chance"]["neighbour"]["error"]
     assert f"chance level {level:.3g}" in text and "dashed line" in text
-    assert "100 % (95 % interval 72 % to 100 %); recovered is a relative error under 0.1." in text
-    assert "10 samples of 625 entries hide d·n = 6,250." in text
+    assert "100 % (95 % interval 72 % to 100 %): 10 exact, 0 recovered, 0 recognisable" in text
+    assert "How many of them are independent is not known." in text
     assert "1.2\u00a0×\u00a010⁻¹¹" in text and "residual 1.2 × 10⁻¹¹" in text
 
 
@@ -149,7 +149,7 @@ def test_what_is_missing_is_said_to_be_missing(tmp_path: Path) -> None:
     (bare / "score.json").write_text(json.dumps({k: record[k] for k in ("score", "chance")}))
     (bare / "events.jsonl").unlink()
     text = page(bare)
-    assert "2 of 2 training samples recovered" in text and "No progress was recorded" in text
+    assert "2 of 2 training samples came back" in text and "No progress was recorded" in text
     assert "PSNR" not in text and "dashed line" not in text
 
 
@@ -204,10 +204,13 @@ def test_weights_alone_show_what_can_be_recognised_beside_held_out_images(tmp_pa
     found = 9 * (known.inputs + 0.05 * gaussian(20, 64))
     result = result_of(20, (8, 8), premise="margin")
     run = make_run(tmp_path / "run", found, {"model": None}, result)
-    seen = score_run(run, tmp_path / "truth")["recognised"]
+    record = score_run(run, tmp_path / "truth")
+    seen, count = record["recognised"], round(20 * record["score"]["recognisable"])
     text = page(run)
     own, other = (f"{side['ssim']} of 20" for side in (seen, seen["control"]))
-    assert f"None of 20 training samples recovered, {own} recognisable (held-out: {other})" in text
+    best = max(seen["control"]["ssims"])
+    assert count == sum(ssim > best for ssim in seen["ssims"]) > 10
+    assert f"{count} of 20 training samples came back: {count} recognisable." in text
     assert f"<td>SSIM over 0.4</td><td>{own}</td><td>{other}</td>" in text
     assert f"SSIM over 0.4 {own} ({other}); cosine over 0.8" in text  # of the card
     assert text.count("data:image/png") == 80 and "The best of the held-out images" in text
@@ -277,7 +280,7 @@ def test_a_run_on_other_models_has_no_part_on_a_network(tmp_path: Path) -> None:
         text = page(run_of(tmp_path / name, vectors(), **changes))
         assert not {"model", "floor"} & set(ids(text))
         assert "Attacked:" not in text and "by point" not in text and "Reading:" not in text
-        assert "p·m / (d·n), the limit is 1" in text and "p·m/(d·n) = 4." in text
+        assert "unknown, the limit is 1" in text and ", 4 equations for each unknown." in text
 
 
 @pytest.mark.parametrize("redact", [False, True])
@@ -324,10 +327,13 @@ def test_trained_weights_alone_and_a_ratio_in_a_subspace(tmp_path: Path) -> None
     run = network_run(tmp_path / "within", rank=8)
     edit(run, "result.json", problem={"ratio": 0.5, "width": 400})
     text = page(run)
-    assert "<dd>6.25</dd><small>p·m / (r·n) with r = 8, the limit is 1</small>" in text
-    assert "p·m/(r·n) = 6.25." in text and "The ratio of this run is 6.25" in text
+    assert "<dd>6.25</dd><small>equations for each unknown, r = 8, the limit is 1</small>" in text
+    assert ", 6.25 equations for each unknown." in text and "The ratio of this run is 6.25" in text
     assert "8 of 100 dimensions" in text and "below the counting limit" not in text
-    assert "8 samples of 100 entries, sought in a subspace of dimension 8, hide r·n = 64." in text
+    rests = {"equations": 300, "unknowns": 56, "slack": [0.0] * 8, "errors": [0.0] * 8}
+    edit(run, "result.json", support=rests)
+    said = "these are 300 equations for the 56 unknowns of 8 samples of 100 entries, sought in a"
+    assert f"{said} subspace of dimension 8." in page(run)
 
 
 def test_a_network_with_parts_missing_or_damaged(tmp_path: Path) -> None:

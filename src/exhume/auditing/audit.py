@@ -24,6 +24,9 @@ class Audit:
     samples: Tensor  # candidates (n, *shape), float64 on the CPU
     found: Reconstruction  # the same with coefficients, residual, outcome and cost
     problem: Problem  # what the attack was given
+    verdict: str  # reconstructed, partly, no evidence or cannot tell
+    probabilities: Tensor  # that each candidate is a training sample, (n,) float64
+    advice: list[str]  # what to try next
     claims: list[str]  # what may be claimed without the truth
     limits: list[str]  # what may not
     changes: tuple[str, ...]  # what was changed in the copy of the model that was attacked
@@ -98,5 +101,6 @@ def audit(
     opened = settings.open(source)
     found, result = run(settings, opened, None if out is None else Path(out), show=show)
     samples = found.samples.reshape(-1, *opened.problem.shape)
-    said = result["claims"], result["limits"]
+    chances = torch.tensor(result["probabilities"], dtype=torch.float64)
+    said = result["verdict"], chances, result["advice"], result["claims"], result["limits"]
     return Audit(samples, found, opened.problem, *said, opened.changes, opened.warnings)

@@ -1,14 +1,14 @@
 """What may be said of a run, and what may not: the only place that decides it.
 
-Without the truth: `claims` and `limits`, which result.json keeps. With it: `verdict`, which
-score.json keeps. The rest is for a reader of these two files: whoever writes a page takes the
-sentences from here, and sets them.
+Without the truth: `claims` and `limits`, which result.json keeps beside the verdict of `judgement`.
+With it, `hindsight` has the reading of score.json. The rest is for a reader of these two files:
+whoever writes a page takes the sentences from here, and sets them.
 """
 
-import math
 from collections.abc import Mapping
 from typing import Any, cast
 
+from exhume.auditing.judgement import CANNOT, SURE
 from exhume.auditing.suspects import EXPLAINED, suspects
 from exhume.equation.problem import Premise, Problem
 from exhume.features.replay import TrainingRun
@@ -20,12 +20,7 @@ from exhume.wording import finite, number, percent, plural
 Record = Mapping[str, Any]
 
 LOOSE = 0.1  # A candidate that may be this far off, relative to its norm, is not determined
-# If the samples themselves leave this residual, no search for what they explain can be trusted
-NO_TRACE = 1e-2
-# The same for trained weights alone: kinks of ReLU leave up to a tenth where the premise holds
-BROKEN = 0.2
-ABOVE = 10.0  # A residual this many times the floor is well above it, so a sample must be missing
-ROUNDING = 1e-9  # Residuals below this are taken to be equal: all of them explain the weights
+GRADES = ("exact", "recovered", "recognisable", "not found")  # of a sample, the best first
 CLEAR = 0.01  # Below this p-value, recognisable images are taken for more than chance
 
 
@@ -38,11 +33,6 @@ ELSEWHERE = (
     "labels, and that training began at these weights."
 )
 """What is said of a recipe by which nothing was found."""
-
-
-def ratio(problem: Problem, count: int, rank: int | None = None) -> float:
-    """Return the equations for each unknown: p·m/(d·n), or p·m/(r·n) in a subspace of rank r."""
-    return problem.target.numel() / max(1, (rank or problem.dim) * count)
 
 
 def claims(problem: Problem, found: Reconstruction, rests: Support | None = None) -> list[str]:
@@ -175,87 +165,6 @@ def limits(problem: Problem, found: Reconstruction) -> list[str]:
     return [*said, safe]
 
 
-# With the truth
-
-
-def verdict(
-    residual: float | None,
-    floor: float,
-    recovered: int,
-    samples: int,
-    ratio: float,
-    floors: Mapping[str, float] | None = None,
-    premise: Premise = Premise.CHANGE,
-) -> str:
-    """Say what was recovered and, where that is not all, whose fault it is.
-
-    The residual is None where the run diverged. The floor is the residual that the true samples
-    leave in the same problem; `floors` has it for each point at which features may be taken, where
-    they moved. The ratio is that of equations to unknowns in the run.
-
-    Example:
-        >>> print(verdict(1e-3, 1e-8, recovered=0, samples=10, ratio=4))
-        None of 10 samples recovered. The attack failed although the trace is there: it ended at a
-        residual of 1.0e-03, and the samples themselves leave 1.0e-08. A better search could
-        succeed.
-    """
-    if recovered >= samples:
-        return f"All {samples} samples recovered; they leave a residual of {floor:.1e} themselves."
-    ended = math.inf if residual is None else residual
-    both, alone = f"{ended:.1e}, floor {floor:.1e}", premise.weights_alone
-    if ratio < ENOUGH:
-        why = (
-            f"{ratio:.2f} equations for each unknown are too few: candidates that are not samples "
-            f"explain the weights as well (residual {both}), and no search could tell them apart."
-        )
-    elif not floor < (BROKEN if alone else NO_TRACE) and not recovered:
-        why = _no_trace(floor, floors or {}, premise)
-    elif ended > ABOVE * max(floor, ROUNDING):
-        why = (
-            "The attack failed although the trace is there: it ended at a residual of "
-            f"{ended:.1e}, and the samples themselves leave {floor:.1e}. A better search could "
-            "succeed."
-        )
-    elif alone:
-        than = "better than" if ended < floor else "about as well as"
-        why = (
-            f"Candidates that are not samples explain the weights {than} the samples do (residual "
-            f"{both}). With this premise many sets do, and only a prior on the inputs "
-            "could tell them apart."
-        )
-    else:
-        below = "below the floor" if ended < floor else "as well as the samples do"
-        below = f"nearly {below}" if ended > max(floor, ROUNDING) else below
-        why = (
-            f"The attack fits {below} with wrong candidates ({both}): there are {ratio:.2f} "
-            "equations for each unknown, but the trace of what was missed is too small to be told "
-            "from the floor."
-        )
-    return f"{recovered or 'None'} of {samples} samples recovered. {why}"
-
-
-def _no_trace(floor: float, floors: Mapping[str, float], premise: Premise) -> str:
-    """Say that the samples do not explain the weights, and where they do so better."""
-    if premise.weights_alone:
-        return (
-            f"The premise {premise.value} does not hold for this model: the samples themselves "
-            f"leave a residual of {floor:.1e} of its weights, where {BROKEN:g} is the most that "
-            "kinks of ReLU account for. Training ended too early, or the initial weights are still "
-            "there. Images may be recognisable all the same: these are counted apart."
-        )
-    said = (
-        "The model holds no such trace at this width or laziness: the samples themselves leave "
-        f"a residual of {floor:.1e}, where less than {NO_TRACE:g} is asked for, so no search "
-        "of this kind can be relied on."
-    )
-    clear = {point: value for point, value in floors.items() if value < NO_TRACE}
-    if not clear:
-        return said
-    point = min(clear, key=clear.__getitem__)
-    there = f"'{point}' they leave {clear[point]:.1e}: audit it there."
-    return f"{said} With features at the point {there}"
-
-
 # For a reader of result.json and score.json
 
 
@@ -266,9 +175,17 @@ def rank_of(result: Record) -> float | None:
 
 
 def ratio_of(result: Record) -> float | None:
-    """Return the equations for each unknown of a recorded run, as `ratio` counts them."""
+    """Return the equations for each unknown of a recorded run, independent ones if known."""
+    if (rests := result.get("support")) is not None:
+        return float(rests["equations"] / max(1, rests["unknowns"]))
     full, rank = finite(result["problem"]["ratio"]), rank_of(result)
     return full if rank is None or full is None else full * result["problem"]["dim"] / rank
+
+
+def likely(result: Record) -> tuple[int, int]:
+    """Return how many candidates are very likely training samples, and how many there are."""
+    chances = [finite(x) or 0.0 for x in result.get("probabilities") or ()]
+    return sum(x >= SURE for x in chances), int(result["candidates"])
 
 
 def weights_alone(result: Record) -> bool:
@@ -276,52 +193,62 @@ def weights_alone(result: Record) -> bool:
     return Premise(result.get("premise") or "change").weights_alone
 
 
-def counts(score: Record) -> tuple[int, int, int]:
-    """Return how many samples were recovered, how many exactly, how many there were."""
-    total = int(score["samples"])
-    return round(score["recovered"] * total), round(score["exact"] * total), total
+def counts(score: Record) -> dict[str, int]:
+    """Return how many samples have each grade, the best first; all are there, with 0 for none.
+
+    Example:
+        >>> counts({"samples": 8, "exact": 0.25, "recovered": 0.5, "recognisable": 0.5})
+        {'exact': 2, 'recovered': 2, 'recognisable': 0, 'not found': 4}
+    """
+    total, within, found = int(score["samples"]), 0, {}
+    for grade in GRADES[:-1]:  # each share counts the grades before it, too
+        reached = max(within, round((finite(score.get(grade)) or 0.0) * total))
+        found[grade], within = reached - within, reached
+    return found | {GRADES[-1]: total - within}
 
 
 def headline(result: Record, scored: Record | None) -> tuple[str, str, str]:
-    """Say what was recovered, or all that may be said without the truth.
+    """Say what came back, or all that may be said without the truth.
 
     The first sentence of a report comes with its meaning, and its tone: open, calm or exposed.
     """
     if scored is None:
-        count, residual = plural(result["candidates"], "candidate"), number(result["residual"])
-        verb = "explains" if result["candidates"] == 1 else "explain"
-        sentence = {
-            Outcome.CONVERGED.value: f"{count} {verb} the weights to a residual of {residual}.",
-            Outcome.SETTLED.value: f"Settled: {count}, found again by independent trials at a "
-            f"residual of {residual}.",
-        }.get(result["outcome"], f"Not converged: {count}, and a residual of {residual}.")
-        rest = ", and whether the weights hold enough numbers to leave no other explanation."
-        meaning = (
-            "The training data were not given, so nobody may say “recovered”. What may be said is "
-            "how well the candidates explain the weights"
-        )
-        many = "; many other sets may do so as well."
-        return sentence, meaning + (many if weights_alone(result) else rest), "open"
-    recovered, exact, total = counts(scored["score"])
+        return _without_truth(result)
+    graded, total = counts(scored["score"]), int(scored["score"]["samples"])
     bars, samples = scored["score"]["thresholds"], plural(total, "training sample")
+    found, seen = total - graded["not found"], scored.get("recognised")
+    parts = [f"{number(graded[grade])} {grade}" for grade in GRADES[:-1] if graded[grade]]
     meaning = (
-        f"A sample counts as recovered when its relative error is under "
-        f"{number(bars['recovered'])}, and as exact under {number(bars['exact'])}, after a "
-        f"one-to-one match with the training data. {baseline(scored['chance'])}"
+        f"Exact is a relative error under {number(bars['exact'])}, recovered one under "
+        f"{number(bars['recovered'])}, after a one-to-one match with the training data; "
+        "recognisable is under a third of the way to the nearest other sample, or plainly the "
+        f"picture. {baseline(scored['chance'])}"
     )
-    if recovered == 0:
-        seen, sentence, tone = scored.get("recognised"), f"None of {samples} recovered.", "calm"
-        if weights_alone(result):
-            meaning += f" {LEVEL}"
-        if seen is not None:
-            _, own, other = recognition_rows(seen)[0]
-            sentence = f"None of {samples} recovered, {own} recognisable (held-out: {other})."
-            tone = "exposed" if seen["control"] and seen["p_value"] < CLEAR else "calm"
-        if tone == "calm":
-            meaning += " This says that this attack failed, not that the data are safe."
-        return sentence, meaning, tone
-    exactly = number(exact) if exact else "none"
-    return f"{number(recovered)} of {samples} recovered, {exactly} exactly.", meaning, "exposed"
+    if weights_alone(result) and not graded["exact"] + graded["recovered"]:
+        meaning += f" {LEVEL}"
+    if found:
+        return f"{number(found)} of {samples} came back: {', '.join(parts)}.", meaning, "exposed"
+    meaning += " This says that this attack failed, not that the data are safe."
+    if seen is None:
+        return f"None of {samples} came back.", meaning, "calm"
+    _, own, other = recognition_rows(seen)[0]
+    like = f"{own} are alike in SSIM (held-out: {other})"
+    return f"None of {samples} came back; {like}.", meaning, "calm"
+
+
+def _without_truth(result: Record) -> tuple[str, str, str]:
+    """Return the headline of a run whose training data were not given."""
+    sure, count = likely(result)
+    verdict, candidates = result.get("verdict", CANNOT), plural(count, "candidate")
+    sentence, tone = {
+        "reconstructed": (f"Reconstructed: all {candidates} are very likely training samples.", 1),
+        "partly": (f"Partly: {sure} of {candidates} are very likely training samples.", 1),
+        "no evidence": (f"No evidence: none of {candidates} can be told from chance.", 0),
+    }.get(verdict, (f"Cannot tell whether any of {candidates} is a training sample.", 0))
+    measured = "The training data were not given: this is what the weights alone show, and how sure"
+    meaning = f"{result.get('reason', result['sentence'])} {measured} that is."
+    shown = "exposed" if tone else "calm" if verdict == "no evidence" else "open"
+    return sentence, meaning, shown
 
 
 def cautions(result: Record, scored: Record | None) -> list[str]:
@@ -374,8 +301,9 @@ def by_recognition(result: Record, scored: Record) -> bool:
     So they are where weights alone were explained, which do not show a sample's size, and where no
     image was recovered.
     """
-    seen, none = scored.get("recognised") is not None, counts(scored["score"])[0] == 0
-    return seen and (none or weights_alone(result))
+    graded = counts(scored["score"])
+    none = not graded["exact"] + graded["recovered"]
+    return scored.get("recognised") is not None and (none or weights_alone(result))
 
 
 def recognition_rows(seen: Record) -> list[tuple[str, str, str]]:

@@ -66,13 +66,18 @@ RESULT = {
         {"changes?": SENTENCES, "warnings?": SENTENCES, "derivative_error?": MAYBE}
     ),
     "display": dict | None,
+    "verdict?": str,
+    "reason?": str,
+    "advice?": SENTENCES,
+    "probabilities?": [MAYBE],
+    "support?": {"equations": count, "unknowns": count, "slack": [MAYBE], "errors": [MAYBE]},
     "claims": SENTENCES,
     "limits": SENTENCES,
     "inputs?": INPUTS,
 }
 
 _LEVEL = dict.fromkeys(("error", "signed_error", "cosine", "psnr", "ssim"), MAYBE)
-_ROW = {"sample": count, "candidate": int | None, **_LEVEL}
+_ROW = {"grade?": str, "sample": count, "candidate": int | None, **_LEVEL}
 _CHANCE = {f"{word}?": kind for word, kind in {**_LEVEL, "recovered": MAYBE}.items()}
 
 SCORE = {
@@ -84,6 +89,7 @@ SCORE = {
         "thresholds": {"recovered": float, "exact": float},
         "recovered": float,
         "exact": float,
+        "recognisable?": MAYBE,
         "recall": float,
         "precision": float,
         "flips": count,

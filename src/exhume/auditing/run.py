@@ -16,6 +16,7 @@ from torch import Tensor
 
 from exhume.auditing import evidence
 from exhume.auditing.folder import CONFIG, SCHEMA, RunFolder, config_of
+from exhume.auditing.judgement import judge
 from exhume.auditing.settings import Settings
 from exhume.device import device_name
 from exhume.equation.problem import Premise
@@ -92,7 +93,10 @@ def _attacked(
     recorder = Recorder(folder, show)
     try:
         asked = settings.samples, settings.seed, method, settings.time_limit
-        return reconstruct(opened.problem, *asked, recorder.observe, begun, settings.product_limit)
+        most = settings.product_limit
+        found = reconstruct(opened.problem, *asked, recorder.observe, begun, most)
+        recorder.end(found)
+        return found
     except KeyboardInterrupt:
         recorder.save()
         raise
@@ -120,16 +124,23 @@ class Recorder:
         if now - self.last_event >= EVENT_SECONDS or progress.phase != self.phase:
             step, residual, phase = progress.total_steps, progress.residual, progress.phase
             settled = _settled(self.before, candidates)
-            event = Event(round(seconds, 3), step, residual, len(candidates), settled, phase)
-            if self.folder is not None:
-                self.folder.note(asdict(event))
-            if self.show is not None:
-                self.show(event)
+            self._note(Event(round(seconds, 3), step, residual, len(candidates), settled, phase))
             self.last_event, self.phase = now, progress.phase
         self.before = candidates
         if now - self.last_checkpoint >= CHECKPOINT_SECONDS:
             self.save()
             self.last_checkpoint = now
+
+    def end(self, found: Reconstruction) -> None:
+        """Note what was taken in the end: the best of all trials, cut to the number asked for."""
+        count, seconds = len(found.samples), round(found.seconds, 3)
+        self._note(Event(seconds, found.steps, found.residual, count, count, "result"))
+
+    def _note(self, event: Event) -> None:
+        if self.folder is not None:
+            self.folder.note(asdict(event))
+        if self.show is not None:
+            self.show(event)
 
     def save(self) -> None:
         """Write the checkpoint, where there is a folder for it."""
@@ -145,6 +156,7 @@ def _settled(before: Tensor | None, after: Tensor) -> int:
 
 def _result(settings: Settings, opened: Opened, found: Reconstruction) -> dict[str, Any]:
     problem, count = opened.problem, len(found.samples)
+    judged = judge(problem, found)
     started = datetime.fromtimestamp(time.time() - found.seconds, UTC)
     threat_model = asdict(problem.threat_model)
     settled = Input("settings", CONFIG, sha256(config_of(settings)).hexdigest())
@@ -185,7 +197,17 @@ def _result(settings: Settings, opened: Opened, found: Reconstruction) -> dict[s
             "derivative_error": opened.derivative_error,
         },
         "display": asdict(problem.display) if problem.display else None,
-        "claims": evidence.claims(problem, found),
+        "verdict": judged.verdict,
+        "reason": judged.reason,
+        "advice": judged.advice,
+        "probabilities": judged.probabilities.tolist(),
+        "support": {
+            "equations": judged.support.equations,
+            "unknowns": judged.support.unknowns,
+            "slack": judged.support.slack.tolist(),
+            "errors": judged.support.errors.tolist(),
+        },
+        "claims": evidence.claims(problem, found, judged.support),
         "limits": evidence.limits(problem, found),
         "inputs": [asdict(entry) for entry in (settled, *opened.inputs)],
     }

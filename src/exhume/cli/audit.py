@@ -9,6 +9,7 @@ from rich.live import Live
 from rich.text import Text
 
 from exhume import data as datasets
+from exhume.auditing import evidence
 from exhume.auditing.run import Event, run
 from exhume.auditing.settings import Settings
 from exhume.cli.console import console as _console
@@ -77,6 +78,10 @@ def audit(
         f"[bold]{result['outcome']}[/]: {result['candidates']} candidates, residual "
         f"{result['residual']:.1e}, {result['seconds']:.1f} s. {result['sentence']}"
     )
+    console.print(f"[bold]{evidence.headline(result, None)[0]}[/] {result['reason']}")
+    for name in ("claims", "advice"):
+        for sentence in result[name]:
+            console.print(f"{name.rstrip('s')}: {sentence}", markup=False)
     console.print(f"report: {reports.write(out)}", markup=False)
     if asked is not None:
         score_run(out, truth, settings.model if settings.trained else None, trust=True)

@@ -11,7 +11,8 @@ from exhume.cli.gate import judge
 from exhume.evaluate.gate import limits
 from exhume.evaluate.runs import named, score_run
 
-FIGURES = ("recovered", "exact", "recall", "precision", "error", "cosine", "psnr", "ssim")
+SHARES = ("exact", "recovered", "recognisable", "recall", "precision")
+FIGURES = (*SHARES, "error", "cosine", "psnr", "ssim")
 
 
 def score(
@@ -57,13 +58,16 @@ def _say(run: Path, record: dict[str, Any]) -> None:
         for word in FIGURES
         if record["score"].get(word) is not None
     ]
-    console = _console()
+    console, result = _console(), RunFolder(run).result
+    console.print(f"[bold]{evidence.headline(result, record)[0]}[/]")
+    for caution in evidence.cautions(result, record):
+        console.print(f"caution: {caution}", markup=False)
     console.print(table(("", "this run", "nearest other sample"), rows))
     if (seen := record.get("recognised")) is not None:
         counted = evidence.recognition_rows(seen)
         console.print(table(("recognisable by", "training images", "held-out images"), counted))
         console.print(evidence.recognition(seen), markup=False)
-    if evidence.weights_alone(RunFolder(run).result) and not record["score"]["recovered"]:
+    if evidence.weights_alone(result) and not record["score"]["recovered"]:
         console.print(evidence.LEVEL, markup=False)
     if "verdict" not in record:
         own = RunFolder(run).settings.trained is not None

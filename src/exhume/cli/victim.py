@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from exhume import data as datasets
 from exhume import victims
-from exhume.auditing.evidence import BROKEN
+from exhume.auditing.hindsight import BROKEN
 from exhume.checks import number
 from exhume.cli.console import console as _console
 from exhume.data import Data

@@ -7,7 +7,7 @@ No attack imports it. An audit is finished before this package is asked how good
     exhume.evaluate.recognised(result.samples, truth, exhume.data.held_out(truth))
 """
 
-from exhume.auditing.evidence import verdict
+from exhume.auditing.hindsight import verdict
 from exhume.evaluate.controls import Chance, chance, wrong_prior
 from exhume.evaluate.feature_space import (
     floors,

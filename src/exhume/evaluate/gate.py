@@ -4,13 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from exhume.auditing.evidence import GRADES as EVERY
 from exhume.checks import number, one_of
 from exhume.errors import InputError
 from exhume.solvers import Outcome
 from exhume.wording import percent
 
 # Grades of what came back, the strictest first; each counts the samples of those before it, too
-GRADES = ("exact", "recovered", "recognisable")
+GRADES = EVERY[:-1]
 # Ends of a search after which nothing found is no finding: it was cut off, or blew up
 CUT = (Outcome.BUDGET.value, Outcome.DIVERGED.value)
 

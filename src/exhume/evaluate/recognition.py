@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from exhume.auditing.evidence import CLEAR
 from exhume.data import Data
 from exhume.errors import InputError
 from exhume.evaluate import metrics
@@ -74,6 +75,17 @@ class Recognised:
             table = [[own, self.samples - own], [other, control.samples - other]]
             least = min(least, 3 * scipy.stats.fisher_exact(table, alternative="greater").pvalue)
         return float(least)
+
+    @property
+    def clear(self) -> Tensor:
+        """Tell which images are recognisable beyond chance, (n,): over all that are held out.
+
+        None is, without a control, or where that has nearly as many recognisable ones.
+        """
+        if self.control is None or not (self.p_value or 0.0) < CLEAR:
+            return torch.zeros(self.samples, dtype=torch.bool)
+        most = self.control.ssims.nan_to_num(0.0).amax() if self.control.samples else 0.0
+        return torch.as_tensor((self.ssims > SSIM) & (self.ssims > most))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the counts, and the two figures of every image, for JSON."""

@@ -4,18 +4,21 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from exhume import data
-from exhume.auditing.evidence import by_recognition, counts, ratio, verdict
+from exhume.auditing.evidence import by_recognition, ratio_of
 from exhume.auditing.folder import CANDIDATES, CONFIG, MATCHED, RESULT, SCORE, RunFolder
+from exhume.auditing.hindsight import Missed, verdict
 from exhume.auditing.settings import Settings
+from exhume.equation.objective import fitted
 from exhume.equation.problem import Premise, Problem
 from exhume.errors import InputError
 from exhume.evaluate import feature_space
 from exhume.evaluate.controls import chance
 from exhume.evaluate.recognition import Recognised, are_images, recognised
-from exhume.evaluate.scoring import Score, paired, pictures, score
+from exhume.evaluate.scoring import RECOVERED, Score, paired, pictures, score
 from exhume.files import digest_of
 from exhume.models.folder import TRUTH
 from exhume.models.inputs import inputs
@@ -63,7 +66,10 @@ def score_run(
         raise InputError(f"{truth}: holds samples of dimension {known.dim}, {theirs}")
     if not renew:
         _check_same_truth(folder, truth)
-    found = score(samples, known)
+    found, seen = score(samples, known), None
+    if are_images(known.shape):
+        seen = recognised(samples, known, _held_out(known, held_out, result["seed"]))
+        found = found.seen(seen.clear)
     others = {"truth": truth, "held out": held_out}
     files = {"result": run / RESULT, "candidates": run / CANDIDATES} | others
     record: dict[str, Any] = {
@@ -74,10 +80,8 @@ def score_run(
     }
     if trust and (not own or model is not None):
         settings = settings if model is None else replace(settings, model=model)
-        record |= _against_the_model(settings, folder, known, record["score"])
-    seen = None
-    if are_images(known.shape):
-        seen = recognised(samples, known, _held_out(known, held_out, result["seed"]))
+        record |= _against_the_model(settings, folder, known, found)
+    if seen is not None:
         record["recognised"] = seen.to_dict()
     shown = seen if by_recognition(result, record) else None
     folder.write_score(record, _pairs(folder, known, found, shown))
@@ -143,8 +147,18 @@ def _best_pairs(seen: Recognised) -> dict[str, Tensor]:
     }
 
 
+def _missed(problem: Problem, known: data.Data, score: Score) -> Missed | None:
+    """Return what tells why samples were missed; None where none was, or nothing does."""
+    missed = score.errors >= RECOVERED
+    if problem.premise is Premise.REPLAY or not missed.any():
+        return None
+    sizes = fitted(problem, known.inputs).shares.norm(dim=1).cpu()
+    share = float(sizes[missed].max() / sizes.max().clamp_min(torch.finfo(sizes.dtype).tiny))
+    return Missed(float(score.cosines[missed].min()), share)
+
+
 def _against_the_model(
-    settings: Settings, run: RunFolder, known: data.Data, score: dict[str, Any]
+    settings: Settings, run: RunFolder, known: data.Data, score: Score
 ) -> dict[str, Any]:
     """Return what the features of the model say of the truth."""
 
@@ -158,13 +172,13 @@ def _against_the_model(
     moved = problem.drift > 0 and premise is Premise.CHANGE
     by_point = feature_space.floors(posed, known) if moved else {}
     features = getattr(problem.features, "lazy", problem.features)  # a training run has no rows
-    recovered, _, total = counts(score)
-    enough = ratio(problem, len(samples), result.get("rank"))
+    found, enough = int((score.errors < RECOVERED).sum()), ratio_of(result) or 0.0
+    told = result["residual"], floor, found, score.samples, enough, by_point, premise
     record: dict[str, Any] = {
         "span_residual": feature_space.span_residual(features, samples, known.inputs),
         "residual_at_truth": floor,
         "floors": by_point,
-        "verdict": verdict(result["residual"], floor, recovered, total, enough, by_point, premise),
+        "verdict": verdict(*told, _missed(problem, known, score)),
     }
     if problem.first_layer is None:
         return record

@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from exhume.auditing.evidence import GRADES
 from exhume.data import Data
 from exhume.errors import InputError
 from exhume.evaluate import metrics
@@ -16,11 +17,14 @@ from exhume.wording import finite
 
 # Below this relative error a sample counts as recovered: its picture is plainly the same one
 RECOVERED = 0.1
+# A candidate is recognisable with less than this share of the nearest other sample's distance,
+# and less than half of the norm: shown both, nobody takes it for the other one
+NEARER, HALF = 1 / 3, 0.5
 EXACT = 0.01  # Below this relative error it counts as exact: a picture shows no difference any more
 
 Pairing = Callable[[Tensor], Tensor]
 IN_ROW = ("error", "signed_error", "published_error", "cosine", "psnr", "ssim")
-AGGREGATES = ("recovered", "exact", "error", "recall", "precision", *IN_ROW[1:])
+AGGREGATES = ("recovered", "exact", "recognisable", "error", "recall", "precision", *IN_ROW[1:])
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +55,10 @@ class Score:
     ssims: Tensor | None  # Structural similarity of the same; None below 3 pixels a side, too
     recovered: float  # Share of true samples whose own candidate has an error under 0.1
     exact: float  # The same under 0.01
+    # Share whose own candidate is at least recognisable: recovered, or nearer by far than any other
+    # training sample is; of images, `exhume score` counts by SSIM against held-out ones, too
+    recognisable: float
+    likenesses: Tensor  # Whether each true sample is among these
     recall: float  # Share of true samples with any candidate within 0.1
     precision: float  # Share of candidates within 0.1 of any true sample; 0 without candidates
     error: float
@@ -64,6 +72,17 @@ class Score:
         """Return the aggregates by name, for JSON: what is not finite is None."""
         return {name: finite(getattr(self, name)) for name in AGGREGATES}
 
+    def grade(self, sample: int) -> str:
+        """Return what came back of a true sample: exact, recovered, recognisable or not found."""
+        error = float(self.errors[sample])
+        reached = error < EXACT, error < RECOVERED, bool(self.likenesses[sample]), True
+        return GRADES[reached.index(True)]
+
+    def seen(self, recognised: Tensor) -> "Score":
+        """Return the score with further samples (n,) that are recognisable, as pictures."""
+        likenesses = self.likenesses | recognised
+        return replace(self, likenesses=likenesses, recognisable=_share(likenesses))
+
     def to_dict(self) -> dict[str, Any]:
         """Return everything, for JSON: what is not finite, or not there, is None."""
         columns = {name: getattr(self, f"{name}s") for name in IN_ROW}
@@ -71,6 +90,7 @@ class Score:
             {
                 "sample": i,
                 "candidate": j if j >= 0 else None,
+                "grade": self.grade(i),
                 "flipped": bool(self.flipped[i]),
                 **{k: None if v is None else finite(float(v[i])) for k, v in columns.items()},
             }
@@ -79,7 +99,7 @@ class Score:
         return {
             "samples": self.samples,
             "candidates": self.candidates,
-            "thresholds": {"recovered": RECOVERED, "exact": EXACT},
+            "thresholds": {"recovered": RECOVERED, "exact": EXACT, "nearer": NEARER},
             **self.summary(),
             "flips": self.flips,
             "rows": rows,
@@ -100,6 +120,8 @@ def score(samples: Tensor, truth: Data | Tensor) -> Score:
         ([1, 0, -1], [0.05, 0.0, 1.0])
         >>> round(result.recovered, 3), round(result.exact, 3), result.flips
         (0.667, 0.333, 1)
+        >>> [result.grade(i) for i in range(3)]
+        ['recovered', 'exact', 'not found']
     """
     return measure(samples, truth, assign)
 
@@ -120,11 +142,15 @@ def measure(
         costs.fill_diagonal_(math.inf)
         published_costs.fill_diagonal_(math.inf)
 
+    others = distances(x, x) / norms[:, None]
+    nearby = others.fill_diagonal_(math.inf).amin(1)
+
     matched = pair(costs)
     paired = take(y, matched)
     flipped = (x * paired).sum(1) < 0
     aligned = torch.where(flipped[:, None], -paired, paired)
     errors = metrics.errors(x, aligned)
+    likenesses = (errors < RECOVERED) | (errors < (NEARER * nearby).clamp(max=HALF))
 
     def either_sign(truth: Tensor, found: Tensor) -> Tensor:
         return torch.minimum(metrics.errors(truth, found), metrics.errors(truth, -found))
@@ -153,6 +179,8 @@ def measure(
         ssims=ssims,
         recovered=_share(errors < RECOVERED),
         exact=_share(errors < EXACT),
+        recognisable=_share(likenesses),
+        likenesses=likenesses,
         recall=_share(closest < RECOVERED),
         precision=_share(either_sign(x[costs.argmin(0)], y) < RECOVERED),
         psnr=None if psnrs is None else float(psnrs.nanmedian()),

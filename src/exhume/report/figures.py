@@ -89,7 +89,7 @@ def progress(
 
 @matplotlib.rc_context(STYLE)
 def law(ratio: float) -> Markup:
-    """Draw where a run stands on the axis of p·m/(d·n), the counting limit at 1."""
+    """Draw where a run stands on the axis of equations for each unknown, the limit at 1."""
     place = math.log10(ratio)
     room = max(1.0, 0.4 * abs(place))  # for the words at either end
     low, high = math.floor(min(0.0, place) - room), math.ceil(max(0.0, place) + room)
@@ -115,7 +115,7 @@ def law(ratio: float) -> Markup:
     ticks = _decades(low, high)
     names = [f"{10.0**k:g}" if abs(k) < 4 else power_of_ten(k) for k in ticks]
     axes.set_xticks([10.0**k for k in ticks], names)
-    axes.set_xlabel("numbers for each unknown, p·m / (d·n)")
+    axes.set_xlabel("equations for each unknown")
     axes.set_yticks([])
     axes.spines[["left", "right", "bottom"]].set_visible(False)
     return plots.inline(figure, VARIABLES)

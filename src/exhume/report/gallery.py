@@ -5,7 +5,7 @@ import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from exhume.auditing.evidence import by_recognition
+from exhume.auditing.evidence import GRADES, by_recognition
 from exhume.auditing.folder import MATCHED, RunFolder, read_run
+from exhume.auditing.judgement import SURE
 from exhume.equation.pixels import Pixels
 from exhume.errors import InputError
 from exhume.files import write_private
@@ -54,30 +55,42 @@ def gallery(run: RunFolder) -> Gallery | None:
     if matched is not None and run.scored is not None and len(run.shape) > 1:
         if by_recognition(run.result, run.scored):
             return likenesses(run)
-        return pairs(*matched, run.errors(), run.scored["score"]["thresholds"])
+        score = run.scored["score"]
+        return pairs(*matched, score["rows"], score["thresholds"])
     samples, sizes, shape = run.samples, run.sizes.numpy(), run.shape
     if len(samples) == 0:
         return None
     order = np.argsort(-sizes, kind="stable")[:LIMIT].tolist()
-    notes = [number(size) if size else "" for size in sizes]
+    chances = [finite(chance) for chance in run.result.get("probabilities") or ()]
+    chances = chances if len(chances) == len(samples) else [None] * len(samples)
+    notes = [
+        ", ".join([*([number(size)] if size else []), *([] if p is None else [f"p = {p:.2f}"])])
+        for size, p in zip(sizes.tolist(), chances, strict=True)
+    ]
+    marks = ["" if p is None else "sure" if p >= SURE else "unsure" for p in chances]
     left_out = len(samples) - len(order)
     picture = len(shape) == 2 or (len(shape) == 3 and shape[0] in (1, 3))
     if picture and math.prod(shape) == samples.shape[1]:
         display = run.result["display"]
         pixels = samples if display is None else Pixels(**display).to_pixels(samples)
         images = pixels.reshape(-1, *shape).numpy()
-        items = [Item(f"{i + 1}", notes[i], "", (data_uri(stretch(images[i])),)) for i in order]
+        items = [
+            Item(f"{i + 1}", notes[i], marks[i], (data_uri(stretch(images[i])),)) for i in order
+        ]
         return Gallery("pictures", [("", items)], left_out)
     stride = -(-samples.shape[1] // POINTS)
     lines = [polyline(samples[i, ::stride].numpy()) for i in order]
-    items = [Item(f"{i + 1}", notes[i], "", points=x) for i, x in zip(order, lines, strict=True)]
+    items = [
+        Item(f"{i + 1}", notes[i], marks[i], points=x) for i, x in zip(order, lines, strict=True)
+    ]
     return Gallery("signals", [("", items)], left_out, stride)
 
 
 def pairs(
-    originals: Tensor, found: Tensor, errors: Sequence[float | None], thresholds: dict[str, float]
+    originals: Tensor, found: Tensor, rows: Sequence[dict[str, Any]], thresholds: dict[str, float]
 ) -> Gallery:
     """Show originals beside reconstructions, best first; of too many, the best and the worst."""
+    errors = [row["error"] for row in rows]
     half, left_out = LIMIT // 2, max(0, len(originals) - LIMIT)
     order = sorted(range(len(originals)), key=lambda i: np.inf if (e := errors[i]) is None else e)
     items = []
@@ -85,7 +98,7 @@ def pairs(
         picture = data_uri(found[i].numpy()) if found[i].isfinite().all() else None
         note = "no candidate" if picture is None else number(errors[i])
         shown = (data_uri(originals[i].numpy()), picture)
-        items.append(Item(f"{i + 1}", note, grade(errors[i], thresholds), shown))
+        items.append(Item(f"{i + 1}", note, grade(rows[i], thresholds), shown))
     if not left_out:
         return Gallery("pairs", [("", items)], 0)
     groups = [(f"The {half} best", items[:half]), (f"The {half} worst", items[half:])]
@@ -120,11 +133,13 @@ def best(ssims: Sequence[float | None]) -> list[int]:
     return sorted(range(len(ssims)), key=lambda i: math.inf if (x := ssims[i]) is None else -x)
 
 
-def grade(error: object, thresholds: dict[str, float]) -> str:
-    """Say what an error counts as: exact, recovered or missed."""
-    x = finite(error)
+def grade(row: dict[str, Any], thresholds: dict[str, float]) -> str:
+    """Return what came back of a sample in a word: exact, recovered, recognisable or missed."""
+    if (told := row.get("grade")) is not None:
+        return "missed" if told == GRADES[-1] else str(told)
+    error = finite(row["error"])  # of an earlier version
     for name in ("exact", "recovered"):
-        if x is not None and x < thresholds[name]:
+        if error is not None and error < thresholds[name]:
             return name
     return "missed"
 

@@ -17,15 +17,17 @@ from exhume import wording
 from exhume.auditing import evidence
 from exhume.auditing.evidence import counts, rank_of, ratio_of
 from exhume.auditing.folder import RunFolder, read_run
+from exhume.auditing.judgement import SURE
 from exhume.files import write_private
 from exhume.report import figures
 from exhume.report.gallery import gallery, grade
 from exhume.report.table import table
-from exhume.wording import duration, finite, number, percent, plural
+from exhume.wording import duration, finite, number, percent
 
 # Longer tables are cut here, so that a browser can still show them; score.json has every row
 ROWS = 1000
 # Arguments of an architecture that the page gives with the problem already
+LIKELY, LEAST = f"probability {SURE} or more", "recognisable at least"
 IN_PROBLEM = ("shape", "outputs")
 
 WORDS = {
@@ -137,28 +139,27 @@ def cards(run: RunFolder) -> list[tuple[str, str, str]]:
     """Return six key numbers, each with a label and a note."""
     result, rank = run.result, rank_of(run.result)
     residual_note = "share of the weights left unexplained"
-    unknowns = "p·m / (d·n)" if rank is None else f"p·m / (r·n) with r = {number(rank)}"
+    unknowns = "equations for each unknown" + ("" if rank is None else f", r = {number(rank)}")
     if run.scored is None:
         given = result["samples_given"]
         found = "their number was found" if given is None else f"of {number(given)} asked for"
+        sure, count = evidence.likely(result)
         head = [
-            ("Candidates", number(result["candidates"]), found),
-            ("Outcome", str(result["outcome"]), "says nothing about being right"),
-            ("Steps", number(result["steps"]), plural(result["products"], "product")),
+            ("Verdict", result.get("verdict", "none"), f"the search: {result['outcome']}"),
+            ("Likely samples", f"{number(sure)} / {number(count)}", LIKELY),
+            ("Candidates", number(count), found),
         ]
     else:
         score, levels = run.scored["score"], run.scored["chance"]
-        recovered, exact, total = counts(score)
+        graded, total = counts(score), int(score["samples"])
         level = (levels["neighbour"] or levels["sphere"]).get("error")
         if finite(run.scored.get("residual_at_truth")) is not None:
             residual_note = f"at the truth {number(run.scored['residual_at_truth'])}"
-        second = "Exact", f"{number(exact)} / {number(total)}", percent(exact / total)
-        if evidence.by_recognition(result, run.scored):
-            _, own, other = evidence.recognition_rows(run.scored["recognised"])[0]
-            second = "Recognisable", own.replace(" of ", " / "), f"held-out: {other}"
+        back, exact = total - graded["not found"], graded["exact"]
+        recovered = f"{number(exact + graded['recovered'])} / {number(total)}"
         head = [
-            ("Recovered", f"{number(recovered)} / {number(total)}", percent(recovered / total)),
-            second,
+            ("Came back", f"{number(back)} / {number(total)}", f"{percent(back / total)}, {LEAST}"),
+            ("Recovered", recovered, f"{number(exact)} of them exact"),
             ("Mean error", number(score["error"]), f"chance level {number(level)}"),
         ]
     return [

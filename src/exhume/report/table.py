@@ -45,7 +45,8 @@ def table(run: RunFolder) -> Table | None:
         lines = [Line(f"{i + 1}", "", "found", _words(values[i])) for i in order]
     else:
         (true, found), total = (units.to_pixels(rows) for rows in matched), len(matched[0])
-        grades = [grade(x, run.scored["score"]["thresholds"]) for x in run.errors()]
+        score = run.scored["score"]
+        grades = [grade(row, score["thresholds"]) for row in score["rows"]]
         for i in range(min(total, LIMIT)):
             lines.append(Line(f"{i + 1}", grades[i], "true", _words(true[i])))
             lines.append(Line("", "", "found", _words(found[i])))

@@ -6,6 +6,7 @@ import math
 import torch
 from torch import Tensor
 
+from exhume.equation.coefficients import factor
 from exhume.equation.objective import Fit, fitted
 from exhume.equation.problem import Problem
 
@@ -41,6 +42,16 @@ def greedy_order(gram: Tensor, products: Tensor, rows: int = 1) -> tuple[Tensor,
         inverse = inverse - columns @ inverse[its]
         inverse[its, its] = torch.eye(rows).to(gram)  # a dropped candidate: decoupled
     return torch.tensor(order), torch.tensor(costs, dtype=torch.float64).cumsum(0)
+
+
+def drop_costs(problem: Problem, fit: Fit) -> Tensor:
+    """Return what dropping each candidate alone would add, tr A_iᵀ (K⁻¹)_ii⁻¹ A_i / ‖Δ‖², (n,)."""
+    n = len(fit.candidates)
+    inverse = torch.cholesky_inverse(factor(fit.linearization.gram()))
+    own = inverse.view(n, fit.rows, n, fit.rows).diagonal(dim1=0, dim2=2).permute(2, 0, 1)
+    parts = fit.coefficients.view(n, fit.rows, -1)
+    costs = (parts * torch.linalg.solve_ex(own, parts).result).sum((1, 2))
+    return torch.as_tensor(costs / problem.target.double().square().sum()).nan_to_num(0.0)
 
 
 def dropping(problem: Problem, fit: Fit) -> tuple[Tensor, Tensor]:

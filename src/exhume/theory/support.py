@@ -44,6 +44,8 @@ class Support:
     # how far each candidate may move, relative to its norm, until the residual is twice what it
     # is, (n,): to first order, all others and the coefficients making up for it; may be infinite
     slack: Tensor
+    # its standard error, relative to its norm, (n,), as if what is left were noise
+    errors: Tensor
 
     @property
     def ratio(self) -> float:
@@ -72,7 +74,7 @@ def support(problem: Problem, found: Reconstruction) -> Support:
     """
     open_ = torch.full((len(found.samples),), math.inf, dtype=torch.float64)
     if not (math.isfinite(found.residual) and found.samples.isfinite().all()):
-        return Support(0, found.samples.numel(), open_)
+        return Support(0, found.samples.numel(), open_, open_)
     problem, fit = _at(problem, found)
     hidden = NO_NORM in problem.features.undetermined
     along = problem.domain.tangent(fit.candidates, fit.candidates)
@@ -84,14 +86,19 @@ def support(problem: Problem, found: Reconstruction) -> Support:
     if found.rank is not None:
         basis = torch.linalg.svd(fit.candidates, full_matrices=False).Vh[: found.rank].T
     moves = _Moves(fit.candidates, hidden, known, basis)
-    free = torch.zeros(count, dtype=torch.float64)
-    if 0 < count * unknowns <= DENSE:
-        free = _inverse(problem, fit, moves)
-    elif unknowns > 0:  # no more products than the search itself took
-        free = _sketch(fit, moves, min(PRODUCTS, found.products))
-    size = problem.target.square().sum().cpu()
+    largest = total = torch.zeros(count, dtype=torch.float64)
+    try:
+        if 0 < count * unknowns <= DENSE:
+            largest, total = _inverse(problem, fit, moves)
+        elif unknowns > 0:  # no more products than the search itself took
+            largest, total = _sketch(fit, moves, min(PRODUCTS, found.products))
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # features that do not move
+        largest = total = open_
     lengths = fit.candidates.norm(dim=1).cpu().clamp_min(torch.finfo(torch.float64).tiny)
-    return Support(equations, count * unknowns, (residual * size * free).sqrt() / lengths)
+    left = residual * problem.target.square().sum().cpu() / lengths.square()
+    spare = equations - count * unknowns
+    errors = (left * total / spare).sqrt() if spare > 0 else open_
+    return Support(equations, count * unknowns, (left * largest).sqrt(), errors)
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,8 +184,8 @@ def _distinct(features: Features, points: Tensor, rows: int) -> int:
     return len(torch.unique((sign * unit).round(decimals=7), dim=0))
 
 
-def _inverse(problem: Problem, fit: Fit, moves: _Moves) -> Tensor:
-    """Return the largest eigenvalue of each candidate's block of (JᵀP⊥J)⁻¹, (n,) on the CPU."""
+def _inverse(problem: Problem, fit: Fit, moves: _Moves) -> tuple[Tensor, Tensor]:
+    """Return largest eigenvalue and trace of each candidate's block of (JᵀP⊥J)⁻¹, (n,) each."""
     features = fit.residual.new_empty(len(fit.residual), 0)
     if fit.eliminated:
         identity = torch.eye(len(fit.coefficients), dtype=torch.float64).to(fit.residual)
@@ -193,14 +200,15 @@ def _inverse(problem: Problem, fit: Fit, moves: _Moves) -> Tensor:
     values, vectors = torch.linalg.eigh((jacobian.T @ jacobian).cpu())
     zero = torch.finfo(torch.float64).eps * len(values) * values[-1]  # to rounding
     inverse = (vectors / torch.where(values > zero, values, FREE * values[-1])) @ vectors.T
-    start, largest = 0, []
+    start, spectra = 0, []
     for i, basis in enumerate(bases):
         own = slice(start, start := start + len(basis))
         block = basis.T @ inverse[own, own] @ basis
         counted = moves.of(i).counted
         block = counted(counted(block.to(fit.candidates)).T.contiguous())
-        largest.append(torch.linalg.eigvalsh((block + block.T) / 2)[-1].clamp_min(0))
-    return torch.stack(largest).cpu()
+        spectra.append(torch.linalg.eigvalsh((block + block.T) / 2).clamp_min(0))
+    values = torch.stack(spectra).cpu()
+    return values[:, -1], values.sum(1)
 
 
 def _pushed(problem: Problem, fit: Fit, i: int, directions: Tensor) -> list[Tensor]:
@@ -214,18 +222,19 @@ def _pushed(problem: Problem, fit: Fit, i: int, directions: Tensor) -> list[Tens
     return [linearization.push(direction[None], own) for direction in directions]
 
 
-def _sketch(fit: Fit, moves: _Moves, products: int) -> Tensor:
-    """Return about the same from few products, (n,) on the CPU; infinite where that fails.
+def _sketch(fit: Fit, moves: _Moves, products: int) -> tuple[Tensor, Tensor]:
+    """Return about the same from few products; infinite where that fails.
 
     With S = diag(C), conjugate gradients on JᵀP⊥J z = √S g with a random g end with nothing left
-    only if no direction is free, and ‖z_i‖/√S_i is then about the largest eigenvalue of candidate
-    i's block of the inverse.
+    only if no direction is free. ‖z_i‖/√S_i is then about the largest eigenvalue of candidate i's
+    block of the inverse, and ⟨g_i, z_i⟩/√S_i is its trace on average.
     """
     generator = torch.Generator().manual_seed(STREAM)
     mean = curvature(fit)
     scale = mean.diagonal().clamp_min(FLAT * mean.diagonal().max())
     inverse = torch.cholesky_inverse(factor(mean + FLAT * torch.diag(scale))).to(fit.candidates)
-    random = torch.randn(fit.candidates.shape, generator=generator, dtype=torch.float64)
+    drawn = torch.randn(fit.candidates.shape, generator=generator, dtype=torch.float64)
+    random = moves.allowed(drawn.to(fit.candidates))
     root = scale.sqrt()[:, None].to(fit.candidates)
 
     def operator(direction: Tensor) -> Tensor:
@@ -234,10 +243,12 @@ def _sketch(fit: Fit, moves: _Moves, products: int) -> Tensor:
     def preconditioner(rest: Tensor) -> Tensor:
         return moves.allowed(inverse @ rest)
 
-    right = moves.allowed(root * random.to(fit.candidates))
+    right = root * random
     solved, _ = conjugate_gradients(operator, right, preconditioner, SOLVED, products)
     left = operator(solved) - right
     sizes = [(part * preconditioner(part)).sum() for part in (left, right)]
     if not sizes[0] <= (2 * SOLVED) ** 2 * sizes[1]:
-        return torch.full((len(solved),), math.inf, dtype=torch.float64)
-    return torch.as_tensor((moves.counted(solved) / root).norm(dim=1).cpu())
+        open_ = torch.full((len(solved),), math.inf, dtype=torch.float64)
+        return open_, open_
+    counted = moves.counted(solved) / root
+    return counted.norm(dim=1).cpu(), (random * counted).sum(1).clamp_min(0).cpu()

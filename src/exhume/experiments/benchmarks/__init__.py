@@ -4,6 +4,7 @@ Speed is shown as ratios taken in one run.
 """
 
 from exhume.experiments.benchmarks import (
+    calibration,
     finetuned,
     margin,
     misinformed,
@@ -18,6 +19,6 @@ _MEASURED = (
     *(random_features.solvers, random_features.threshold, random_features.count),
     *(random_features.streaming, random_features.images, trained.networks),
     *(polynomials.identifiability, margin.kkt, splits.splitting),
-    *(finetuned.finetuned, reach.reach, misinformed.misinformed),
+    *(finetuned.finetuned, reach.reach, misinformed.misinformed, calibration.calibration),
 )
 COMMANDS = {command.__name__: command for command in _MEASURED}

@@ -1,0 +1,131 @@
+"""What a run missed, and why: computed with the truth at hand, for score.json."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from exhume.equation.problem import Premise
+from exhume.theory.support import ENOUGH
+
+# If the samples themselves leave this residual, no search for what they explain can be trusted
+NO_TRACE = 1e-2
+# The same for trained weights alone: kinks of ReLU leave up to a tenth where the premise holds
+BROKEN = 0.2
+ABOVE = 3.0  # A residual this many times the floor is above it, so something better is there
+BETTER = 0.1  # A point of linearisation with this share of the floor is worth another audit
+ROUNDING = 1e-9  # Residuals below this are taken to be equal: all of them explain the weights
+ALONG = 0.999  # Cosine from which a candidate has its sample's direction, and only the size is off
+SMALL = 0.1  # A coefficient of this share of the largest is small: its sample is the first to go
+
+
+@dataclass(frozen=True)
+class Missed:
+    """These are the samples that did not come back, as far as it tells why."""
+
+    cosine: float  # the least, of those with their candidates
+    coefficient: float  # the largest of theirs in the fit of the true samples, over that of all
+
+
+def verdict(
+    residual: float | None,
+    floor: float,
+    recovered: int,
+    samples: int,
+    ratio: float,
+    floors: Mapping[str, float] | None = None,
+    premise: Premise = Premise.CHANGE,
+    missed: Missed | None = None,
+) -> str:
+    """Say what was recovered and, where that is not all, whose fault it is.
+
+    The residual is None where the run diverged. The floor is the residual that the true samples
+    leave in the same problem; `floors` has it for each point at which features may be taken, where
+    they moved. The ratio is that of equations to unknowns in the run.
+
+    Example:
+        >>> print(verdict(1e-3, 1e-8, recovered=0, samples=10, ratio=4))
+        None of 10 samples recovered. The attack failed although the trace is there: it ended at a
+        residual of 1.0e-03, and the samples themselves leave 1.0e-08. A better search could
+        succeed.
+    """
+    if recovered >= samples:
+        return f"All {samples} samples recovered; they leave a residual of {floor:.1e} themselves."
+    ended = math.inf if residual is None else residual
+    both, alone = f"residual {ended:.1e}, floor {floor:.1e}", premise.weights_alone
+    above = ended > ABOVE * max(floor, ROUNDING)
+    if missed is not None and missed.cosine >= ALONG:
+        why = (
+            f"Only their size is off: every candidate has its sample's direction (cosine "
+            f"{missed.cosine:.4f} or more). Tell the right norm, or the range, of the inputs."
+        )
+    elif ratio < ENOUGH:
+        found = "candidates that are not samples explain the weights as well"
+        found = "what was found does not even explain the weights" if above else found
+        why = (
+            f"{ratio:.2f} equations for each unknown are too few: {found} ({both}), and no search "
+            "could tell samples from others."
+        )
+    elif not floor < (BROKEN if alone else NO_TRACE) and not recovered:
+        why = _no_trace(floor, premise)
+    elif above:
+        why = (
+            "The attack failed although the trace is there: it ended at a residual of "
+            f"{ended:.1e}, and the samples themselves leave {floor:.1e}. A better search could "
+            "succeed."
+        )
+    elif alone:
+        than = "better than" if ended < floor else "about as well as"
+        why = (
+            f"Candidates that are not samples explain the weights {than} the samples do ({both}). "
+            "With this premise many sets do, and only a prior on the inputs could tell them apart."
+        )
+    else:
+        why = _beside_the_floor(ended, floor, both, missed)
+    helps = ratio >= ENOUGH and not alone
+    why += _elsewhere(floor, floors or {}) if helps else ""
+    return f"{recovered or 'None'} of {samples} samples recovered. {why}"
+
+
+def _beside_the_floor(ended: float, floor: float, both: str, missed: Missed | None) -> str:
+    """Say why wrong candidates fit as well as the samples do."""
+    below = "below the floor" if ended < floor else "as well as the samples do"
+    said = f"The attack fits {below} with wrong candidates ({both}): "
+    if missed is not None and missed.coefficient < SMALL:
+        return (
+            f"{said}what was missed has coefficients of at most {missed.coefficient:.2g} of the "
+            "largest, a trace too small to be told from the floor."
+        )
+    if floor <= ROUNDING:
+        return f"{said}the weights are explained in more than one way."
+    size = "" if missed is None else f", though coefficients are up to {missed.coefficient:.2g}"
+    return f"{said}the floor hides what was missed{size}."
+
+
+def _no_trace(floor: float, premise: Premise) -> str:
+    """Say that the samples do not explain the weights."""
+    if premise.weights_alone:
+        return (
+            f"The premise {premise.value} does not hold for this model: the samples themselves "
+            f"leave a residual of {floor:.1e} of its weights, where {BROKEN:g} is the most that "
+            "kinks of ReLU account for. Training ended too early, or the initial weights are still "
+            "there."
+        )
+    return (
+        "The model holds no such trace at this width or laziness: the samples themselves leave "
+        f"a residual of {floor:.1e}, where less than {NO_TRACE:g} is asked for, so no search "
+        "of this kind can be relied on."
+    )
+
+
+def _elsewhere(floor: float, floors: Mapping[str, float]) -> str:
+    """Name the point at which the samples explain the weights far better, if there is one."""
+    clear = {
+        point: value
+        for point, value in floors.items()
+        if value < NO_TRACE and not value > BETTER * floor and not floor <= ROUNDING
+    }
+    if not clear:
+        return ""
+    point = min(clear, key=clear.__getitem__)
+    there = f"'{point}' they leave {clear[point]:.1e}: audit it there."
+    return f" With features at the point {there}"

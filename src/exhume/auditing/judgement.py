@@ -1,0 +1,163 @@
+"""What a run shows without the truth: a probability for each candidate, a verdict, and advice.
+
+The probability is that of a small logistic model of what the weights say of a candidate (`signs`).
+Its coefficients are in calibration.json, learnt on problems of our own whose truth is known:
+`exhume bench calibration` learns them again, and says how often they are right on other problems.
+"""
+
+import json
+import math
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from exhume.auditing.suspects import EXPLAINED
+from exhume.equation.objective import fitted
+from exhume.equation.problem import Premise, Problem
+from exhume.errors import InputError
+from exhume.methods import Reconstruction
+from exhume.search.moves import drop_costs
+from exhume.search.subspace import estimate
+from exhume.solvers import Outcome
+from exhume.theory.support import Support, support
+
+SIGNS = ("error", "residual", "weight", "ratio", "settled", "alone")
+SURE = 0.95  # from this probability on a candidate counts as found: one in twenty may be wrong
+ABOVE = 10.0  # a residual this many times what may be left is far above it
+CANNOT = "cannot tell"
+CALIBRATION = "calibration.json"
+
+
+@dataclass(frozen=True, eq=False)
+class Judgement:
+    """A judgement says what a run shows, how sure that is, and what to do next."""
+
+    verdict: str  # reconstructed, partly, no evidence or cannot tell
+    reason: str  # in a sentence
+    probabilities: Tensor  # that each candidate is a training sample, (n,) float64
+    advice: list[str]  # what to try next, a sentence each
+    support: Support  # what the candidates rest on
+
+    @property
+    def sure(self) -> int:
+        """Return how many candidates are taken for training samples."""
+        return int((self.probabilities >= SURE).sum())
+
+
+def judge(problem: Problem, found: Reconstruction) -> Judgement:
+    """Weigh what an attack found, by the weights alone."""
+    rests = support(problem, found)
+    chances = probabilities(signs(problem, found, rests))
+    verdict, reason, advice = _verdict(problem, found, rests, chances)
+    return Judgement(verdict, reason, chances, advice, rests)
+
+
+def signs(problem: Problem, found: Reconstruction, rests: Support) -> Tensor:
+    """Return what the weights say of each candidate, (n, 6), in the order of SIGNS.
+
+    error     log₁₀ of its standard error, see `theory.support`
+    residual  log₁₀ of what all candidates leave
+    weight    log₁₀ of what dropping it would cost, in units of the residual
+    ratio     log₁₀ of the equations for each unknown
+    settled   1 where trials that dropped many candidates found them again, else 0
+    alone     1 where trained weights alone were explained, else 0
+    """
+    count, left = len(found.samples), max(found.residual, 1e-14)
+    rows = torch.zeros(count, len(SIGNS), dtype=torch.float64)
+    rows[:, 0] = rests.errors.clamp(1e-8, 1e2).log10()
+    rows[:, 1] = min(0.0, math.log10(left)) if math.isfinite(left) else 0.0
+    rows[:, 2] = (_weights(problem, found) / left).clamp(1e-2, 1e14).log10()
+    rows[:, 3] = math.log10(min(max(rests.ratio, 0.1), 10.0))
+    rows[:, 4] = float(found.outcome is Outcome.SETTLED)
+    rows[:, 5] = float(problem.premise.weights_alone)
+    return rows
+
+
+def _weights(problem: Problem, found: Reconstruction) -> Tensor:
+    """Return what dropping each candidate would cost, as a share of ‖Δ‖², (n,)."""
+    ones = torch.ones(len(found.samples), dtype=torch.float64)
+    if problem.premise is Premise.REPLAY:  # labels have no cost in closed form: all weigh the same
+        return ones
+    if not found.samples.isfinite().all():
+        return 0 * ones
+    return drop_costs(problem, fitted(problem, found.samples)).cpu()
+
+
+@cache
+def calibration() -> dict[str, Any]:
+    """Return what calibration.json holds: the model, and how it came about."""
+    file = files("exhume.auditing") / CALIBRATION
+    return cast(dict[str, Any], json.loads(file.read_text(encoding="utf-8")))
+
+
+def probabilities(rows: Tensor, model: dict[str, Any] | None = None) -> Tensor:
+    """Return 1/(1 + exp(−b − Σ_j w_j x_ij)) of signs x, (n, 6) → (n,)."""
+    learnt = calibration() if model is None else model
+    weights = torch.tensor([learnt["weights"][name] for name in SIGNS], dtype=torch.float64)
+    return torch.sigmoid(rows @ weights + learnt["intercept"])
+
+
+CHECK = (
+    "Check what the audit was told: that training began at these initial weights, the optimiser "
+    "(Adam and weight decay need --premise replay, or decay), and the range or norm of the inputs."
+)
+LONGER = "Give it more time: raise --time-limit or --product-limit, or go on with --resume."
+OTHER = "Try another block (--parameters all), another point (--point both), or another seed."
+RECIPE = "If you know how it was trained, replay it: --premise replay --recipe FILE."
+BOUND = "How many samples each block could give up at most: exhume bound MODEL."
+NUMBER = "Leave the number of samples out, and it is found."
+
+
+def _verdict(
+    problem: Problem, found: Reconstruction, rests: Support, chances: Tensor
+) -> tuple[str, str, list[str]]:
+    """Return the verdict, its reason and what to try next."""
+    count, sure = len(chances), int((chances >= SURE).sum())
+    most = max(problem.drift, problem.resolution, EXPLAINED)
+    cut = found.outcome in (Outcome.BUDGET, Outcome.DIVERGED)
+    residual = f"the residual is {found.residual:.1e}"
+    if not rests.enough:
+        few = f"{rests.ratio:.2f} equations for each unknown are too few: others would fit as well."
+        wider = "Attack more parameters (--parameters all), or tell what is known of the inputs."
+        return CANNOT, few, [wider, BOUND]
+    if problem.premise.weights_alone:
+        many = f"With the premise {problem.premise.value} very different candidates explain the "
+        known = "If the initial weights are at hand, give them (--initial): they show far more."
+        return CANNOT, f"{many}same weights.", [known, RECIPE]
+    more = _more(problem, found)
+    if count and sure == count and more is None:
+        doubt = "no other candidates fit as well"
+        return "reconstructed", f"All {count} candidates are pinned down, and {doubt}.", []
+    if sure and more is not None:
+        return "partly", f"{sure} of {count} candidates are pinned down, but {more}.", [NUMBER]
+    if sure:
+        rest = "the others are not, and are the first to be wrong"
+        way = LONGER if cut else OTHER
+        return "partly", f"{sure} of {count} candidates are pinned down; {rest}.", [way]
+    if cut:
+        return CANNOT, f"The search was cut off before it ended: {residual}.", [LONGER]
+    if found.residual > ABOVE * most:
+        far = f"far above the {most:.0e} that precision and moving features may leave"
+        return CANNOT, f"Nothing explains the weights: {residual}, {far}.", [CHECK, RECIPE]
+    none = f"No candidate is pinned down: {residual}, and each may be off by more than that shows."
+    return "no evidence", none, [OTHER, RECIPE]
+
+
+def _more(problem: Problem, found: Reconstruction) -> str | None:
+    """Say what speaks for more samples than there are candidates; None if nothing does."""
+    count = len(found.samples)
+    if found.outcome is not Outcome.CONVERGED and (found.explained or 0) > count:
+        return f"{found.explained} candidates explained the weights on the way, and {count} do not"
+    if found.outcome is Outcome.CONVERGED or problem.first_layer is None:
+        return None
+    try:
+        rank = estimate(problem.first_layer).rank
+    except InputError:
+        return None
+    if rank <= count:
+        return None
+    return f"the first layer changed in {rank} directions, which takes as many samples"
