@@ -13,6 +13,7 @@ from torch import nn
 import exhume
 from commands import exhume_, result_of
 from exhume import auditing
+from exhume.auditing import forms
 from exhume.auditing.folder import CONFIG, RESULT, SCORE
 from exhume.models.folder import CARD, TRAINED, TRUTH
 from runs import result_of as made_up
@@ -47,6 +48,12 @@ def test_results_are_what_the_schema_says(workshop: Path, small: dict[str, Any])
     for name, wrong in {"outcome": "good", "residual": -1.0, "inputs": [{}], "more": 1}.items():
         with pytest.raises(jsonschema.ValidationError):
             check(result | {name: wrong})
+
+
+def test_what_must_be_there_to_be_read_is_what_the_schema_asks_for() -> None:
+    needed = {key for key in forms.RESULT if not key.endswith("?")} | {"schema"}
+    assert needed == set(SCHEMA["required"])
+    assert {key.rstrip("?") for key in forms.RESULT} <= set(SCHEMA["properties"])
 
 
 def test_inputs_are_told_by_their_hash(workshop: Path, tmp_path: Path) -> None:

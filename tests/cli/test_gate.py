@@ -12,7 +12,7 @@ from exhume.auditing.folder import RESULT, SCORE
 from exhume.models.folder import TRUTH
 
 Capture = pytest.CaptureFixture[str]
-ALL, NONE = "recovered=1,exact=1", "recovered=0.5,exact=1"
+ALL, NONE = "recognisable=1,exact=1", "recognisable=0.5,exact=1"
 
 
 def code(*words: object) -> int:
