@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import exhume
-from exhume.auditing.judgement import SIGNS, SURE, calibration, judge, probabilities
+from exhume.auditing.judgement import SIGNS, SURE, beforehand, calibration, judge, probabilities
 from exhume.equation.problem import FirstLayer, Premise
 from exhume.methods import Reconstruction, reconstruct
 from exhume.solvers import Outcome
@@ -70,6 +70,13 @@ def test_signs_of_more_samples_than_were_asked_for() -> None:
     assert judged.verdict == "partly" and "in 7 directions" in judged.reason
     few = judge(KNOWN.problem, reconstruct(KNOWN.problem, 2, product_limit=400))
     assert few.verdict in ("cannot tell", "no evidence")
+
+
+def test_a_hopeless_run_is_announced_before_it_begins() -> None:
+    fine, poor = beforehand(KNOWN.problem, 4), beforehand(KNOWN.problem, 20)
+    assert fine == ["4 samples of 10 entries are 40 unknowns, for which there are 116 equations "
+                    "at most: 2.90 for each"]  # fmt: skip
+    assert "0.50 for each" in poor[0] and "too few" in poor[1] and "--parameters all" in poor[1]
 
 
 def test_the_model_is_what_its_file_says() -> None:

@@ -23,6 +23,7 @@ from exhume.methods import Reconstruction
 from exhume.search.moves import drop_costs
 from exhume.search.subspace import estimate
 from exhume.solvers import Outcome
+from exhume.theory.counting import equations
 from exhume.theory.support import Support, support
 
 SIGNS = ("error", "residual", "weight", "ratio", "settled", "alone")
@@ -54,6 +55,26 @@ def judge(problem: Problem, found: Reconstruction) -> Judgement:
     chances = probabilities(signs(problem, found, rests))
     verdict, reason, advice = _verdict(problem, found, rests, chances)
     return Judgement(verdict, reason, chances, advice, rests)
+
+
+def beforehand(problem: Problem, samples: int) -> list[str]:
+    """Say what an attack on so many samples has to go by, before any time is spent on it."""
+    (width, outputs), dim = problem.target.shape, problem.dim
+    count, rows = width, max(1, problem.features.outputs)
+    if problem.premise is not Premise.REPLAY:
+        count = equations(width, outputs, samples, rows)
+    ratio = count / (samples * dim)
+    said = [
+        f"{samples} samples of {dim:,} entries are {samples * dim:,} unknowns, for which there are "
+        f"{count:,} equations at most: {ratio:.2f} for each"
+    ]
+    if ratio < 1 - 1 / dim:  # of each sample the norm may be known
+        said.append(
+            "that is too few: whatever is found, other samples explain the weights as well, and "
+            "the verdict will be that nobody can tell. Attack more parameters (--parameters all), "
+            "or in the samples' span (--method tansley2026); see exhume bound MODEL"
+        )
+    return said
 
 
 def signs(problem: Problem, found: Reconstruction, rests: Support) -> Tensor:

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from exhume import data as datasets
 from exhume.auditing import evidence
+from exhume.auditing.judgement import beforehand
 from exhume.auditing.run import Event, run
 from exhume.auditing.settings import Settings
 from exhume.cli.console import console as _console
@@ -123,3 +124,6 @@ def _say_opened(console: Console, settings: Settings, opened: Opened) -> None:
         console.print(f"prepared a copy of the model: {brief}", markup=False)
     for warning in opened.warnings:
         console.print(f"warning: {warning}", markup=False)
+    if settings.samples is not None and settings.method != "tansley2026":
+        for sentence in beforehand(opened.problem, settings.samples):
+            console.print(f"before the run: {sentence}", markup=False)

@@ -39,6 +39,19 @@ def unknowns(
     return samples * (_rank(dim, samples, subspace) - norm + min(outputs, samples))
 
 
+def equations(width: int, outputs: int, samples: int, rows: int = 1) -> int:
+    """Return min(m, q)(p − q), q = n·k: what n samples with k rows each are tested by, at most.
+
+    Coefficients take up the rest: each column of the target is to lie in the span of q rows.
+
+    Example:
+        >>> equations(51, outputs=10, samples=5), equations(51, outputs=1, samples=60)
+        (230, 0)
+    """
+    taken = samples * rows
+    return max(0, min(outputs, taken) * (width - taken))
+
+
 def label_fitting(samples: int) -> int:
     """Return the least width that fits any labels, for any number of outputs: p = n.
 
