@@ -130,6 +130,7 @@ LONGER = "Give it more time: raise --time-limit or --product-limit, or go on wit
 OTHER = "Try another block (--parameters all), another point (--point both), or another seed."
 RECIPE = "If you know how it was trained, replay it: --premise replay --recipe FILE."
 BOUND = "How many samples each block could give up at most: exhume bound MODEL."
+SEED = "The search may have failed, too: try another --seed."
 NUMBER = "Leave the number of samples out, and it is found."
 
 
@@ -163,7 +164,7 @@ def _verdict(
         return CANNOT, f"The search was cut off before it ended: {residual}.", [LONGER]
     if found.residual > ABOVE * most:
         far = f"far above the {most:.0e} that precision and moving features may leave"
-        return CANNOT, f"Nothing explains the weights: {residual}, {far}.", [CHECK, RECIPE]
+        return CANNOT, f"Nothing explains the weights: {residual}, {far}.", [CHECK, SEED, RECIPE]
     none = f"No candidate is pinned down: {residual}, and each may be off by more than that shows."
     return "no evidence", none, [OTHER, RECIPE]
 
