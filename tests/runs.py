@@ -18,9 +18,11 @@ def pictures(count: int, *shape: int, seed: int = 0) -> Tensor:
     return torch.rand(count, *shape, generator=generator, dtype=torch.float64)
 
 
-def images(count: int, *shape: int, rescale: bool = False, centre: bool = False) -> Data:
+def images(
+    count: int, *shape: int, rescale: bool = False, centre: bool = False, seed: int = 0
+) -> Data:
     """Random pictures as data: shifted and scaled, and on the sphere; or less their mean."""
-    pixels = pictures(count, math.prod(shape))
+    pixels = pictures(count, math.prod(shape), seed=seed)
     mean = pixels.mean(0) if centre else None
     transform = Transform(0.5, 0.25) if mean is None else Transform(mean.mean().item(), mean=mean)
     norms = transform.apply(pixels).norm(dim=1) if rescale else None

@@ -87,10 +87,12 @@ def scored(recovered: float, exact: float, look_alikes: float = 0.0, **grades: A
 
 def seen(own: int, other: int | None) -> dict[str, Any]:
     """The same of eight images of which none was recovered and so many can be recognised."""
-    counts = {"samples": 8, "cosine80": 0, "cosine90": 0, "ssims": [], "cosines": [0.7, None]}
+    ssims = [0.9] * own + [None] * (8 - own)
+    counts = {"samples": 8, "cosine80": 0, "cosine90": 0, "ssims": ssims, "cosines": [0.7, None]}
     control = None if other is None else counts | {"ssim": other, "control": None}
     p = None if other is None else 0.001 if own > 4 else 0.5
-    return scored(0, 0) | {"recognised": counts | {"ssim": own, "control": control, "p_value": p}}
+    recognised = counts | {"ssim": own, "control": control, "p_value": p}
+    return scored(0, 0, rows=[{"grade": "not found"}] * 8) | {"recognised": recognised}
 
 
 def verdict(word: str, sure: int) -> dict[str, Any]:
@@ -112,7 +114,8 @@ def verdict(word: str, sure: int) -> dict[str, Any]:
         ({}, scored(0, 0), "calm", "not that the data are safe"),
         ({"premise": "margin"}, scored(0, 0), "calm", "have 0.90 to 0.94 at best"),
         ({}, seen(2, 1), "calm", "came back; 2 of 8 are alike in SSIM (held-out: 1 of 8)."),
-        ({}, seen(7, None), "calm", "7 of 8 are alike in SSIM (held-out: none at hand)."),
+        ({}, seen(0, None), "calm", "0 of 8 are alike in SSIM (held-out: none at hand)."),
+        ({}, seen(7, None), "open", "Not measured: 7 of 8 training samples may be recognisable"),
         ({}, scored(0.5, 0), "exposed", "4 of 8 training samples came back: 4 recovered."),
         ({}, scored(1, 0.25), "exposed", "8 of 8 training samples came back: 2 exact, 6 recovered"),
         # all legible, and one under the threshold

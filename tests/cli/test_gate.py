@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from commands import exhume_, names
 from exhume import data
 from exhume.auditing.folder import RESULT, SCORE
 from exhume.models.folder import TRUTH
+from runs import make_run, result_of
 
 Capture = pytest.CaptureFixture[str]
 ALL, NONE = "recognisable=1,exact=1", "recognisable=0.5,exact=1"
@@ -83,6 +85,41 @@ def test_a_search_that_was_cut_off_does_not_pass(scored: Path, capsys: Capture) 
     assert "caution: The search did not converge" in capsys.readouterr().out
 
 
+def digits(folder: Path, samples: int = 20) -> tuple[Path, Path]:
+    """A run in which digits of one's own are as plain as can be, and of another size; its truth."""
+    known = replace(data.load("digits", samples, centre="pixels"), name="own")
+    data.save(known, folder / "truth")
+    result = result_of(samples, (8, 8), premise="margin")
+    return make_run(folder / "run", 2 * known.inputs, {"model": None}, result), folder / "truth"
+
+
+def test_pictures_without_a_control_do_not_pass(tmp_path: Path, capsys: Capture) -> None:
+    run, truth = digits(tmp_path)
+    asked = ("score", run, "--truth", truth, "--fail-over")
+    assert code(*asked, "recognisable=0.05") == 2
+    said = capsys.readouterr()
+    assert "Not measured: 20 of 20" in said.out.replace("\n", " ") and "within" not in said.out
+    assert "0 of 20 training samples came back recognisable" in said.out
+    assert "and 20 more were not measured" in said.out
+    assert "--held-out" in said.err
+    assert "at least; 20 more were not measured" in (run / "report.html").read_text()
+    assert code("gate", run, "--fail-over", "recognisable=0.95") == 2
+    assert code("gate", run, "--fail-over", "recovered=0,recognisable=1") == 0  # either way
+    assert code(*asked, "recognisable=0.05", "--held-out", truth) == 2
+    assert "20 of 20 held-out images are training images" in capsys.readouterr().err
+    others = data.held_out(data.load("digits", 20, centre="pixels"))
+    data.save(others, tmp_path / "others")
+    assert code(*asked, "recognisable=0.05", "--held-out", tmp_path / "others") == 1
+
+
+@pytest.mark.parametrize("count", [3, 11])
+def test_a_few_pictures_take_more_held_out_ones(count: int, tmp_path: Path) -> None:
+    run, truth = digits(tmp_path, samples=3)
+    data.save(data.held_out(data.load("digits", 3, centre="pixels"), count), tmp_path / "others")
+    asked = ("score", run, "--truth", truth, "--held-out", tmp_path / "others", "--fail-over")
+    assert (code(*asked, "recognisable=0.05") == 2) == (count == 3)
+
+
 def test_a_defect_is_not_a_leak(scored: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("a defect")
@@ -108,6 +145,9 @@ def test_the_gate_of_audit(workshop: Path, tmp_path: Path, capsys: Capture) -> N
     assert "--truth" in capsys.readouterr().err
     assert code(*words, "--out", tmp_path / "b", "--truth", workshop / "model" / TRUTH) == 2
     assert not (tmp_path / "a").exists() and not (tmp_path / "b").exists()  # nothing was begun
+    assert code(*words, "--out", tmp_path / "d", "--held-out", workshop / "model" / TRUTH) == 2
+    assert code(*words, "--out", tmp_path / "d", "--held-out", "none", "--fail-over", ALL) == 2
+    assert not (tmp_path / "d").exists()
     data.save(data.sphere(20, 4, seed=7), tmp_path / "other.safetensors")
     other = ("--truth", tmp_path / "other.safetensors", "--fail-over", NONE)
     assert code(*words, "--out", tmp_path / "c", *other) == 0

@@ -75,7 +75,8 @@ def slow_ncc(x: Tensor, y: Tensor, shape: tuple[int, ...]) -> float:
 @pytest.mark.parametrize("shape", [(7, 6), (3, 8, 10), (1, 6, 6)])
 def test_recognition_is_that_of_a_loop(shape: tuple[int, ...]) -> None:
     known, candidates = images(6, *shape, centre=True), gaussian(9, math.prod(shape), seed=1)
-    result = recognised(candidates, known, known)
+    others = images(6, *shape, seed=1)
+    result = recognised(candidates, known, others)
     slow = torch.tensor([[slow_ncc(x, y, shape) for y in candidates] for x in known.inputs])
     found = ncc_distances(known.inputs, candidates, shape)
     torch.testing.assert_close(found, slow.double(), atol=1e-6, rtol=1e-6)
@@ -87,7 +88,7 @@ def test_recognition_is_that_of_a_loop(shape: tuple[int, ...]) -> None:
     torch.testing.assert_close(result.ssims, metrics.ssim(*pair))
     cosines = functional.cosine_similarity(known.inputs[:, None], candidates[None], dim=2)
     torch.testing.assert_close(result.cosines, cosines.amax(1).clamp(min=0))
-    torch.testing.assert_close(result.control.ssims, result.ssims)  # of the same images
+    torch.testing.assert_close(result.control.originals, others.images())
 
 
 def test_a_constant_channel_is_like_nothing_and_contrast_does_not_count() -> None:
@@ -107,7 +108,7 @@ def test_pooled_runs_and_no_candidates() -> None:
     one, two, pooled = (recognised(run, known, None) for run in (*runs, torch.cat(runs)))
     torch.testing.assert_close(pooled.cosines, torch.maximum(one.cosines, two.cosines))
     known = images(4, 3, 8, 8, centre=True)
-    none = recognised(torch.zeros(0, known.dim), known, known)
+    none = recognised(torch.zeros(0, known.dim), known, images(4, 3, 8, 8, seed=1))
     assert none.ssims.isnan().all() and none.pictures.isnan().all()
     assert none.ssim == none.cosine80 == none.control.ssim == 0 and none.p_value == 1
     assert none.to_dict()["ssims"] == [None] * 4
@@ -122,6 +123,7 @@ def test_pooled_runs_and_no_candidates() -> None:
         (torch.zeros(1, 41), images(3, 7, 6), None, "expected"),
         (torch.full((1, 42), math.nan), images(3, 7, 6), None, "NaN"),
         (torch.zeros(1, 42), images(3, 7, 6), images(3, 6, 7), r"\(6, 7\), the training"),
+        (torch.zeros(1, 42), images(3, 7, 6), images(9, 7, 6), "3 of 9 held-out images are train"),
     ],
 )
 def test_refusals(samples, known, held_out, words: str) -> None:

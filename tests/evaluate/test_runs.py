@@ -182,7 +182,7 @@ def test_pairs_have_their_sign_set_right_and_none_is_nan(tmp_path: Path) -> None
     known = images(4, 7, 6, rescale=True)
     record = scored(tmp_path, known, -known.inputs[[2, 0, 1]])
     assert record["recognised"]["control"] is None
-    assert "No held-out images are at hand" in evidence.recognition(record["recognised"])
+    assert "Too few held-out images are at hand" in evidence.recognition(record["recognised"])
     assert evidence.recognition_rows(record["recognised"])[0][2] == "none at hand"
     pairs = read_tensors(tmp_path / "run" / MATCHED)
     torch.testing.assert_close(pairs["originals"], known.images().float())

@@ -220,7 +220,7 @@ def test_weights_alone_show_what_can_be_recognised_beside_held_out_images(tmp_pa
     assert report.gallery_png(run, tmp_path / "gallery.png", limit=4).exists()
     alone = run_of(tmp_path / "alone", faces(), noise=9)
     text = page(alone)
-    assert "<td>none at hand</td>" in text and "No held-out images are at hand" in text
+    assert "<td>none at hand</td>" in text and "Too few held-out images are at hand" in text
     assert text.count("data:image/png") == 20
     assert "data:image" not in page(run, redact=True)
 

@@ -6,6 +6,8 @@ whoever writes a page takes the sentences from here, and sets them.
 """
 
 from collections.abc import Mapping
+from itertools import count as whole
+from math import comb
 from typing import Any, cast
 
 from exhume.auditing.judgement import CANNOT, SURE
@@ -22,6 +24,8 @@ Record = Mapping[str, Any]
 LOOSE = 0.1  # A candidate that may be this far off, relative to its norm, is not determined
 GRADES = ("exact", "recovered", "recognisable", "not found")  # of a sample, the best first
 CLEAR = 0.01  # Below this p-value, recognisable images are taken for more than chance
+TESTS = 3  # counts of recognisable images, each of which is compared with chance
+SSIM = 0.4  # An image is recognisable over this SSIM (Haim 2022)
 
 
 # Without the truth
@@ -207,6 +211,36 @@ def counts(score: Record) -> dict[str, int]:
     return found | {GRADES[-1]: total - within}
 
 
+def fewest(samples: int) -> int:
+    """Return how many held-out images it takes to show that n recognisable ones are no chance.
+
+    The least m with 3 / C(n + m, n) < 0.01: Fisher's p-value of n of n images against 0 of m.
+
+    Example:
+        >>> [fewest(n) for n in (1, 3, 5, 6)]
+        [300, 11, 6, 5]
+    """
+    return next(m for m in whole(1) if CLEAR * comb(samples + m, samples) > TESTS)
+
+
+def measured(seen: Record) -> bool:
+    """Tell whether there were held-out images enough, of `recognised` in score.json."""
+    control = seen["control"]
+    return control is not None and control["samples"] >= fewest(max(1, seen["samples"]))
+
+
+def unmeasured(scored: Record) -> int:
+    """Count the samples that may be recognisable as pictures, which no control was there to tell.
+
+    These are not found by their distance, and have an SSIM over 0.4 that nothing shows to be more
+    than chance: there were no held-out images, or too few of them.
+    """
+    if (seen := scored.get("recognised")) is None or measured(seen):
+        return 0
+    pairs = zip(scored["score"]["rows"], seen["ssims"], strict=False)
+    return sum(row.get("grade") == GRADES[-1] and (x or 0.0) > SSIM for row, x in pairs)
+
+
 def headline(result: Record, scored: Record | None) -> tuple[str, str, str]:
     """Say what came back, or all that may be said without the truth.
 
@@ -226,8 +260,14 @@ def headline(result: Record, scored: Record | None) -> tuple[str, str, str]:
     )
     if weights_alone(result) and not graded["exact"] + graded["recovered"]:
         meaning += f" {LEVEL}"
+    open_ = unmeasured(scored)
     if found:
-        return f"{number(found)} of {samples} came back: {', '.join(parts)}.", meaning, "exposed"
+        more = f"; {open_} more may be recognisable, which was not measured" if open_ else ""
+        came = f"{number(found)} of {samples} came back: {', '.join(parts)}{more}."
+        return came, meaning, "exposed"
+    if open_:
+        said = f"Not measured: {open_} of {samples} may be recognisable, and none is recovered."
+        return said, f"{meaning} {NO_CONTROL}", "open"
     meaning += " This says that this attack failed, not that the data are safe."
     if seen is None:
         return f"None of {samples} came back.", meaning, "calm"
@@ -295,6 +335,13 @@ LEVEL = (
 """What 0 % recovered means for weights alone."""
 
 
+NO_CONTROL = (
+    "Too few held-out images are at hand to say how many can be recognised by chance: name some of "
+    "the same kind that the model never saw, by --held-out."
+)
+"""What is said where nothing tells what recognisable images are worth."""
+
+
 def by_recognition(result: Record, scored: Record) -> bool:
     """Tell whether pairs are shown by what can be recognised, and not one to one by their error.
 
@@ -320,11 +367,8 @@ def recognition(seen: Record) -> str:
     """Say what the counts of recognisable images, `recognised` in score.json, are worth."""
     best = max((x for x in seen["cosines"] if x is not None), default=None)
     said = f"The best cosine of a training image with a candidate is {number(best)}."
-    if seen["control"] is None:
-        return (
-            f"{said} No held-out images are at hand, so nothing says how many can be recognised by "
-            "chance: name some of the same kind that the model never saw, by --held-out."
-        )
+    if not measured(seen):
+        return f"{said} {NO_CONTROL}"
     p = f"p = {number(seen['p_value'])}"
     if seen["p_value"] < CLEAR:
         return f"{said} More training images can be recognised than chance explains ({p})."

@@ -18,6 +18,7 @@ from exhume.cli.gate import judge
 from exhume.errors import InputError
 from exhume.evaluate.gate import Limit, limits
 from exhume.evaluate.runs import score_run
+from exhume.files import regular
 from exhume.models.folder import TRUTH
 from exhume.models.opening import Opened
 
@@ -28,6 +29,7 @@ def audit(
     resume: bool = False,
     fail_over: str | None = None,
     truth: Path | None = None,
+    held_out: Path | None = None,
     **options: Any,
 ) -> None:
     """Recover training samples from a model; the attack never sees the truth.
@@ -45,6 +47,8 @@ def audit(
         fail_over: score the run when it is over, and end with exit code 1 if more came back, such
             as recognisable=0.05; see `exhume gate`.
         truth: for --fail-over, the training data; that in the model's folder if left out.
+        held_out: for --fail-over, images that the model never saw, in a file as the truth; drawn if
+            left out.
         **options: those of `Settings`, which has their names, types, defaults and help.
     """
     from exhume import report as reports
@@ -53,7 +57,7 @@ def audit(
         own = "a factory of your own, --model package.module:factory, with --trained."
         raise InputError(f"model: name a model folder, exhume audit FOLDER, or {own}")
     settings = Settings.told(model=model, **options)
-    asked = _limits(settings, fail_over, truth)
+    asked = _limits(settings, fail_over, truth, held_out)
     opened = _opened(settings)
     console, limit = _console(), settings.time_limit
     _say_opened(console, settings, opened)
@@ -85,20 +89,27 @@ def audit(
             console.print(f"{name.rstrip('s')}: {sentence}", markup=False)
     console.print(f"report: {reports.write(out)}", markup=False)
     if asked is not None:
-        score_run(out, truth, settings.model if settings.trained else None, trust=True)
+        factory = settings.model if settings.trained else None
+        score_run(out, truth, factory, held_out, trust=True)
         reports.write(out)
         judge(out, asked)
 
 
-def _limits(settings: Settings, words: str | None, truth: Path | None) -> tuple[Limit, ...] | None:
+def _limits(
+    settings: Settings, words: str | None, truth: Path | None, held_out: Path | None
+) -> tuple[Limit, ...] | None:
     """Return what may come back; refuse, before any time is spent, what could not be scored."""
     if words is None:
-        if truth is not None:
-            raise InputError("truth: an audit does without; score the run, or give --fail-over.")
+        for name, given in (("truth", truth), ("held_out", held_out)):
+            if given is not None:
+                way = "an audit does without; score the run, or give --fail-over."
+                raise InputError(f"{name}: {way}")
         return None
     file = truth or (None if settings.trained else Path(settings.model or "") / TRUTH)
     if file is None or not file.is_file():
         raise InputError(f"fail_over: needs the training data ({file}); name it with --truth.")
+    if held_out is not None:
+        regular(held_out)
     return limits(words)
 
 

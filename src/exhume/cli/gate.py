@@ -13,7 +13,8 @@ def gate(run: Path = Path("run"), fail_over: str | None = None, anyway: bool = F
     """Hold a model whose audit brought back too much of the training data.
 
     The exit code is 0 where the run is within every limit, 1 where it is over one, and 2 where
-    that cannot be said: the run was not scored, or its search was cut off.
+    that cannot be said: the run was not scored, its search was cut off, or images that may be
+    recognisable were compared with no held-out ones.
 
     Args:
         run: folder of an audit that was scored (here the word --run may be left out).
@@ -31,7 +32,7 @@ def judge(run: Path, asked: tuple[Limit, ...], anyway: bool = False) -> None:
     folder, console = read_run(run), _console()
     if folder.scored is None:
         raise InputError(f"{run / SCORE}: does not exist; compare the run first: exhume score RUN.")
-    sentences = [limit.sentence(folder.scored["score"]) for limit in asked]
+    sentences = [limit.sentence(folder.scored) for limit in asked]
     console.print("\n".join(sentences), markup=False)
     if over(asked, folder.result, folder.scored, anyway):
         console.print("gate: over the limit")

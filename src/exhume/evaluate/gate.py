@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from exhume.auditing.evidence import GRADES as EVERY
+from exhume.auditing.evidence import NO_CONTROL, unmeasured
 from exhume.checks import number, one_of
 from exhume.errors import InputError
 from exhume.solvers import Outcome
@@ -23,8 +24,9 @@ class Limit:
     grade: str
     share: float
 
-    def found(self, score: Mapping[str, Any]) -> float:
-        """Return the share that came back, of the `score` in score.json."""
+    def found(self, scored: Mapping[str, Any]) -> float:
+        """Return the share that came back, by score.json."""
+        score = scored["score"]
         share = score.get(self.grade)
         if share is None:
             here = ", ".join(word for word in GRADES if score.get(word) is not None)
@@ -34,11 +36,20 @@ class Limit:
             )
         return number(f"{self.grade} in the score", share, least=0)
 
-    def sentence(self, score: Mapping[str, Any]) -> str:
+    def undecided(self, scored: Mapping[str, Any]) -> bool:
+        """Tell whether what was not measured could be over the limit, where the rest is within."""
+        total = int(scored["score"]["samples"])
+        more = unmeasured(scored) / total if self.grade == GRADES[-1] else 0.0
+        found = self.found(scored)
+        return found <= self.share < found + more
+
+    def sentence(self, scored: Mapping[str, Any]) -> str:
         """Say what came back and what may."""
-        found, total = self.found(score), int(score["samples"])
+        found, total = self.found(scored), int(scored["score"]["samples"])
         came = f"{round(found * total)} of {total} training samples came back {self.grade}"
         word = "over" if found > self.share else "within"
+        if self.undecided(scored):
+            word = f"and {unmeasured(scored)} more were not measured against"
         return f"{came} ({percent(found)}), {word} the limit of {percent(self.share)}"
 
 
@@ -77,11 +88,12 @@ def over(
     """Tell whether more came back than some limit allows; what is in result.json and score.json.
 
     A search that was cut off and found little has shown nothing, which is an error, unless that is
-    to count `anyway`.
+    to count `anyway`; and images that may be recognisable, without a control that tells, are one.
     """
-    score = scored["score"]
-    if any(limit.found(score) > limit.share for limit in asked):
+    if any(limit.found(scored) > limit.share for limit in asked):
         return True
+    if any(limit.undecided(scored) for limit in asked):
+        raise InputError(f"gate: how many samples are recognisable was not measured. {NO_CONTROL}")
     if result["outcome"] in CUT and not anyway:
         raise InputError(
             f"gate: the search did not end ({result['outcome']}), so that little came back shows "

@@ -16,17 +16,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from exhume.auditing.evidence import CLEAR
+from exhume.auditing.evidence import CLEAR, SSIM, TESTS, fewest
 from exhume.data import Data
 from exhume.errors import InputError
 from exhume.evaluate import metrics
 from exhume.evaluate.metrics import check_vectors, nearest, take
 from exhume.wording import finite
 
-SSIM = 0.4  # An image is recognisable over this SSIM (Haim 2022)
 # Cosines over which a likeness is plain, and over which it is that of the best published images
 COSINES = 0.8, 0.9
 COUNTS = "ssim", "cosine80", "cosine90"
+SAME = 1 / 512  # of the largest pixel: less than half a grey level of 256 shows no difference
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +73,8 @@ class Recognised:
         for count in COUNTS:
             own, other = getattr(self, count), getattr(control, count)
             table = [[own, self.samples - own], [other, control.samples - other]]
-            least = min(least, 3 * scipy.stats.fisher_exact(table, alternative="greater").pvalue)
+            p_value = scipy.stats.fisher_exact(table, alternative="greater").pvalue
+            least = min(least, TESTS * p_value)
         return float(least)
 
     @property
@@ -103,8 +104,8 @@ def recognised(samples: Tensor, data: Data, held_out: Data | None) -> Recognised
 
     `samples` are in the space of the model's inputs; those of many runs are pooled by `torch.cat`.
     Of the held-out images (`exhume.data.held_out` draws some) as many are taken as there are
-    training images. Without any, `control` is None, and a count says nothing yet. Negatives are
-    not recognised.
+    training images, or `enough`. Without any, `control` is None, and a count says nothing yet. One
+    that is a training image is refused. Negatives are not recognised.
 
     Where the mean image m was taken off, each training image x_i has a share in it, and so in every
     picture it is compared with: candidates of nothing are the mean image. In the control, the
@@ -127,12 +128,22 @@ def recognised(samples: Tensor, data: Data, held_out: Data | None) -> Recognised
         if held_out.shape != data.shape:
             both = f"held-out images have shape {held_out.shape}, the training images {data.shape}"
             raise InputError(f"{both}: draw them with exhume.data.held_out")
-        other = held_out.images().detach().cpu().double()[: len(own)]
+        other = held_out.images().detach().cpu().double()[: enough(data)]
+        seen = torch.cdist(other.flatten(1), own.flatten(1), p=math.inf) < SAME * own.abs().amax()
+        seen = seen.any(1)
+        if seen.any():
+            which = f"{int(seen.sum())} of {len(other)} held-out images are training images"
+            raise InputError(f"{which}; name images that the model never saw.")
         control = _compared(y, data, other)
         if data.transform.mean is not None:
-            moved = (other - own[: len(other)]) / len(own)
+            moved = (other - own[torch.arange(len(other)) % len(own)]) / len(own)
             control = _better(control, _compared(y, data, other, moved))
     return replace(_compared(y, data, own), control=control)
+
+
+def enough(data: Data) -> int:
+    """Return how many held-out images are compared: as many as can tell, and as the data have."""
+    return max(data.samples, fewest(data.samples))
 
 
 def _compared(y: Tensor, data: Data, images: Tensor, moved: Tensor | None = None) -> Recognised:

@@ -17,7 +17,7 @@ from exhume.equation.problem import Premise, Problem
 from exhume.errors import InputError
 from exhume.evaluate import feature_space
 from exhume.evaluate.controls import chance
-from exhume.evaluate.recognition import Recognised, are_images, recognised
+from exhume.evaluate.recognition import Recognised, are_images, enough, recognised
 from exhume.evaluate.scoring import RECOVERED, Score, paired, pictures, score
 from exhume.files import digest_of
 from exhume.models.folder import TRUTH
@@ -132,7 +132,7 @@ def _held_out(known: data.Data, file: Path | None, seed: int) -> data.Data | Non
     if file is not None:
         return data.read(file)
     try:
-        return data.held_out(known, seed=seed)
+        return data.held_out(known, enough(known), seed)
     except InputError:
         return None
 

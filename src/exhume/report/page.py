@@ -76,6 +76,7 @@ def write(run: Path, redact: bool = False) -> Path:
             cautions=evidence.cautions(result, scored),
             cards=cards(folder),
             counts=counts(scored["score"]) if scored else None,
+            unmeasured=evidence.unmeasured(scored) if scored else 0,
             gallery=None if redact else gallery(folder),
             table=None if redact else table(folder),
             progress=figures.progress(folder.events, finite(extras.get("residual_at_truth"))),
@@ -157,8 +158,11 @@ def cards(run: RunFolder) -> list[tuple[str, str, str]]:
             residual_note = f"at the truth {number(run.scored['residual_at_truth'])}"
         back, exact = total - graded["not found"], graded["exact"]
         recovered = f"{number(exact + graded['recovered'])} / {number(total)}"
+        share = f"{percent(back / total)}, {LEAST}"
+        if more := evidence.unmeasured(run.scored):
+            share = f"at least; {number(more)} more were not measured"
         head = [
-            ("Came back", f"{number(back)} / {number(total)}", f"{percent(back / total)}, {LEAST}"),
+            ("Came back", f"{number(back)} / {number(total)}", share),
             ("Recovered", recovered, f"{number(exact)} of them exact"),
             ("Mean error", number(score["error"]), f"chance level {number(level)}"),
         ]
