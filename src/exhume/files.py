@@ -72,37 +72,44 @@ def held(folder: Path) -> Iterator[None]:
     """Be the only one that writes to a folder while this lasts; refuse where another is, by name.
 
     The lock ends with its process, however that ends. Where the file system has none, the process
-    that the file names counts, as long as it lives or is another machine's.
+    that the file names counts, as long as it lives or is another machine's, of which nothing is
+    known here: once that is gone, the file must be removed by hand.
     """
     file = folder / LOCK
     while True:
         with writing(file):
             handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
-            said, lone = os.read(handle, 1000).decode(errors="replace"), True
+            said, way = os.read(handle, 1000).decode(errors="replace"), None
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                lone = False
+                way = "or choose another folder."
             except OSError:
-                lone = not _lives(said)
-            if not lone:
-                raise InputError(
-                    f"{folder}: {said or 'another process'} is at work here; wait until it ends, "
-                    "or choose another folder."
-                )
-            with suppress(FileNotFoundError):  # else it was removed by the one that held it
-                if os.path.samestat(os.fstat(handle), os.stat(file)):
-                    since = datetime.now(UTC).isoformat(" ", "seconds")
-                    os.truncate(handle, 0)
-                    os.pwrite(handle, f"{_holder()} since {since}".encode(), 0)
-                    try:
-                        yield
-                    finally:
+                way = f"or remove {file} if it is gone." if _lives(said) else None
+            if way is not None:
+                holder = said or "another process"
+                raise InputError(f"{folder}: {holder} is at work here; wait until it ends, {way}")
+            if _is_at(handle, file):  # else it was removed by the one that held it
+                since = datetime.now(UTC).isoformat(" ", "seconds")
+                os.truncate(handle, 0)
+                os.pwrite(handle, f"{_holder()} since {since}".encode(), 0)
+                try:
+                    yield
+                finally:
+                    if _is_at(handle, file):  # else somebody has removed it
                         os.unlink(file)
-                    return
+                return
         finally:
             os.close(handle)
+
+
+def _is_at(handle: int, file: Path) -> bool:
+    """Return whether an open file is still the one of that name."""
+    try:
+        return os.path.samestat(os.fstat(handle), os.stat(file))
+    except FileNotFoundError:
+        return False
 
 
 def _holder() -> str:

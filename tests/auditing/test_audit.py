@@ -17,6 +17,7 @@ from exhume.auditing.run import Event
 from exhume.errors import InputError
 from exhume.evaluate.runs import score_run
 from lazy import Lazy, dense
+from problems import gaussian
 
 CARD = DataCard((4, 4), norm="sqrt_d")
 
@@ -117,3 +118,22 @@ def test_a_named_model_is_scored_anywhere(tmp_path: Path, monkeypatch: pytest.Mo
     record = score_run(Path("../run"), Path("../truth.safetensors"), "../net.py:model", trust=True)
     assert record["score"]["recovered"] == 1
     assert set(record["floors"]) == {"initial", "final", "midpoint", "both"}
+
+
+def deep(shape: tuple[int, int, int, int]) -> tuple[nn.Module, Any, Any]:
+    """A network of three layers, and its weights before and after a step on forty samples."""
+    a, b, c, d = shape
+    model = nn.Sequential(nn.Linear(a, b), nn.Tanh(), nn.Linear(b, c), nn.Tanh(), nn.Linear(c, d))
+    model.double()
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    model(gaussian(40, a)).square().sum().backward()
+    steps = {name: weight - 1e-3 * weight.grad for name, weight in model.named_parameters()}
+    return model, before, {name: weight.detach() for name, weight in steps.items()}
+
+
+def test_a_number_that_was_counted_is_given_up_where_it_cannot_be() -> None:
+    told = {"input_shape": (60,), "norm": "sqrt_d", "device": "cpu", "product_limit": 1}
+    found = exhume.audit(*deep((60, 200, 30, 1)), **told)  # forty directions, and thirty features
+    assert 0 < len(found.samples) <= 30
+    with pytest.raises(InputError, match="samples: 31 are more than the 30 features"):
+        exhume.audit(*deep((60, 200, 30, 1)), samples=31, **told)

@@ -109,7 +109,8 @@ def verdict(word: str, sure: int) -> dict[str, Any]:
         (verdict("no evidence", 0), None, "calm", "No evidence: none of 8 candidates"),
         (verdict("cannot tell", 0), None, "open", "Cannot tell whether any of 8 candidates is"),
         (verdict("cannot tell", 0), None, "open", "So it is. The training data were not given"),
-        ({}, None, "open", "Cannot tell whether any"),  # of an earlier version
+        ({}, None, "open", "8 candidates explain the weights to"),  # of an earlier version
+        ({"outcome": "stalled"}, None, "open", "Not converged: 8 candidates, and a residual of"),
         ({}, scored(0, 0), "calm", "None of 8 training samples came back."),
         ({}, scored(0, 0), "calm", "not that the data are safe"),
         ({"premise": "margin"}, scored(0, 0), "calm", "have 0.90 to 0.94 at best"),

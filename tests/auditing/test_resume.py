@@ -34,7 +34,7 @@ from exhume.auditing.run import Event, Recorder
 from exhume.auditing.settings import Settings
 from exhume.cli import main
 from exhume.errors import InputError
-from exhume.files import LOCK, held
+from exhume.files import LOCK, held, read_metadata, read_tensors, write_tensors
 from exhume.methods import progress
 from exhume.methods.exhume import Exhume
 from exhume.methods.iurada2025 import Iurada2025
@@ -222,6 +222,25 @@ def test_two_runs_never_share_a_folder(settings: Settings, tmp_path: Path) -> No
     assert names(out) == FINISHED
 
 
+def test_what_goes_wrong_while_a_folder_is_held_is_said(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="of another"), held(tmp_path):
+        raise FileNotFoundError("of another")
+    assert not (tmp_path / LOCK).exists()
+    with held(tmp_path):
+        (tmp_path / LOCK).unlink()
+    with held(tmp_path):
+        (tmp_path / LOCK).unlink()
+        (tmp_path / LOCK).write_text("of another")
+    assert (tmp_path / LOCK).read_text() == "of another"
+
+
+def without_hash(out: Path) -> None:
+    """Make the checkpoint one of an earlier version."""
+    file = out / CHECKPOINT
+    metadata = {"checkpoint": read_metadata(file)["checkpoint"]}
+    write_tensors(file, read_tensors(file), metadata)
+
+
 def test_without_locks_a_holder_that_is_dead_is_not_minded(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
@@ -234,7 +253,8 @@ def test_without_locks_a_holder_that_is_dead_is_not_minded(
         ("", True),
     ):
         mine.write_text(said)
-        with nullcontext() if free else pytest.raises(InputError, match=said), held(tmp_path):
+        words = f"{said} is at work.*or remove {mine} if it is gone"
+        with nullcontext() if free else pytest.raises(InputError, match=words), held(tmp_path):
             assert free and f"process {os.getpid()} on {host}" in mine.read_text()
         assert mine.exists() != free
 
@@ -244,6 +264,7 @@ def test_without_locks_a_holder_that_is_dead_is_not_minded(
     [
         *(({word: value}, lambda out: None, word) for word, value in OTHER),
         ({}, lambda out: (out / CHECKPOINT).write_bytes(b"cut"), CHECKPOINT),
+        ({}, without_hash, "is of an earlier version"),
         ({}, lambda out: save_file({"x": gaussian(4, 20)}, out / CHECKPOINT), CHECKPOINT),
         *(({}, lambda out, x=x: (out / CONFIG).write_bytes(x), CONFIG) for x in (b"", b"model: {")),
     ],

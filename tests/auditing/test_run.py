@@ -43,6 +43,7 @@ def test_a_run_folder_holds_all_that_a_report_needs(workshop: Path) -> None:
 
     result = result_of(run)
     network = {"parameters", "point", "premise", "rank", "prepared", "recipe", "target", "inputs"}
+    network |= {"model"}
     judged = {"verdict", "reason", "advice", "probabilities", "support"}
     assert result.keys() == runs.result_of(4, (20,)).keys() | network | judged
     assert result["verdict"] == "reconstructed" and min(result["probabilities"]) > 0.95

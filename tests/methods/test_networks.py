@@ -1,6 +1,7 @@
 """Trained networks attacked end to end: small, on seeds that nothing was tuned on."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from recipe_problems import watched
 from torch import Tensor
 
-from exhume import data, victims
+from exhume import data, methods, victims
 from exhume.equation.domain import Box, Sphere, SphereInBox
 from exhume.equation.problem import Problem
 from exhume.errors import InputError
@@ -109,6 +110,19 @@ def test_the_number_of_samples_is_that_of_the_directions() -> None:
     small = replace(victim.problem, domain=Sphere(2.0))
     found = reconstruct(small, 2, method=few, product_limit=300)
     assert found.rank == 3 and found.samples.norm(dim=1).tolist() == pytest.approx([2.0, 2.0])
+
+
+def test_the_directions_are_counted_on_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    victim, now = two_layer(20, 3, 300, 100)[0], [0.0]
+
+    def slow(layer: Any) -> int:
+        now[0] += 10
+        return 3
+
+    monkeypatch.setattr(methods, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(methods, "directions", slow)
+    found = reconstruct(victim.problem, time_limit=5)
+    assert found.seconds == 10 and found.steps == 0 and len(found.samples) == 3
 
 
 def spoiled(problem: Problem, size: float) -> tuple[Reduced, Tensor]:

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -17,7 +18,7 @@ from commands import exhume_, result_of
 from exhume.errors import InputError
 from exhume.features.layers import dense_chain
 from exhume.models.prepare import prepare
-from exhume.models.pretrained import load_pretrained
+from exhume.models.pretrained import ELSEWHERE, load_pretrained
 from exhume.models.state import Saved, fit_state
 from odd_modules import Written, candidates, mlp
 
@@ -151,6 +152,55 @@ def test_a_folder_of_timm(tmp_path: Path, monkeypatch: Patch) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert isinstance(load_pretrained(tmp_path), nn.Sequential)
     assert asked == {"name": "tiny", "pretrained": False, "num_classes": 3, "img_size": 8}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"architecture": "hf-hub:stranger/model"},
+        {"architecture": "local-dir:/home"},
+        {"num_classes": {"checkpoint_path": "w.pt"}},
+        *(
+            {"model_args": {key: value}}
+            for key, value in {
+                **{"checkpoint_path": "w.pt", "pretrained": True, "cache_dir": "/tmp"},
+                **{"pretrained_cfg": {"url": "http://a"}, "pretrained_cfg_overlay": "x"},
+                **{"norm_layer": {"a": 1}, "layers": [[{}]]},
+            }.items()
+        ),
+        *({"model_args": {}, key: "resnet"} for key in ELSEWHERE),
+        {"parts": [{"backbone_config": {"use_pretrained_backbone": True}}]},
+    ],
+)
+def test_a_configuration_has_nothing_fetched(
+    changes: dict[str, Any], tmp_path: Path, monkeypatch: Patch
+) -> None:
+    asked: list[Any] = []
+    stub: Any = ModuleType("stub")
+    stub.create_model = lambda *names, **told: asked.append((names, told)) or mlp()
+    stub.Classifier, stub.AutoConfig = Classifier, SimpleNamespace(from_pretrained=asked.append)
+    for name in ("timm", "transformers"):
+        monkeypatch.setitem(sys.modules, name, stub)
+    named = {"architecture": "tiny"}, {"architectures": ["Classifier"]}
+    for config in named if set(changes) & {"parts", *ELSEWHERE} else named[:1]:
+        (tmp_path / "config.json").write_text(json.dumps(config | changes))
+        with pytest.raises(InputError, match=r"config\.json: (has|takes|architecture)"):
+            load_pretrained(tmp_path)
+    assert not asked
+
+
+def test_the_hub_is_not_asked(tmp_path: Path, monkeypatch: Patch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    seen: list[str] = []
+
+    def imported(name: str) -> Any:
+        seen.append(os.environ["HF_HUB_OFFLINE"])  # which the library reads when it is imported
+        return SimpleNamespace(create_model=lambda name, **_: mlp())
+
+    monkeypatch.setattr("importlib.import_module", imported)
+    (tmp_path / "config.json").write_text(json.dumps({"architecture": "tiny", "backbone": None}))
+    load_pretrained(tmp_path)
+    assert seen == ["1"]
 
 
 def as_function() -> nn.Module:

@@ -225,6 +225,14 @@ def test_weights_alone_show_what_can_be_recognised_beside_held_out_images(tmp_pa
     assert "data:image" not in page(run, redact=True)
 
 
+def test_a_run_of_an_earlier_version_has_no_verdict(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run", faces(3), scored=False)
+    text = page(run)
+    assert "Likely samples" not in text and "Cannot tell" not in text and "Candidates" in text
+    edit(run, "result.json", verdict="partly", probabilities=[0.99, 0.2, 0.1])
+    assert "<dd>1 / 3</dd><small>probability" in page(run)
+
+
 def test_thumbnails_and_candidates_by_channel(tmp_path: Path) -> None:
     truth = colours(1)
     text = page(run_of(tmp_path / "scored", truth))
@@ -258,14 +266,14 @@ PREPARED |= {"derivative_error": 3e-9}
 NETWORK = {"parameters": "last", "point": "midpoint", "prepared": PREPARED}
 SPAN = {"rank": 8, "largest_angle": 2.1e-7, "outside": 3.4e-9, "kept": 0.97}
 FLOORS = {"initial": 2.6e-5, "final": 1.8e-4, "midpoint": 1.7e-5, "both": 1e-8}
-MODEL = {"name": "two_layer", "arguments": {"width": 640, "shape": [100]}}
-TRAINING = {"laziness": {"first": 4.1e-3, "1.weight": 4.1e-3}}
+TRAINING = {"laziness": 4.1e-3}
 
 
 def network_run(path: Path, scored: bool = True, training=TRAINING, **changes: Any) -> Path:
-    run = run_of(path / "run", vectors(), scored=scored, **(NETWORK | changes))
-    card = {"kind": "network", "architecture": MODEL, "training": training}
-    (path / "model").mkdir()
+    told = NETWORK | {"model": {"architecture": "two_layer, width 640", **training}}
+    run = run_of(path / "run", vectors(), scored=scored, **(told | changes))
+    card = {"kind": "network", "architecture": {"name": "secret", "arguments": {}}}
+    (path / "model").mkdir()  # which is not opened: the run says where it is
     (path / "model/card.json").write_text(json.dumps(card))
     (run / "config.yaml").write_text(f"model: {path / 'model'}\nmethod: exhume\n")
     if scored:
@@ -337,13 +345,9 @@ def test_trained_weights_alone_and_a_ratio_in_a_subspace(tmp_path: Path) -> None
 
 
 def test_a_network_with_parts_missing_or_damaged(tmp_path: Path) -> None:
-    run = network_run(tmp_path, prepared=None, parameters="1.*")
-    odd = '{"kind": "network", "architecture": [], "training": {"laziness": 1}}'
+    run = network_run(tmp_path, prepared=None, parameters="1.*", model=None)
     edit(run, "score.json", subspace="no span", floors={"final": 1e-4, "both": None}, verdict=None)
-    there = f"model: {tmp_path / 'model'}\n"
-    cases = {there: "{", "model: 3\n": odd, "model: [": odd, "- a\n": odd, "": odd}
-    for config, card in cases.items():
-        (tmp_path / "model/card.json").write_text(card)
+    for config in (f"model: {tmp_path / 'model'}\n", "model: 3\n", "model: [", "- a\n", ""):
         (run / "config.yaml").write_text(config)
         text = page(run)
         facts = text[text.index('id="model"') : text.index('id="method"')]

@@ -10,7 +10,7 @@ from itertools import count as whole
 from math import comb
 from typing import Any, cast
 
-from exhume.auditing.judgement import CANNOT, SURE
+from exhume.auditing.judgement import SURE
 from exhume.auditing.suspects import EXPLAINED, suspects
 from exhume.equation.problem import Premise, Problem
 from exhume.features.replay import TrainingRun
@@ -279,14 +279,22 @@ def headline(result: Record, scored: Record | None) -> tuple[str, str, str]:
 def _without_truth(result: Record) -> tuple[str, str, str]:
     """Return the headline of a run whose training data were not given."""
     sure, count = likely(result)
-    verdict, candidates = result.get("verdict", CANNOT), plural(count, "candidate")
+    verdict, candidates = result.get("verdict"), plural(count, "candidate")
+    measured = "The training data were not given: this is what the weights alone show"
+    if verdict is None:  # of an earlier version, which gave none
+        left, end = f"a residual of {number(result['residual'])}", result["outcome"]
+        sentence = {
+            Outcome.CONVERGED.value: f"{candidates} explain the weights to {left}.",
+            Outcome.SETTLED.value: f"Settled: {candidates}, found again by independent trials, and "
+            f"{left}.",
+        }.get(end, f"Not converged: {candidates}, and {left}.")
+        return sentence, f"{result['sentence']} {measured}.", "open"
     sentence, tone = {
         "reconstructed": (f"Reconstructed: all {candidates} are very likely training samples.", 1),
         "partly": (f"Partly: {sure} of {candidates} are very likely training samples.", 1),
         "no evidence": (f"No evidence: none of {candidates} can be told from chance.", 0),
     }.get(verdict, (f"Cannot tell whether any of {candidates} is a training sample.", 0))
-    measured = "The training data were not given: this is what the weights alone show, and how sure"
-    meaning = f"{result.get('reason', result['sentence'])} {measured} that is."
+    meaning = f"{result.get('reason', result['sentence'])} {measured}, and how sure that is."
     shown = "exposed" if tone else "calm" if verdict == "no evidence" else "open"
     return sentence, meaning, shown
 

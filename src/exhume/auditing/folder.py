@@ -105,15 +105,6 @@ class RunFolder:
             return None
         return _record(file, forms.SCORE, SCORING)
 
-    @cached_property
-    def card(self) -> dict[str, Any]:
-        """The card.json of the model that was attacked; empty where that is not at hand."""
-        try:
-            card = read_json(Path(self.settings.model or "") / "card.json")
-        except InputError:
-            return {}
-        return card if isinstance(card, dict) else {}
-
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one sample."""
@@ -277,6 +268,8 @@ def _digest(tensors: Mapping[str, Tensor], record: str) -> str:
 
 def _read_checkpoint(file: Path) -> Checkpoint:
     tensors, metadata = read_tensors(file), read_metadata(file)
+    if "checkpoint" in metadata and "sha256" not in metadata:
+        raise InputError(f"{file}: is of an earlier version; start again in another folder.")
     try:
         text = metadata["checkpoint"]
         if metadata["sha256"] != _digest(tensors, text):

@@ -52,6 +52,7 @@ RESULT = {
     "parameters?": str | None,
     "point?": str | None,
     "rank?": int | None,
+    "model?": _maybe({"architecture?": str | None, "laziness?": MAYBE, "stationarity?": MAYBE}),
     "problem": {
         "name": str,
         "dim": _some,

@@ -189,6 +189,7 @@ def _result(settings: Settings, opened: Opened, found: Reconstruction) -> dict[s
         "recipe": found.recipe and asdict(found.recipe),
         "steps": found.steps,
         "products": found.products,
+        "model": opened.card,
         "problem": {**problem.describe(), "ratio": problem.ratio(count)},
         "threat_model": threat_model,
         "prepared": {

@@ -116,15 +116,17 @@ def named(settings: Settings) -> str:
 def _check_same_truth(folder: RunFolder, truth: Path) -> None:
     """Refuse to write over a score that was made with another truth."""
     try:
-        scored = folder.scored or {}
+        scored = folder.scored
     except InputError:
         return  # a damaged score is no loss
+    if scored is None:
+        return
     before = {entry["sha256"] for entry in scored.get("inputs", ()) if entry["role"] == "truth"}
-    if before and digest_of(truth) not in before:
+    if digest_of(truth) not in before:
+        made = f"was made with another truth than {truth}" if before else "does not say of which "
+        made += "" if before else "truth it is, being of an earlier version"
         advice = "Give --renew if this one is right: that score is gone then"
-        raise InputError(
-            f"{folder.path / SCORE}: was made with another truth than {truth}. {advice}."
-        )
+        raise InputError(f"{folder.path / SCORE}: {made}. {advice}.")
 
 
 def _held_out(known: data.Data, file: Path | None, seed: int) -> data.Data | None:

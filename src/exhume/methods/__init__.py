@@ -132,14 +132,16 @@ def reconstruct(
         resume: of an interrupted run, from `progress.pack`.
         product_limit: the same in passes over the features' derivative, equal on every machine.
     """
+    start = time.perf_counter() - (resume.seconds if resume else 0.0)
     check_numbers(samples, seed, time_limit, product_limit)
-    recipe = method_named(method, problem)
+    recipe, width = method_named(method, problem), problem.features.width
+    if samples is not None and samples > width:
+        raise InputError(f"samples: {samples} are more than the {width} features; all would fit.")
     counted = None
     if samples is None and problem.premise is Premise.CHANGE:
-        samples = counted = directions(problem.first_layer)
-    if samples is not None and samples > (width := problem.features.width):
-        raise InputError(f"samples: {samples} are more than the {width} features; all would fit.")
-    start = time.perf_counter() - (resume.seconds if resume else 0.0)
+        counted = directions(problem.first_layer)
+        counted = counted if (counted or 0) <= width else None  # more than could be told apart
+    samples = counted if samples is None else samples
     products = math.inf if product_limit is None else product_limit
 
     def late() -> bool:

@@ -29,7 +29,9 @@ from exhume.models import architectures, formulation
 from exhume.models.formulation import NOT_KNOWN, POINT, Known, Told, premise_named
 from exhume.models.state import StateDict, check_pair, fit_state, read_state
 from exhume.recipes import Recipe
+from exhume.wording import finite
 
+IN_PROBLEM = ("shape", "outputs")  # arguments of an architecture that the problem has already
 CARD, TRAINED, INITIAL = "card.json", "trained.safetensors", "initial.safetensors"
 TRUTH = "truth.safetensors"
 
@@ -166,6 +168,23 @@ def _card_of(folder: Path) -> Iterator[None]:
         raise InputError(f"{folder / CARD}: is damaged; {error}") from error
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise InputError(f"{folder / CARD}: is damaged; missing or malformed: {error}.") from error
+
+
+def shown(folder: Path) -> dict[str, Any]:
+    """Return what of a model's card a report shows: the architecture, and how it was trained."""
+    kind, card = _read_card(folder)
+    with _card_of(folder):
+        training, named = card.get("training") or {}, None
+        if kind == "network":
+            made = card["architecture"]
+            sizes = {key: x for key, x in made["arguments"].items() if key not in IN_PROBLEM}
+            named = ", ".join([made["name"], *(f"{key} {x}" for key, x in sizes.items())])
+        moved = (training.get("laziness") or {}).get("first")
+        return {
+            "architecture": named,
+            "laziness": finite(moved),
+            "stationarity": finite(training.get("stationarity")),
+        }
 
 
 def is_network(folder: Path) -> bool:

@@ -16,7 +16,7 @@ from exhume.features.weights import Mapped
 from exhume.models import formulation
 from exhume.models.card import NOT_TOLD, DataCard
 from exhume.models.factory import load_factory
-from exhume.models.folder import CARD, INITIAL, TRAINED, is_network, read_model, read_network
+from exhume.models.folder import CARD, INITIAL, TRAINED, is_network, read_model, read_network, shown
 from exhume.models.formulation import DRIFT, LAZY, POINT, Known, Told, needed, premise_named
 from exhume.models.inputs import Input, inputs
 from exhume.models.prepare import Prepared, prepare
@@ -84,6 +84,7 @@ class Opened:
     derivative_error: float | None = None  # from finite differences, where it was checked
     target: str | None = None  # of margin and decay: weights, or their change; None for the others
     inputs: tuple[Input, ...] = ()  # what it was made of, by SHA-256
+    card: dict[str, Any] | None = None  # what of a model folder's card a report shows
 
 
 def open_model(
@@ -127,7 +128,8 @@ def open_model(
     if folder is not None and isinstance(weights, Mapped) and weights.path.parent != folder:
         doubts.append(f"The first layer is read from {weights.path}, as the model's card says.")
     known = _inputs(source, problem) if check else ()
-    return replace(opened, warnings=(*opened.warnings, *doubts), inputs=known)
+    card = None if folder is None else shown(folder)
+    return replace(opened, warnings=(*opened.warnings, *doubts), inputs=known, card=card)
 
 
 def _inputs(source: Source, problem: Problem) -> tuple[Input, ...]:

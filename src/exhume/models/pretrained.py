@@ -4,6 +4,8 @@ The library whose folder it is makes the model, from its own classes; no code in
 """
 
 import importlib
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,10 @@ from exhume.models.factory import nothing_left_behind
 
 CONFIG = "config.json"
 OWN = {"local_files_only": True, "trust_remote_code": False}  # nothing is fetched, no code is run
+# Entries by which transformers' models take other models, from elsewhere, into themselves
+ELSEWHERE = ("backbone", "backbone_kwargs", "use_timm_backbone", "use_pretrained_backbone")
+# Parts of the names of timm's arguments by which weights are read, from files and from addresses
+READING = ("pretrained", "checkpoint", "cache_dir")
 
 
 def is_pretrained(model: str | None) -> bool:
@@ -27,7 +33,11 @@ def load_pretrained(folder: Path) -> nn.Module:
     file, config = folder / CONFIG, _config(folder)
     name = config.get("architecture")
     if isinstance(name, str):
-        make, arguments = _library("timm", file).create_model, _timm_arguments(config)
+        if ":" in name:
+            raise InputError(
+                f"{file}: architecture {name!r} is an address, expected a name of timm."
+            )
+        arguments, make = _timm_arguments(config, file), _library("timm", file).create_model
         made = _called(lambda: make(name, pretrained=False, **arguments), file)
     else:
         cls, read = _class(folder), _library("transformers", file).AutoConfig.from_pretrained
@@ -51,11 +61,24 @@ def pretrained_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    config = read_json(folder / CONFIG)
+    """Return a folder's configuration, unless that would have something fetched."""
+    config, file = read_json(folder / CONFIG), folder / CONFIG
     if not isinstance(config, dict):
         words = "expected the configuration of a model, as save_pretrained has"
-        raise InputError(f"{folder / CONFIG}: {words}.")
+        raise InputError(f"{file}: {words}.")
+    if named := sorted(key for key, value in _entries(config) if key in ELSEWHERE and value):
+        words = f"takes another model into this one ({', '.join(named)}), which may be fetched"
+        raise InputError(f"{file}: {words}; name a factory of your own.")
     return config
+
+
+def _entries(config: Any) -> Iterator[tuple[str, Any]]:
+    """Yield every entry of a configuration, those of its parts too."""
+    if isinstance(config, dict):
+        yield from config.items()
+    for part in config.values() if isinstance(config, dict) else config:
+        if isinstance(part, dict | list):
+            yield from _entries(part)
 
 
 def _class(folder: Path) -> type:
@@ -69,14 +92,22 @@ def _class(folder: Path) -> type:
     return cls
 
 
-def _timm_arguments(config: dict[str, Any]) -> dict[str, Any]:
-    """Return what timm's folders say besides the name of the architecture."""
+def _timm_arguments(config: dict[str, Any], file: Path) -> dict[str, Any]:
+    """Return what timm's folders say besides the name: plain values, and none that is read from."""
     more = config.get("model_args")
     known = {key: value for key, value in config.items() if key in ("num_classes", "global_pool")}
-    return known | (more if isinstance(more, dict) else {})
+    known |= more if isinstance(more, dict) else {}
+    for key, value in known.items():
+        parts = value if isinstance(value, list) else [value]
+        plain = all(part is None or isinstance(part, str | int | float) for part in parts)
+        if not plain or any(word in key for word in READING):
+            words = "expected plain values that say how the model is built"
+            raise InputError(f"{file}: has the argument {key!r}; {words}. Name a factory.")
+    return known
 
 
 def _library(name: str, file: Path) -> Any:
+    os.environ["HF_HUB_OFFLINE"] = "1"  # read when it is imported: nothing is fetched
     try:
         return importlib.import_module(name)
     except ImportError as error:

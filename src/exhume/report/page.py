@@ -26,9 +26,7 @@ from exhume.wording import duration, finite, number, percent
 
 # Longer tables are cut here, so that a browser can still show them; score.json has every row
 ROWS = 1000
-# Arguments of an architecture that the page gives with the problem already
 LIKELY, LEAST = f"probability {SURE} or more", "recognisable at least"
-IN_PROBLEM = ("shape", "outputs")
 
 WORDS = {
     "initial": "the initial weights",
@@ -137,7 +135,7 @@ def environment() -> Environment:
 
 
 def cards(run: RunFolder) -> list[tuple[str, str, str]]:
-    """Return six key numbers, each with a label and a note."""
+    """Return the key numbers, each with a label and a note."""
     result, rank = run.result, rank_of(run.result)
     residual_note = "share of the weights left unexplained"
     unknowns = "equations for each unknown" + ("" if rank is None else f", r = {number(rank)}")
@@ -145,11 +143,11 @@ def cards(run: RunFolder) -> list[tuple[str, str, str]]:
         given = result["samples_given"]
         found = "their number was found" if given is None else f"of {number(given)} asked for"
         sure, count = evidence.likely(result)
-        head = [
-            ("Verdict", result.get("verdict", "none"), f"the search: {result['outcome']}"),
-            ("Likely samples", f"{number(sure)} / {number(count)}", LIKELY),
-            ("Candidates", number(count), found),
-        ]
+        head = [("Candidates", number(count), found)]
+        if "verdict" in result:  # else it is of an earlier version, which gave none
+            verdict = ("Verdict", result["verdict"], f"the search: {result['outcome']}")
+            likely = ("Likely samples", f"{number(sure)} / {number(count)}", LIKELY)
+            head = [verdict, likely, *head]
     else:
         score, levels = run.scored["score"], run.scored["chance"]
         graded, total = counts(score), int(score["samples"])
@@ -176,15 +174,11 @@ def cards(run: RunFolder) -> list[tuple[str, str, str]]:
 
 def model(run: RunFolder) -> Model | None:
     """Say what of a network was attacked; None for a run on other models, or an earlier version."""
-    result, card, problem = run.result, run.card, run.result["problem"]
-    prepared = _mapping(result.get("prepared"))
-    architecture, training = (_mapping(card.get(key)) for key in ("architecture", "training"))
-    laziness = _mapping(training.get("laziness"))
+    result, problem = run.result, run.result["problem"]
+    prepared, card = _mapping(result.get("prepared")), _mapping(result.get("model"))
     facts = []
-    if card.get("kind") == "network" and architecture:
-        sizes = _mapping(architecture.get("arguments"))
-        listed = [f"{name} {value}" for name, value in sizes.items() if name not in IN_PROBLEM]
-        facts.append(("Architecture", ", ".join([str(architecture.get("name")), *listed])))
+    if card.get("architecture") is not None:
+        facts.append(("Architecture", card["architecture"]))
     if not (facts or result.get("point") or any(prepared.values())):
         return None
     asked = {"Premise": "premise", "Target": "target", "Parameters": "parameters"}
@@ -195,8 +189,8 @@ def model(run: RunFolder) -> Model | None:
     subspace = f"candidates sought in {{}} of {number(problem['dim'])} dimensions"
     stationarity = "up to {} of the weights, as the model's card says"
     for name, value, words in (
-        ("At rest", training.get("stationarity"), stationarity),
-        ("Laziness", laziness.get("first"), "the first layer moved by {} of its norm in training"),
+        ("At rest", card.get("stationarity"), stationarity),
+        ("Laziness", card.get("laziness"), "the first layer moved by {} of its norm in training"),
         ("Subspace", rank_of(result), subspace),
         ("Derivatives", prepared.get("derivative_error"), "{} from finite differences, relative"),
     ):
