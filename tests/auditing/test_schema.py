@@ -12,13 +12,14 @@ from torch import nn
 
 import exhume
 from commands import exhume_, result_of
-from exhume import auditing
 from exhume.auditing import forms
 from exhume.auditing.folder import CONFIG, RESULT, SCORE
+from exhume.checks import shaped
+from exhume.errors import InputError
 from exhume.models.folder import CARD, TRAINED, TRUTH
 from runs import result_of as made_up
 
-SCHEMA = json.loads((Path(auditing.__file__).parent / "result.schema.json").read_text())
+SCHEMA = forms.SCHEMA
 check = jsonschema.Draft202012Validator(SCHEMA).validate
 
 
@@ -51,9 +52,16 @@ def test_results_are_what_the_schema_says(workshop: Path, small: dict[str, Any])
 
 
 def test_what_must_be_there_to_be_read_is_what_the_schema_asks_for() -> None:
-    needed = {key for key in forms.RESULT if not key.endswith("?")} | {"schema"}
-    assert needed == set(SCHEMA["required"])
-    assert {key.rstrip("?") for key in forms.RESULT} <= set(SCHEMA["properties"])
+    good = made_up(3, (4, 4), advice=["so"], rank=None, display={"shift": [0.1], "scale": 2.0})
+    shaped("good", good, forms.RESULT)
+    for key in SCHEMA["required"]:
+        with pytest.raises(InputError, match=f"has no {key}"):
+            shaped("bad", {name: x for name, x in good.items() if name != key}, forms.RESULT)
+    nested = good["problem"] | {"dim": 0}
+    for name, bad in {"seed": -1, "advice": [1], "display": {}, "rank": "x", "method": None,
+                      "residual": "x", "problem": nested, "claims": {}}.items():  # fmt: skip
+        with pytest.raises(InputError, match=name):
+            shaped("bad", good | {name: bad}, forms.RESULT)
 
 
 def test_inputs_are_told_by_their_hash(workshop: Path, tmp_path: Path) -> None:

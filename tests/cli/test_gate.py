@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from commands import exhume_, names
+from commands import exhume_
 from exhume import data
 from exhume.auditing.folder import RESULT, SCORE
 from exhume.models.folder import TRUTH
@@ -139,8 +139,10 @@ def test_the_gate_of_score(workshop: Path, scored: Path) -> None:
 
 def test_the_gate_of_audit(workshop: Path, tmp_path: Path, capsys: Capture) -> None:
     run, words = tmp_path / "run", ("audit", workshop / "model", "--samples", 4, "--device", "cpu")
-    assert code(*words, "--out", run, "--fail-over", NONE) == 1
-    assert SCORE in names(run)
+    others = workshop / "model" / TRUTH  # of no use for what is no image, and noted
+    assert code(*words, "--out", run, "--fail-over", NONE, "--held-out", others) == 1
+    roles = [entry["role"] for entry in json.loads((run / SCORE).read_text())["inputs"]]
+    assert roles == ["result", "candidates", "truth", "held out"]
     assert code(*words, "--out", tmp_path / "a", "--fail-over", ALL, "--truth", "none") == 2
     assert "--truth" in capsys.readouterr().err
     assert code(*words, "--out", tmp_path / "b", "--truth", workshop / "model" / TRUTH) == 2

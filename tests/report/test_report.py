@@ -138,7 +138,7 @@ def test_the_page_with_the_truth(tmp_path: Path) -> None:
 
 
 def test_what_is_missing_is_said_to_be_missing(tmp_path: Path) -> None:
-    run = run_of(tmp_path / "run", faces(), found=7, residual=None, seconds=None, products=None)
+    run = run_of(tmp_path / "run", faces(), found=7, residual=None, seconds=None)
     edit(run, "result.json", problem={"ratio": None})
     text = page(run)
     assert text.count("<td>–</td>") >= 3 * 3 and "<dd>n/a</dd>" in text
@@ -359,7 +359,7 @@ def test_a_network_with_parts_missing_or_damaged(tmp_path: Path) -> None:
 FIRST, AGAIN = "does not exist: run exhume audit first", "(?i)run exhume {} again"
 FILES = ("result.json", "config.yaml", "candidates.safetensors")
 OTHER = json.dumps(result_of(2, (3,), schema=2))
-RESULTS = {"{": "as JSON", "[]": "JSON object", "{}": "has no exhume", OTHER: "schema 2"}
+RESULTS = {"{": "as JSON", "[]": "JSON object", "{}": "has no schema, exhume", OTHER: "schema 2"}
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ class RunFolder:
         result = _record(file, {}, AUDIT)
         if (schema := result.get("schema", SCHEMA)) != SCHEMA:
             raise InputError(f"{file} has schema {schema}, expected {SCHEMA}: run {AUDIT} again")
-        found: dict[str, Any] = shaped(str(file), result, forms.RESULT | {"schema": int})
+        found: dict[str, Any] = shaped(str(file), result, forms.RESULT)
         return found
 
     @cached_property

@@ -1,12 +1,13 @@
-"""What result.json and score.json must hold to be read: the one place that says so."""
+"""What result.json and score.json must hold to be read; of the first, its JSON Schema says so."""
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from exhume.checks import Form, count, shaped, sizes
 
 MAYBE = float | int | None  # a number; what is not finite is written as null
-SENTENCES = [str]
 INPUTS = [{"role": str, "file": str | None, "sha256": str}]
 
 
@@ -32,50 +33,34 @@ def _some(name: str, value: Any) -> None:
     count(name, value, 1)
 
 
-RESULT = {
-    "exhume": str,
-    "versions": {},
-    "device": str,
-    "device_name": str,
-    "seed": count,
-    "method": str,
-    "started": str,
-    "seconds": MAYBE,
-    "outcome": str,
-    "sentence": str,
-    "residual": MAYBE,
-    "candidates": count,
-    "samples_given": int | None,
-    "steps": _maybe(count),
-    "products": _maybe(count),
-    "premise?": str | None,
-    "parameters?": str | None,
-    "point?": str | None,
-    "rank?": int | None,
-    "model?": _maybe({"architecture?": str | None, "laziness?": MAYBE, "stationarity?": MAYBE}),
-    "problem": {
-        "name": str,
-        "dim": _some,
-        "width": _some,
-        "outputs": _some,
-        "shape": sizes,
-        "ratio": MAYBE,
-        "domain": str,
-    },
-    "threat_model": {"knows": SENTENCES, "assumes": SENTENCES},
-    "prepared?": _maybe(
-        {"changes?": SENTENCES, "warnings?": SENTENCES, "derivative_error?": MAYBE}
-    ),
-    "display": dict | None,
-    "verdict?": str,
-    "reason?": str,
-    "advice?": SENTENCES,
-    "probabilities?": [MAYBE],
-    "support?": {"equations": count, "unknowns": count, "slack": [MAYBE], "errors": [MAYBE]},
-    "claims": SENTENCES,
-    "limits": SENTENCES,
-    "inputs?": INPUTS,
-}
+def of_schema(schema: Mapping[str, Any], known: Mapping[str, Any]) -> Form:
+    """Return the form of what a JSON Schema describes, with the `known` definitions it refers to.
+
+    Kinds, and what must be there; words and ranges are the schema's own, as others may write more.
+
+    Example:
+        >>> pair = {"a": {"type": "string"}, "b": {"type": "array", "items": {"enum": ["x"]}}}
+        >>> of_schema({"type": "object", "required": ["a"], "properties": pair}, {})
+        {'a': <class 'str'>, 'b?': [<class 'str'>]}
+    """
+    schema = known.get(schema.get("$ref", "").rpartition("/")[2], schema)
+    kinds = schema.get("type", "string")
+    kinds = {kinds} if isinstance(kinds, str) else set(kinds)
+    some = kinds - {"null"}
+    form: Form = Any  # where there are several kinds, any will do
+    if some == {"array"}:
+        form = [of_schema(schema["items"], known)]
+    elif some == {"object"}:
+        must, parts = schema.get("required", ()), schema.get("properties", {})
+        form = {x if x in must else f"{x}?": of_schema(parts[x], known) for x in parts}
+    elif len(some) == 1:
+        form = {"string": str, "integer": count, "number": float}[some.pop()]
+    return _maybe(form) if "null" in kinds or None in schema.get("enum", ()) else form
+
+
+SCHEMA = json.loads(Path(__file__).with_name("result.schema.json").read_text(encoding="utf-8"))
+RESULT: Any = of_schema(SCHEMA, SCHEMA["$defs"])
+RESULT["problem"] |= {**dict.fromkeys(("dim", "width", "outputs"), _some), "shape": sizes}
 
 _LEVEL = dict.fromkeys(("error", "signed_error", "cosine", "psnr", "ssim"), MAYBE)
 _ROW = {"grade?": str, "sample": count, "candidate": int | None, **_LEVEL}
