@@ -106,7 +106,8 @@ def test_pictures_without_a_control_do_not_pass(tmp_path: Path, capsys: Capture)
     assert code("gate", run, "--fail-over", "recognisable=0.95") == 2
     assert code("gate", run, "--fail-over", "recovered=0,recognisable=1") == 0  # either way
     assert code(*asked, "recognisable=0.05", "--held-out", truth) == 2
-    assert "20 of 20 held-out images are training images" in capsys.readouterr().err
+    said = capsys.readouterr().err.replace("\n", "")
+    assert f"{truth}: 20 of 20 held-out images are training images" in said
     others = data.held_out(data.load("digits", 20, centre="pixels"))
     data.save(others, tmp_path / "others")
     assert code(*asked, "recognisable=0.05", "--held-out", tmp_path / "others") == 1

@@ -68,7 +68,7 @@ def score_run(
         _check_same_truth(folder, truth)
     found, seen = score(samples, known), None
     if are_images(known.shape):
-        seen = recognised(samples, known, _held_out(known, held_out, result["seed"]))
+        seen = _seen(samples, known, held_out, result["seed"])
         found = found.seen(seen.clear)
     others = {"truth": truth, "held out": held_out}
     files = {"result": run / RESULT, "candidates": run / CANDIDATES} | others
@@ -129,14 +129,18 @@ def _check_same_truth(folder: RunFolder, truth: Path) -> None:
         raise InputError(f"{folder.path / SCORE}: {made}. {advice}.")
 
 
-def _held_out(known: data.Data, file: Path | None, seed: int) -> data.Data | None:
-    """Return images that the model never saw; None where none are at hand."""
-    if file is not None:
-        return data.read(file)
+def _seen(samples: Tensor, known: data.Data, file: Path | None, seed: int) -> Recognised:
+    """Compare with images that the model never saw, if any are at hand, too."""
+    if file is None:
+        try:
+            others = data.held_out(known, enough(known), seed)
+        except InputError:
+            return recognised(samples, known, None)
+        return recognised(samples, known, others)
     try:
-        return data.held_out(known, enough(known), seed)
-    except InputError:
-        return None
+        return recognised(samples, known, data.read(file))
+    except InputError as error:
+        raise InputError(f"{file}: {str(error).removeprefix(f'{file}: ')}") from error
 
 
 def _best_pairs(seen: Recognised) -> dict[str, Tensor]:

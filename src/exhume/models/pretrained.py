@@ -29,7 +29,10 @@ def is_pretrained(model: str | None) -> bool:
 
 
 def load_pretrained(folder: Path) -> nn.Module:
-    """Return the model that a folder's config.json describes, with weights of no meaning."""
+    """Return the model that a folder's config.json describes, with weights of no meaning.
+
+    Nothing is fetched: from here on Hugging Face's hub is offline for this process.
+    """
     file, config = folder / CONFIG, _config(folder)
     name = config.get("architecture")
     if isinstance(name, str):
