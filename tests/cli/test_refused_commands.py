@@ -200,8 +200,7 @@ def test_a_damaged_run_or_truth(
     shutil.copytree(workshop / "run", tmp_path / "run")
     shutil.copy(workshop / "model" / TRUTH, tmp_path / "run")
     damage(tmp_path / "run", file, how)
-    assert named in refused("score", "run", "--truth", f"run/{TRUTH}")
+    words = ("--trust",) if named == "gone" else ("--truth", f"run/{TRUTH}")
+    assert named in refused("score", "run", *words)
     if named == RESULT:
         assert RESULT in refused("report", "run")
-    if named == "gone":
-        assert named in refused("score", "run")
