@@ -6,7 +6,7 @@ import re
 import pytest
 
 from exhume.auditing import hindsight
-from exhume.auditing.hindsight import Missed, verdict
+from exhume.auditing.hindsight import Missed, Posed, verdict
 from exhume.equation.problem import Premise
 
 CHANGE, MARGIN, *_ = Premise
@@ -39,7 +39,7 @@ TOO_FEW, NO_TRACE = "0.80 equations for each unknown are too few", "no such trac
 def test_a_verdict_tells_the_attack_from_the_model(
     premise: Premise, residual: float | None, floor: float, recovered: int, ratio: float, words: str
 ) -> None:
-    said = verdict(residual, floor, recovered, 8, ratio, {"final": 1e-9}, premise)
+    said = verdict(residual, floor, recovered, 8, ratio, Posed(premise, floors={"final": 1e-9}))
     assert all(part in said for part in words.split("|"))
     better = premise is CHANGE and recovered < 8 and ratio > 1 and not floor < 1e-8
     assert ("at the point 'final'" in said) == better
@@ -51,9 +51,9 @@ def test_where_a_verdict_turns_and_the_point_that_it_names() -> None:
         assert words in verdict(factor * hindsight.ABOVE * floor, floor, 0, 8, 4.0)
     for factor, words in ((0.99, "failed although"), (1.01, "no such trace")):
         assert words in verdict(1.0, factor * hindsight.NO_TRACE, 0, 8, 4.0)
-    assert "'both' they leave 1.0e-05" in verdict(1e-3, 0.3, 0, 8, 4.0, FLOORS)
-    assert "at the point" not in verdict(1e-3, 0.3, 0, 8, 4.0, {"initial": 0.3})
-    assert "at the point" not in verdict(1e-3, 5e-3, 0, 8, 0.5, FLOORS)
+    assert "'both' they leave 1.0e-05" in verdict(1e-3, 0.3, 0, 8, 4.0, Posed(floors=FLOORS))
+    assert "at the point" not in verdict(1e-3, 0.3, 0, 8, 4.0, Posed(floors={"initial": 0.3}))
+    assert "at the point" not in verdict(1e-3, 5e-3, 0, 8, 0.5, Posed(floors=FLOORS))
 
 
 @pytest.mark.parametrize(
@@ -78,6 +78,23 @@ def test_few_equations_and_a_search_that_failed_are_not_called_as_good() -> None
 
 def test_a_better_point_is_named_whatever_was_missed() -> None:
     for residual, recovered in ((1e-3, 0), (2e-3, 7)):
-        said = verdict(residual, 1e-3, recovered, 8, 4.0, {"both": 1e-6, "initial": 1e-3})
+        said = verdict(
+            residual, 1e-3, recovered, 8, 4.0, Posed(floors={"both": 1e-6, "initial": 1e-3})
+        )
         assert "at the point 'both' they leave 1.0e-06: audit it there" in said
-    assert "point" not in verdict(1e-3, 1e-3, 7, 8, 4.0, {"both": 9e-4})
+    assert "point" not in verdict(1e-3, 1e-3, 7, 8, 4.0, Posed(floors={"both": 9e-4}))
+
+
+def test_what_can_be_recognised_is_not_called_missed() -> None:
+    seen = Missed(0.93, 0.5, recognisable=7)
+    for floor in (0.07, 0.6):  # where the premise seems to fail, too
+        said = verdict(1e-3, floor, 0, 8, 4.0, Posed(MARGIN, "weights"), seen)
+        assert said.startswith("None of 8 samples recovered, 7 more recognisable. With the premise")
+        assert "does not hold" not in said and "not samples" not in said
+    assert "1 more recognisable" in verdict(1e-3, 1e-8, 2, 8, 4.0, missed=Missed(0.5, 0.5, 1))
+
+
+def test_what_is_still_there_depends_on_the_target() -> None:
+    for target, there in (("weights", True), ("change", False)):
+        said = verdict(1e-3, 0.6, 0, 8, 4.0, Posed(MARGIN, target))
+        assert "ended too early" in said and ("initial weights are still there" in said) == there

@@ -1,14 +1,24 @@
 """Judgement: what a run shows without the truth, and how sure that is."""
 
+import sys
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from torch import nn
 
 import exhume
-from exhume.auditing.judgement import SIGNS, SURE, beforehand, calibration, judge, probabilities
+from exhume.auditing.judgement import (
+    LONGER,
+    SIGNS,
+    SURE,
+    beforehand,
+    calibration,
+    judge,
+    probabilities,
+)
 from exhume.equation.problem import FirstLayer, Premise
 from exhume.methods import Reconstruction, reconstruct
 from exhume.solvers import Outcome
@@ -57,7 +67,19 @@ def test_floors_and_weights_alone() -> None:
     assert judge(moved, wrong()).verdict == "no evidence"
     alone = replace(KNOWN.problem, premise=Premise.DECAY)
     judged = judge(alone, FOUND)
-    assert judged.verdict == "cannot tell" and "--initial" in judged.advice[0]
+    assert judged.verdict == "cannot tell" and "--target change" in judged.advice[0]
+    started = replace(alone, start=torch.zeros_like(alone.target))  # they were given
+    assert "initial" not in " ".join(judge(started, FOUND).advice)
+    assert "--resume" not in LONGER  # a run that is over refuses it
+
+
+def test_what_cannot_be_measured_is_no_evidence(monkeypatch) -> None:
+    failed = Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory"))
+    monkeypatch.setattr(sys.modules["exhume.theory.support"], "_measured", failed)
+    monkeypatch.setattr("exhume.auditing.judgement.drop_costs", failed)
+    judged = judge(KNOWN.problem, FOUND)
+    assert failed.call_count == 2 and judged.sure == 0 and judged.verdict == "no evidence"
+    assert judged.probabilities.isfinite().all()
 
 
 def test_signs_of_more_samples_than_were_asked_for() -> None:
@@ -77,6 +99,10 @@ def test_a_hopeless_run_is_announced_before_it_begins() -> None:
     assert fine == ["4 samples of 10 entries are 40 unknowns, for which there are 116 equations "
                     "at most: 2.90 for each"]  # fmt: skip
     assert "0.50 for each" in poor[0] and "too few" in poor[1] and "--parameters all" in poor[1]
+    several = Mock(spec=KNOWN.problem.features, outputs=3, width=120, dim=10)
+    for premise, count in ((Premise.DECAY, 108), (Premise.MARGIN, 116)):  # one multiplier will do
+        posed = Mock(target=KNOWN.problem.target, dim=10, features=several, premise=premise)
+        assert f"{count} equations at most" in beforehand(posed, 4)[0]
 
 
 def test_the_model_is_what_its_file_says() -> None:
@@ -92,7 +118,7 @@ def test_the_model_is_what_its_file_says() -> None:
 
 def test_an_audit_from_python_has_it_all() -> None:
     torch.manual_seed(0)
-    model, x = nn.Sequential(nn.Linear(3, 40), nn.Tanh(), nn.Linear(40, 1)), torch.ones(1, 3)
+    model, x = nn.Sequential(nn.Linear(3, 20), nn.Tanh(), nn.Linear(20, 1)), torch.ones(1, 3)
     before = {name: w.clone() for name, w in model.state_dict().items()}
     model(x).backward()
     after = {name: (w - 1e-5 * w.grad).detach() for name, w in model.named_parameters()}

@@ -210,6 +210,20 @@ def test_nothing_is_lost_at_any_renaming(
     assert ends > 8
 
 
+def test_a_failure_after_the_search_keeps_what_was_found(
+    settings: Settings, workshop: Path, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    out = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr("exhume.auditing.run.judge", Mock(side_effect=RuntimeError("no memory")))
+        with pytest.raises(RuntimeError, match="no memory"):
+            audit(settings, out)
+    assert (out / CANDIDATES).read_bytes() == (workshop / "run" / CANDIDATES).read_bytes()
+    assert events_of(out)[-1]["phase"] == "judging" and not (out / RESULT).exists()
+    audit(settings, out, resume=True)
+    assert same(out, workshop / "run") and names(out) == FINISHED
+
+
 def test_two_runs_never_share_a_folder(settings: Settings, tmp_path: Path) -> None:
     out = interrupted(settings, tmp_path / "run", 2)
     before = tree(out)

@@ -24,6 +24,7 @@ ENDS = [
     (np.linalg.LinAlgError("SVD did not converge"), "scale of the weights"),
     (torch.linalg.LinAlgError("linalg.eigh: failed"), "scale of the weights"),
     (MemoryError(), "memory"),
+    (torch.OutOfMemoryError("CUDA out of memory"), "memory"),
     (InputError("tensor \x1b[2Jlayer\x07: is damaged."), "tensor \ufffd[2Jlayer\ufffd"),
     (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid"), "Traceback"),  # a fault of ours
 ]

@@ -49,7 +49,6 @@ def claims(problem: Problem, found: Reconstruction, rests: Support | None = None
         f"{problem.target.numel():,} numbers: {rests.equations:,} independent equations beyond "
         f"those that the coefficients take up, {rests.ratio:.2f} equations for each unknown."
     ]
-    loose = int((rests.slack >= LOOSE).sum())
     explained = found.outcome is Outcome.CONVERGED and found.residual <= EXPLAINED
     if not rests.enough:
         said.append(
@@ -65,23 +64,39 @@ def claims(problem: Problem, found: Reconstruction, rests: Support | None = None
             "So no candidate can be called a training sample on the ground of the weights. A run "
             "with wrong bounds for the inputs shows how much of the result is owed to the bounds.",
         ]
-    elif explained and loose:
-        said.append(
-            f"They explain the weights to a relative residual of {found.residual:.1e}, and so do "
-            f"others: {loose} of them may move by a tenth of their size or more, to first order, "
-            "and the weights stay explained. Nothing is claimed of any candidate."
-        )
     elif explained:
-        said.append(
-            f"They explain the weights to a relative residual of {found.residual:.1e}. So many "
-            "equations are not met by chance: either these are the training samples, up to what "
-            "the limits below leave open, or the weights came about in another way."
-        )
-        if found.recipe is not None and (told := cast(TrainingRun, problem.features).recipe).open:
-            values = (f"{word} {number(getattr(found.recipe, word))}" for word in told.open)
-            said.append(f"What the recipe leaves open was found with them: {', '.join(values)}.")
-    elif found.outcome is Outcome.SETTLED:
-        said += [
+        said += _of_an_explanation(problem, found, rests)
+    else:
+        said += _of_a_rest(problem, found, left)
+    return said
+
+
+def _of_an_explanation(problem: Problem, found: Reconstruction, rests: Support) -> list[str]:
+    """Say what candidates are worth that leave nothing."""
+    explain = f"They explain the weights to a relative residual of {found.residual:.1e}"
+    if not rests.measured:
+        return [f"{explain}. Whether others do so too could not be measured: nothing is claimed."]
+    if loose := int((rests.slack >= LOOSE).sum()):
+        return [
+            f"{explain}, and so do others: {loose} of them may move by a tenth of their size or "
+            "more, to first order, and the weights stay explained. Nothing is claimed of any "
+            "candidate."
+        ]
+    said = [
+        f"{explain}. So many equations are not met by chance: either these are the training "
+        "samples, up to what the limits below leave open, or the weights came about in another way."
+    ]
+    if found.recipe is not None and (told := cast(TrainingRun, problem.features).recipe).open:
+        values = (f"{word} {number(getattr(found.recipe, word))}" for word in told.open)
+        said.append(f"What the recipe leaves open was found with them: {', '.join(values)}.")
+    return said
+
+
+def _of_a_rest(problem: Problem, found: Reconstruction, left: str) -> list[str]:
+    """Say what candidates are worth that leave something."""
+    count = len(found.samples)
+    if found.outcome is Outcome.SETTLED:
+        return [
             f"{left} Trials that dropped many of the candidates, with others to spare, found them "
             "again at the same residual: what is left is taken for the features' own movement in "
             "training.",
@@ -89,24 +104,23 @@ def claims(problem: Problem, found: Reconstruction, rests: Support | None = None
             "without the truth, candidates that are training samples and others cannot be told "
             "apart.",
         ]
-    elif problem.premise is Premise.REPLAY and found.outcome is Outcome.CONVERGED:
-        said.append(
+    if problem.premise is Premise.REPLAY and found.outcome is Outcome.CONVERGED:
+        return [
             f"{left} The precision in which weights are kept and steps are taken allows no less. "
             "That speaks for these candidates, and proves nothing: others may leave as little."
-        )
-    elif problem.premise is Premise.REPLAY:
-        said += [f"{left} {ELSEWHERE}", *suspects(problem, found)]
-    else:
+        ]
+    if problem.premise is Premise.REPLAY:
+        return [f"{left} {ELSEWHERE}", *suspects(problem, found)]
+    said = [
+        f"{left} Some candidates may be training samples and others not; without the truth "
+        "they cannot be told apart."
+    ]
+    if found.explained is not None and found.explained > count:
         said.append(
-            f"{left} Some candidates may be training samples and others not; without the truth "
-            "they cannot be told apart."
+            f"On the way, {found.explained} candidates explained the weights, which {count} do "
+            "not as well: there may be more samples than that. Leave the number out, and it is "
+            "found."
         )
-        if found.explained is not None and found.explained > count:
-            said.append(
-                f"On the way, {found.explained} candidates explained the weights, which {count} do "
-                "not as well: there may be more samples than that. Leave the number out, and it is "
-                "found."
-            )
     return said
 
 
@@ -193,7 +207,7 @@ def likely(result: Record) -> tuple[int, int]:
 
 
 def weights_alone(result: Record) -> bool:
-    """Tell whether the trained weights themselves were explained, and not their change."""
+    """Tell whether the premise was margin or decay, under which many candidates fit alike."""
     return Premise(result.get("premise") or "change").weights_alone
 
 

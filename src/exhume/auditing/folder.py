@@ -52,6 +52,7 @@ SCORE, MATCHED = "score.json", "matched.safetensors"
 
 SCHEMA = 1  # The version of result.json that is written; another one cannot be read
 
+JUDGING = "judging"  # The phase of the last event, after every search: it comes again on resuming
 EVENT = {"seconds": float, "phase?": str}  # what a line of the events must hold
 
 AUDIT, SCORING = "exhume audit", "exhume score"  # The commands that write the files
@@ -224,8 +225,9 @@ class RunFolder:
         for leftover in self.path.glob(".*.????????"):  # from a kill while a file was written
             leftover.unlink()
         last = round(begun.seconds, 3) if begun else 0.0
-        kept = (json.dumps(event) + "\n" for event in self.events if event["seconds"] <= last)
-        write_private(self.path / EVENTS, "".join(kept).encode())
+        kept = (e for e in self.events if e["seconds"] <= last and e.get("phase") != JUDGING)
+        lines = "".join(json.dumps(event) + "\n" for event in kept)
+        write_private(self.path / EVENTS, lines.encode())
         return begun
 
     def _checkpoint(self) -> Checkpoint | None:
@@ -246,9 +248,12 @@ class RunFolder:
             raise next(iter(damaged.values()))
         return None
 
-    def finish(self, found: Mapping[str, Tensor], result: dict[str, Any]) -> None:
-        """Write what was found: the samples and coefficients, and the result."""
+    def keep(self, found: Mapping[str, Tensor]) -> None:
+        """Write what was found: the samples and coefficients."""
         write_tensors(self.path / CANDIDATES, found)
+
+    def finish(self, result: dict[str, Any]) -> None:
+        """Write the result; there is nothing to resume then."""
         write_json(self.path / RESULT, result)
         for name in (CHECKPOINT, BEFORE):
             (self.path / name).unlink(missing_ok=True)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from exhume.equation.problem import Premise
 from exhume.theory.support import ENOUGH
@@ -23,7 +23,22 @@ class Missed:
     """These are the samples that did not come back, as far as it tells why."""
 
     cosine: float  # the least, of those with their candidates
-    coefficient: float  # the largest of theirs in the fit of the true samples, over that of all
+    # the largest of theirs in the fit of the true samples, over that of all; None without any
+    coefficient: float | None = None
+    recognisable: int = 0  # how many of them can be recognised all the same
+
+
+@dataclass(frozen=True)
+class Posed:
+    """This is what the weights were asked to show."""
+
+    premise: Premise = Premise.CHANGE
+    target: str | None = None  # of margin and decay: weights, or their change
+    # where features moved, the floor for each point at which they may be taken
+    floors: Mapping[str, float] = field(default_factory=dict)
+
+
+LAZY = Posed()  # the change of the weights, with features that did not move
 
 
 def verdict(
@@ -32,15 +47,13 @@ def verdict(
     recovered: int,
     samples: int,
     ratio: float,
-    floors: Mapping[str, float] | None = None,
-    premise: Premise = Premise.CHANGE,
+    posed: Posed = LAZY,
     missed: Missed | None = None,
 ) -> str:
     """Say what was recovered and, where that is not all, whose fault it is.
 
     The residual is None where the run diverged. The floor is the residual that the true samples
-    leave in the same problem; `floors` has it for each point at which features may be taken, where
-    they moved. The ratio is that of equations to unknowns in the run.
+    leave in the same problem. The ratio is that of equations to unknowns in the run.
 
     Example:
         >>> print(verdict(1e-3, 1e-8, recovered=0, samples=10, ratio=4))
@@ -51,7 +64,8 @@ def verdict(
     if recovered >= samples:
         return f"All {samples} samples recovered; they leave a residual of {floor:.1e} themselves."
     ended = math.inf if residual is None else residual
-    both, alone = f"residual {ended:.1e}, floor {floor:.1e}", premise.weights_alone
+    both, alone = f"residual {ended:.1e}, floor {floor:.1e}", posed.premise.weights_alone
+    seen = 0 if missed is None else missed.recognisable
     above = ended > ABOVE * max(floor, ROUNDING)
     if missed is not None and missed.cosine >= ALONG:
         why = (
@@ -65,8 +79,13 @@ def verdict(
             f"{ratio:.2f} equations for each unknown are too few: {found} ({both}), and no search "
             "could tell samples from others."
         )
-    elif not floor < (BROKEN if alone else NO_TRACE) and not recovered:
-        why = _no_trace(floor, premise)
+    elif alone and seen:
+        why = (
+            f"With the premise {posed.premise.value} weights show what samples look like, and do "
+            f"not settle their size and every detail ({both})."
+        )
+    elif not floor < (BROKEN if alone else NO_TRACE) and not recovered + seen:
+        why = _no_trace(floor, posed)
     elif above:
         why = (
             "The attack failed although the trace is there: it ended at a residual of "
@@ -82,33 +101,35 @@ def verdict(
     else:
         why = _beside_the_floor(ended, floor, both, missed)
     helps = ratio >= ENOUGH and not alone
-    why += _elsewhere(floor, floors or {}) if helps else ""
-    return f"{recovered or 'None'} of {samples} samples recovered. {why}"
+    why += _elsewhere(floor, posed.floors) if helps else ""
+    also = f", {seen} more recognisable" if seen else ""
+    return f"{recovered or 'None'} of {samples} samples recovered{also}. {why}"
 
 
 def _beside_the_floor(ended: float, floor: float, both: str, missed: Missed | None) -> str:
     """Say why wrong candidates fit as well as the samples do."""
     below = "below the floor" if ended < floor else "as well as the samples do"
     said = f"The attack fits {below} with wrong candidates ({both}): "
-    if missed is not None and missed.coefficient < SMALL:
+    largest = None if missed is None else missed.coefficient
+    if largest is not None and largest < SMALL:
         return (
-            f"{said}what was missed has coefficients of at most {missed.coefficient:.2g} of the "
+            f"{said}what was missed has coefficients of at most {largest:.2g} of the "
             "largest, a trace too small to be told from the floor."
         )
     if floor <= ROUNDING:
         return f"{said}the weights are explained in more than one way."
-    size = "" if missed is None else f", though coefficients are up to {missed.coefficient:.2g}"
+    size = "" if largest is None else f", though coefficients are up to {largest:.2g}"
     return f"{said}the floor hides what was missed{size}."
 
 
-def _no_trace(floor: float, premise: Premise) -> str:
+def _no_trace(floor: float, posed: Posed) -> str:
     """Say that the samples do not explain the weights."""
-    if premise.weights_alone:
+    if posed.premise.weights_alone:
+        start = "" if posed.target == "change" else ", or the initial weights are still there"
         return (
-            f"The premise {premise.value} does not hold for this model: the samples themselves "
-            f"leave a residual of {floor:.1e} of its weights, where {BROKEN:g} is the most that "
-            "kinks of ReLU account for. Training ended too early, or the initial weights are still "
-            "there."
+            f"The premise {posed.premise.value} does not hold for this model: the samples "
+            f"themselves leave a residual of {floor:.1e} of its weights, where {BROKEN:g} is the "
+            f"most that kinks of ReLU account for. Training ended too early{start}."
         )
     return (
         "The model holds no such trace at this width or laziness: the samples themselves leave "

@@ -18,13 +18,12 @@ from torch import Tensor
 from exhume.auditing.suspects import EXPLAINED
 from exhume.equation.objective import fitted
 from exhume.equation.problem import Premise, Problem
-from exhume.errors import InputError
 from exhume.methods import Reconstruction
 from exhume.search.moves import drop_costs
-from exhume.search.subspace import estimate
+from exhume.search.subspace import directions
 from exhume.solvers import Outcome
 from exhume.theory.counting import equations
-from exhume.theory.support import Support, support
+from exhume.theory.support import CUT, Support, support
 
 SIGNS = ("error", "residual", "weight", "ratio", "settled", "alone")
 SURE = 0.95  # from this probability on a candidate counts as found: one in twenty may be wrong
@@ -51,8 +50,14 @@ class Judgement:
 
 def judge(problem: Problem, found: Reconstruction) -> Judgement:
     """Weigh what an attack found, by the weights alone."""
-    rests = support(problem, found)
-    chances = probabilities(signs(problem, found, rests))
+    return weighed(problem, found, support(problem, found))
+
+
+def weighed(
+    problem: Problem, found: Reconstruction, rests: Support, model: dict[str, Any] | None = None
+) -> Judgement:
+    """Weigh what an attack found by what it rests on, with another model than the package's."""
+    chances = probabilities(signs(problem, found, rests), model)
     verdict, reason, advice = _verdict(problem, found, rests, chances)
     return Judgement(verdict, reason, chances, advice, rests)
 
@@ -60,7 +65,9 @@ def judge(problem: Problem, found: Reconstruction) -> Judgement:
 def beforehand(problem: Problem, samples: int) -> list[str]:
     """Say what an attack on so many samples has to go by, before any time is spent on it."""
     (width, outputs), dim = problem.target.shape, problem.dim
-    count, rows = width, max(1, problem.features.outputs)
+    # at the margin, one multiplier will do for a sample, however many outputs there are
+    margin = problem.premise is Premise.MARGIN
+    count, rows = width, 1 if margin else max(1, problem.features.outputs)
     if problem.premise is not Premise.REPLAY:
         count = equations(width, outputs, samples, rows)
     ratio = count / (samples * dim)
@@ -80,7 +87,7 @@ def beforehand(problem: Problem, samples: int) -> list[str]:
 def signs(problem: Problem, found: Reconstruction, rests: Support) -> Tensor:
     """Return what the weights say of each candidate, (n, 6), in the order of SIGNS.
 
-    error     log₁₀ of its standard error, see `theory.support`
+    error     log₁₀ of its standard error, see `theory.support`; 2 where that is not known
     residual  log₁₀ of what all candidates leave
     weight    log₁₀ of what dropping it would cost, in units of the residual
     ratio     log₁₀ of the equations for each unknown
@@ -89,7 +96,7 @@ def signs(problem: Problem, found: Reconstruction, rests: Support) -> Tensor:
     """
     count, left = len(found.samples), max(found.residual, 1e-14)
     rows = torch.zeros(count, len(SIGNS), dtype=torch.float64)
-    rows[:, 0] = rests.errors.clamp(1e-8, 1e2).log10()
+    rows[:, 0] = rests.errors.nan_to_num(math.inf).clamp(1e-8, 1e2).log10()
     rows[:, 1] = min(0.0, math.log10(left)) if math.isfinite(left) else 0.0
     rows[:, 2] = (_weights(problem, found) / left).clamp(1e-2, 1e14).log10()
     rows[:, 3] = math.log10(min(max(rests.ratio, 0.1), 10.0))
@@ -105,7 +112,10 @@ def _weights(problem: Problem, found: Reconstruction) -> Tensor:
         return ones
     if not found.samples.isfinite().all():
         return 0 * ones
-    return drop_costs(problem, fitted(problem, found.samples)).cpu()
+    try:
+        return drop_costs(problem, fitted(problem, found.samples)).cpu()
+    except (RuntimeError, MemoryError):  # as in `support`: it is not known
+        return 0 * ones
 
 
 @cache
@@ -126,7 +136,11 @@ CHECK = (
     "Check what the audit was told: that training began at these initial weights, the optimiser "
     "(Adam and weight decay need --premise replay, or decay), and the range or norm of the inputs."
 )
-LONGER = "Give it more time: raise --time-limit or --product-limit, or go on with --resume."
+LONGER = "Give it more time: raise --time-limit or --product-limit."
+START = (
+    "If the initial weights are known, explain what training made of them: --target change, and "
+    "--initial FILE too where the model is your own."
+)
 OTHER = "Try another block (--parameters all), another point (--point both), or another seed."
 RECIPE = "If you know how it was trained, replay it: --premise replay --recipe FILE."
 BOUND = "How many samples each block could give up at most: exhume bound MODEL."
@@ -140,7 +154,7 @@ def _verdict(
     """Return the verdict, its reason and what to try next."""
     count, sure = len(chances), int((chances >= SURE).sum())
     most = max(problem.drift, problem.resolution, EXPLAINED)
-    cut = found.outcome in (Outcome.BUDGET, Outcome.DIVERGED)
+    cut = found.outcome in CUT
     residual = f"the residual is {found.residual:.1e}"
     if not rests.enough:
         few = f"{rests.ratio:.2f} equations for each unknown are too few: others would fit as well."
@@ -148,8 +162,11 @@ def _verdict(
         return CANNOT, few, [wider, BOUND]
     if problem.premise.weights_alone:
         many = f"With the premise {problem.premise.value} very different candidates explain the "
-        known = "If the initial weights are at hand, give them (--initial): they show far more."
-        return CANNOT, f"{many}same weights.", [known, RECIPE]
+        return (
+            CANNOT,
+            f"{many}same weights.",
+            [RECIPE] if problem.start is not None else [START, RECIPE],
+        )
     more = _more(problem, found)
     if count and sure == count and more is None:
         doubt = "no other candidates fit as well"
@@ -174,12 +191,7 @@ def _more(problem: Problem, found: Reconstruction) -> str | None:
     count = len(found.samples)
     if found.outcome is not Outcome.CONVERGED and (found.explained or 0) > count:
         return f"{found.explained} candidates explained the weights on the way, and {count} do not"
-    if found.outcome is Outcome.CONVERGED or problem.first_layer is None:
-        return None
-    try:
-        rank = estimate(problem.first_layer).rank
-    except InputError:
-        return None
-    if rank <= count:
+    rank = None if found.outcome is Outcome.CONVERGED else directions(problem.first_layer)
+    if rank is None or rank <= count:
         return None
     return f"the first layer changed in {rank} directions, which takes as many samples"

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from exhume.auditing import evidence
-from exhume.auditing.folder import CONFIG, SCHEMA, RunFolder, config_of
+from exhume.auditing.folder import CONFIG, JUDGING, SCHEMA, RunFolder, config_of
 from exhume.auditing.judgement import judge
 from exhume.auditing.settings import Settings
 from exhume.device import device_name
@@ -71,9 +71,11 @@ def run(
     folder = None if out is None else RunFolder(out)
     with nullcontext() if folder is None else folder.held(resume):
         found = _attacked(settings, opened, method, folder, resume, show)
+        if folder is not None:  # before it is judged: that may fail, and be done again by --resume
+            folder.keep({"samples": found.samples, "coefficients": found.coefficients})
         result = _result(settings, opened, found)
         if folder is not None:
-            folder.finish({"samples": found.samples, "coefficients": found.coefficients}, result)
+            folder.finish(result)
     return found, result
 
 
@@ -132,9 +134,9 @@ class Recorder:
             self.last_checkpoint = now
 
     def end(self, found: Reconstruction) -> None:
-        """Note what was taken in the end: the best of all trials, cut to the number asked for."""
+        """Note what is to be judged: the best of all trials, cut to the number asked for."""
         count, seconds = len(found.samples), round(found.seconds, 3)
-        self._note(Event(seconds, found.steps, found.residual, count, count, "result"))
+        self._note(Event(seconds, found.steps, found.residual, count, count, JUDGING))
 
     def _note(self, event: Event) -> None:
         if self.folder is not None:

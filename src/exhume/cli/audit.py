@@ -59,26 +59,9 @@ def audit(
     settings = Settings.told(model=model, **options)
     asked = _limits(settings, fail_over, truth, held_out)
     opened = _opened(settings)
-    console, limit = _console(), settings.time_limit
+    console = _console()
     _say_opened(console, settings, opened)
-    with Live(Text("starting …"), console=console, refresh_per_second=8, transient=True) as live:
-
-        def show(event: Event) -> None:
-            left = "" if limit is None else f", at most {max(0, limit - event.seconds):.0f} s left"
-            line = (
-                f"{event.phase:8} residual {event.residual:.1e}   "
-                f"{event.settled} of {event.candidates} candidates settled   "
-                f"step {event.step}   {event.seconds:.1f} s{left}"
-            )
-            live.update(Text(line))
-
-        try:
-            _, result = run(settings, opened, out, resume, show)
-        except KeyboardInterrupt:
-            live.stop()
-            way = f"go on with the same command and --resume ({out})"
-            print(f"\ninterrupted; {way}", file=sys.stderr)
-            raise SystemExit(130) from None
+    result = _watched(console, settings, opened, out, resume)
     console.print(
         f"[bold]{result['outcome']}[/]: {result['candidates']} candidates, residual "
         f"{result['residual']:.1e}, {result['seconds']:.1f} s. {result['sentence']}"
@@ -93,6 +76,31 @@ def audit(
         score_run(out, truth, factory, held_out, trust=True)
         reports.write(out)
         judge(out, asked)
+
+
+def _watched(
+    console: Console, settings: Settings, opened: Opened, out: Path, resume: bool
+) -> dict[str, Any]:
+    """Attack the model, show where that is, and return the result."""
+    limit = settings.time_limit
+    with Live(Text("starting …"), console=console, refresh_per_second=8, transient=True) as live:
+
+        def show(event: Event) -> None:
+            left = "" if limit is None else f", at most {max(0, limit - event.seconds):.0f} s left"
+            line = (
+                f"{event.phase:8} residual {event.residual:.1e}   "
+                f"{event.settled} of {event.candidates} candidates settled   "
+                f"step {event.step}   {event.seconds:.1f} s{left}"
+            )
+            live.update(Text(line))
+
+        try:
+            return run(settings, opened, out, resume, show)[1]
+        except KeyboardInterrupt:
+            live.stop()
+            way = f"go on with the same command and --resume ({out})"
+            print(f"\ninterrupted; {way}", file=sys.stderr)
+            raise SystemExit(130) from None
 
 
 def _limits(

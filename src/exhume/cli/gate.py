@@ -31,7 +31,8 @@ def judge(run: Path, asked: tuple[Limit, ...], anyway: bool = False) -> None:
     """Say how a scored run stands to limits; end with exit code 1 where it is over one."""
     folder, console = read_run(run), _console()
     if folder.scored is None:
-        raise InputError(f"{run / SCORE}: does not exist; compare the run first: exhume score RUN.")
+        way = "exhume score RUN --truth FILE"
+        raise InputError(f"{run / SCORE}: does not exist; compare the run first: {way}.")
     sentences = [limit.sentence(folder.scored) for limit in asked]
     console.print("\n".join(sentences), markup=False)
     if over(asked, folder.result, folder.scored, anyway):

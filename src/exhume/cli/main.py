@@ -80,9 +80,10 @@ def _reason(error: Exception) -> str | None:
     if isinstance(error, OSError):
         place = f"{error.filename}: " if error.filename else ""
         return f"{place}{error.strerror or error}; finished files are whole, and a run can resume."
-    if isinstance(error, MemoryError):
-        return "the memory is used up; take fewer samples or a smaller model."
-    if any("LinAlgError" in kind.__name__ for kind in type(error).__mro__):
+    kinds = {kind.__name__ for kind in type(error).__mro__}  # torch's, which is not imported here
+    if kinds & {"MemoryError", "OutOfMemoryError"}:
+        return "the memory is used up; take fewer samples, a smaller model, or --device cpu."
+    if any("LinAlgError" in kind for kind in kinds):
         advice = (
             "check the scale of the weights and of the inputs, which may be far too large or small"
         )

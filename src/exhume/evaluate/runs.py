@@ -10,7 +10,7 @@ from torch import Tensor
 from exhume import data
 from exhume.auditing.evidence import by_recognition, ratio_of
 from exhume.auditing.folder import CANDIDATES, CONFIG, MATCHED, RESULT, SCORE, RunFolder
-from exhume.auditing.hindsight import Missed, verdict
+from exhume.auditing.hindsight import Missed, Posed, verdict
 from exhume.auditing.settings import Settings
 from exhume.equation.objective import fitted
 from exhume.equation.problem import Premise, Problem
@@ -154,13 +154,16 @@ def _best_pairs(seen: Recognised) -> dict[str, Tensor]:
 
 
 def _missed(problem: Problem, known: data.Data, score: Score) -> Missed | None:
-    """Return what tells why samples were missed; None where none was, or nothing does."""
+    """Return what tells why samples were missed; None where none was."""
     missed = score.errors >= RECOVERED
-    if problem.premise is Premise.REPLAY or not missed.any():
+    if not missed.any():
         return None
+    cosine, seen = float(score.cosines[missed].min()), int((score.likenesses & missed).sum())
+    if problem.premise is Premise.REPLAY:  # labels stand where others have coefficients
+        return Missed(cosine, None, seen)
     sizes = fitted(problem, known.inputs).shares.norm(dim=1).cpu()
     share = float(sizes[missed].max() / sizes.max().clamp_min(torch.finfo(sizes.dtype).tiny))
-    return Missed(float(score.cosines[missed].min()), share)
+    return Missed(cosine, share, seen)
 
 
 def _against_the_model(
@@ -179,7 +182,8 @@ def _against_the_model(
     by_point = feature_space.floors(posed, known) if moved else {}
     features = getattr(problem.features, "lazy", problem.features)  # a training run has no rows
     found, enough = int((score.errors < RECOVERED).sum()), ratio_of(result) or 0.0
-    told = result["residual"], floor, found, score.samples, enough, by_point, premise
+    asked = Posed(premise, result.get("target"), by_point)
+    told = result["residual"], floor, found, score.samples, enough, asked
     record: dict[str, Any] = {
         "span_residual": feature_space.span_residual(features, samples, known.inputs),
         "residual_at_truth": floor,
@@ -191,7 +195,8 @@ def _against_the_model(
     try:
         span = estimate(problem.first_layer, result.get("rank") or settings.rank or "gap")
     except InputError as error:  # how the model was trained hides the span
-        return record | {"subspace": str(error)}
+        near = "the weights lie near the samples' span, as at the end of training, and not in it"
+        return record | {"subspace": near if premise.weights_alone else str(error)}
     record["subspace"] = {
         "rank": span.rank,
         "largest_angle": float(feature_space.principal_angles(span.basis, known).max()),

@@ -18,21 +18,27 @@ from exhume.equation.problem import SPHERE, Premise, Problem
 from exhume.features import NO_NORM, Features
 from exhume.features.replay import TrainingRun
 from exhume.methods import Reconstruction
+from exhume.solvers import Outcome
 from exhume.solvers.levenberg_marquardt import FLAT, conjugate_gradients
+from exhume.theory import counting
 from exhume.theory.local import TOLERANCE
 
 ENOUGH = 1.2  # With fewer equations for each unknown, a residual of zero may mean nothing
-DENSE = 500  # unknowns up to which the matrix is made: under a second, and a sketch beyond
+DENSE = 500  # unknowns up to which the matrix is made: its eigenvalues take a tenth of a second
+COLUMNS = 2**21  # entries of its columns, at most: 16 MB, which is as quick; a sketch beyond
 ROWS = 1000  # most features whose independence is looked at: a second, for their eigenvalues
-ENTRIES = 2**26  # of these features, at most: half a gigabyte
+ENTRIES = 2**24  # of these features, at most: 128 MB
 PRODUCTS = 400  # most, of a sketch; what is not solved by then is badly conditioned, or singular
 SOLVED = 1e-3  # relative: one free direction of a million would leave more of a random vector
 FREE = 1e-60  # share of the largest eigenvalue that stands for none: candidates may go anywhere
 ROUNDING = 1e-12  # shares of a Gram matrix in float64 below this are none
 NOTHING = 1e-9  # a share of all features that no fit tests: weights are plainly explained without
+NOWHERE = 0.1  # a search cut off with this much left was nowhere near: no slack tells more of it
 TWINS = 32  # points at which two features that agree are one; at fewer, some of ReLU's are zero
+BINS = 2**24  # of an entry of a unit vector, to tell such features apart: float32 has as many
 STREAM = 0x5EED  # of random points and directions: another one than that of any search
 LEAST = 1e-14  # of residuals: features in float32 allow no less, whatever is found by chance
+CUT = (Outcome.BUDGET, Outcome.DIVERGED)  # how a search ends that was not over
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +48,8 @@ class Support:
     equations: int  # independent ones, less those that the coefficients take up
     unknowns: int  # of the candidates, n·t with t directions in which each may move
     # how far each candidate may move, relative to its norm, until the residual is twice what it
-    # is, (n,): to first order, all others and the coefficients making up for it; may be infinite
+    # is, (n,): to first order, all others and the coefficients making up for it; may be infinite,
+    # and is NaN where it is not known
     slack: Tensor
     # its standard error, relative to its norm, (n,), as if what is left were noise
     errors: Tensor
@@ -57,13 +64,19 @@ class Support:
         """Tell whether there are more equations than other candidates could meet."""
         return self.ratio >= ENOUGH
 
+    @property
+    def measured(self) -> bool:
+        """Tell whether it is known how far candidates could be off."""
+        return not bool(self.slack.isnan().any())
 
-def support(problem: Problem, found: Reconstruction) -> Support:
+
+def support(problem: Problem, found: Reconstruction, dense: int = DENSE) -> Support:
     """Return what the candidates of an attack rest on.
 
     With q = n·k rows of features, s independent columns of Δ and p independent features there are
     s(p − q) equations: each column is to lie in the span of the q rows. A replay has no rows to
-    combine, and p equations.
+    combine, and p equations. With more unknowns than `dense` the slack is sketched, and where that
+    takes too much memory it is not known.
 
     Example:
         >>> import exhume
@@ -75,30 +88,42 @@ def support(problem: Problem, found: Reconstruction) -> Support:
     open_ = torch.full((len(found.samples),), math.inf, dtype=torch.float64)
     if not (math.isfinite(found.residual) and found.samples.isfinite().all()):
         return Support(0, found.samples.numel(), open_, open_)
-    problem, fit = _at(problem, found)
+    try:
+        problem = replace(problem, features=problem.features.resident())
+        return _measured(*_at(problem, found), found, dense)
+    except (RuntimeError, MemoryError):  # torch's own for memory is among them: it is not known
+        width, outputs = problem.target.shape
+        most = counting.equations(width, outputs, len(found.coefficients))
+        return Support(most, found.samples.numel(), open_ * math.nan, open_ * math.nan)
+
+
+def _measured(problem: Problem, fit: Fit, found: Reconstruction, dense: int) -> Support:
     hidden = NO_NORM in problem.features.undetermined
     along = problem.domain.tangent(fit.candidates, fit.candidates)
     known = hidden or bool(along.norm() <= 1e-6 * fit.candidates.norm())
-    count, unknowns = len(fit.candidates), (found.rank or problem.dim) - known
-    residual = max(found.residual, LEAST)
-    equations = _equations(problem, fit, count * unknowns, residual)
-    basis = None
-    if found.rank is not None:
-        basis = torch.linalg.svd(fit.candidates, full_matrices=False).Vh[: found.rank].T
-    moves = _Moves(fit.candidates, hidden, known, basis)
-    largest = total = torch.zeros(count, dtype=torch.float64)
-    try:
-        if 0 < count * unknowns <= DENSE:
-            largest, total = _inverse(problem, fit, moves)
-        elif unknowns > 0:  # no more products than the search itself took
-            largest, total = _sketch(fit, moves, min(PRODUCTS, found.products))
-    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # features that do not move
-        largest = total = open_
+    count, each = len(fit.candidates), (found.rank or problem.dim) - known
+    unknowns, residual = count * each, max(found.residual, LEAST)
+    equations = _equations(problem, fit, unknowns, residual)
+    largest = total = torch.full((count,), 0.0 if each == 0 else math.nan, dtype=torch.float64)
+    cut = found.outcome in CUT and residual > NOWHERE
+    if each > 0 and not (cut or problem.premise.weights_alone):  # there it would decide nothing
+        basis = None
+        if found.rank is not None:
+            basis = torch.linalg.svd(fit.candidates, full_matrices=False).Vh[: found.rank].T
+        moves = _Moves(fit.candidates, hidden, known, basis)
+        whole = unknowns <= dense and unknowns * problem.target.numel() <= COLUMNS
+        try:
+            if whole:
+                largest, total = _inverse(problem, fit, moves)
+            else:  # in float64, half as many take as long as those of the search
+                largest, total = _sketch(fit, moves, min(PRODUCTS, found.products // 2))
+        except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # features that do not move
+            largest = total = torch.full_like(total, math.inf)
     lengths = fit.candidates.norm(dim=1).cpu().clamp_min(torch.finfo(torch.float64).tiny)
     left = residual * problem.target.square().sum().cpu() / lengths.square()
-    spare = equations - count * unknowns
-    errors = (left * total / spare).sqrt() if spare > 0 else open_
-    return Support(equations, count * unknowns, (left * largest).sqrt(), errors)
+    spare = equations - unknowns
+    errors = (left * total / spare).sqrt() if spare > 0 else torch.full_like(total, math.inf)
+    return Support(equations, unknowns, (left * largest).sqrt(), errors)
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,13 +200,18 @@ def _equations(problem: Problem, fit: Fit, unknowns: int, residual: float) -> in
 
 
 def _distinct(features: Features, points: Tensor, rows: int) -> int:
-    """Count the features that are neither zero nor multiples of each other at some points."""
-    identity = torch.eye(len(points) * rows, dtype=torch.float64).to(points)
-    values = features.linearize(points).combine(identity)  # (p, rows)
+    """Count the features that are neither zero nor multiples of each other at some points.
+
+    Three random combinations of its values, as a unit vector, tell a feature from all others.
+    """
+    generator = torch.Generator().manual_seed(STREAM)
+    mixed = torch.randn(len(points) * rows, 3, generator=generator, dtype=torch.float64)
+    values = features.linearize(points).combine(mixed.to(points))  # (p, 3)
     sizes = values.norm(dim=1)
     unit = torch.nn.functional.normalize(values[sizes > TOLERANCE * sizes.max()], dim=1)
     sign = unit.gather(1, unit.abs().argmax(1, keepdim=True)).sign()
-    return len(torch.unique((sign * unit).round(decimals=7), dim=0))
+    first, second, _ = (BINS * sign * unit).round().long().unbind(1)
+    return len(torch.unique(first * 4 * BINS + second))
 
 
 def _inverse(problem: Problem, fit: Fit, moves: _Moves) -> tuple[Tensor, Tensor]:
@@ -227,7 +257,7 @@ def _sketch(fit: Fit, moves: _Moves, products: int) -> tuple[Tensor, Tensor]:
 
     With S = diag(C), conjugate gradients on JᵀP⊥J z = √S g with a random g end with nothing left
     only if no direction is free. ‖z_i‖/√S_i is then about the largest eigenvalue of candidate i's
-    block of the inverse, and ⟨g_i, z_i⟩/√S_i is its trace on average.
+    block of the inverse, and ⟨g_i, z_i⟩/√S_i is its trace on average: no less than that, then.
     """
     generator = torch.Generator().manual_seed(STREAM)
     mean = curvature(fit)
@@ -251,4 +281,5 @@ def _sketch(fit: Fit, moves: _Moves, products: int) -> tuple[Tensor, Tensor]:
         open_ = torch.full((len(solved),), math.inf, dtype=torch.float64)
         return open_, open_
     counted = moves.counted(solved) / root
-    return counted.norm(dim=1).cpu(), (random * counted).sum(1).clamp_min(0).cpu()
+    largest = counted.norm(dim=1)
+    return largest.cpu(), (random * counted).sum(1).maximum(largest).cpu()
