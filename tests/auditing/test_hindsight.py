@@ -89,7 +89,7 @@ def test_what_can_be_recognised_is_not_called_missed() -> None:
     seen = Missed(0.93, 0.5, recognisable=7)
     for floor in (0.07, 0.6):  # where the premise seems to fail, too
         said = verdict(1e-3, floor, 0, 8, 4.0, Posed(MARGIN, "weights"), seen)
-        assert said.startswith("None of 8 samples recovered, 7 more recognisable. With the premise")
+        assert said.startswith("None of 8 samples recovered, 7 recognisable. With the premise")
         assert "does not hold" not in said and "not samples" not in said
     assert "1 more recognisable" in verdict(1e-3, 1e-8, 2, 8, 4.0, missed=Missed(0.5, 0.5, 1))
 

@@ -111,6 +111,8 @@ def test_the_model_is_what_its_file_says() -> None:
     assert learnt["learnt from"]["seeds"][1] < learnt["tested on"]["seeds"][0]
     sure = [row for row in learnt["tested on"]["reliability"] if row["low"] >= SURE]
     assert all(row["true"] >= 0.95 for row in sure) and sum(row["count"] for row in sure) >= 100
+    drawn = [row for row in learnt["tested on"]["sketched"] if row["low"] >= SURE]
+    assert all(row["true"] >= 0.95 for row in drawn) and sum(row["count"] for row in drawn) >= 50
     rows = torch.zeros(3, len(SIGNS), dtype=torch.float64)
     rows[:, 0] = torch.tensor([-6.0, -1.0, 2.0])  # the less it may be off, the more likely
     assert probabilities(rows).diff().lt(0).all()

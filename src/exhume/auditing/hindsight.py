@@ -73,12 +73,7 @@ def verdict(
             f"{missed.cosine:.4f} or more). Tell the right norm, or the range, of the inputs."
         )
     elif ratio < ENOUGH:
-        found = "candidates that are not samples explain the weights as well"
-        found = "what was found does not even explain the weights" if above else found
-        why = (
-            f"{ratio:.2f} equations for each unknown are too few: {found} ({both}), and no search "
-            "could tell samples from others."
-        )
+        why = _too_few(ratio, above, both)
     elif alone and seen:
         why = (
             f"With the premise {posed.premise.value} weights show what samples look like, and do "
@@ -102,8 +97,18 @@ def verdict(
         why = _beside_the_floor(ended, floor, both, missed)
     helps = ratio >= ENOUGH and not alone
     why += _elsewhere(floor, posed.floors) if helps else ""
-    also = f", {seen} more recognisable" if seen else ""
+    also = f", {seen} {'more ' if recovered else ''}recognisable" if seen else ""
     return f"{recovered or 'None'} of {samples} samples recovered{also}. {why}"
+
+
+def _too_few(ratio: float, above: bool, both: str) -> str:
+    """Say that others fit as well."""
+    found = "candidates that are not samples explain the weights as well"
+    found = "what was found does not even explain the weights" if above else found
+    return (
+        f"{ratio:.2f} equations for each unknown are too few: {found} ({both}), and no search "
+        "could tell samples from others."
+    )
 
 
 def _beside_the_floor(ended: float, floor: float, both: str, missed: Missed | None) -> str:

@@ -87,7 +87,8 @@ def beforehand(problem: Problem, samples: int) -> list[str]:
 def signs(problem: Problem, found: Reconstruction, rests: Support) -> Tensor:
     """Return what the weights say of each candidate, (n, 6), in the order of SIGNS.
 
-    error     log₁₀ of its standard error, see `theory.support`; 2 where that is not known
+    error     log₁₀ of its standard error, see `theory.support`: 0 for one as large as the
+              candidate, or larger, and where it is not known
     residual  log₁₀ of what all candidates leave
     weight    log₁₀ of what dropping it would cost, in units of the residual
     ratio     log₁₀ of the equations for each unknown
@@ -96,7 +97,7 @@ def signs(problem: Problem, found: Reconstruction, rests: Support) -> Tensor:
     """
     count, left = len(found.samples), max(found.residual, 1e-14)
     rows = torch.zeros(count, len(SIGNS), dtype=torch.float64)
-    rows[:, 0] = rests.errors.nan_to_num(math.inf).clamp(1e-8, 1e2).log10()
+    rows[:, 0] = rests.errors.nan_to_num(math.inf).clamp(1e-8, 1.0).log10()
     rows[:, 1] = min(0.0, math.log10(left)) if math.isfinite(left) else 0.0
     rows[:, 2] = (_weights(problem, found) / left).clamp(1e-2, 1e14).log10()
     rows[:, 3] = math.log10(min(max(rests.ratio, 0.1), 10.0))

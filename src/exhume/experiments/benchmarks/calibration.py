@@ -58,7 +58,7 @@ class Posed:
 
 def calibration(
     seeds: int = 8,
-    first_seed: int = 100,
+    first_seed: int = 200,
     products: int = 1500,
     out: Path | None = None,
     figure: Path | None = None,
