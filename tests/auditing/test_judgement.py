@@ -73,12 +73,13 @@ def test_floors_and_weights_alone() -> None:
     assert "--resume" not in LONGER  # a run that is over refuses it
 
 
-def test_what_cannot_be_measured_is_no_evidence(monkeypatch) -> None:
+def test_what_cannot_be_measured_is_not_told(monkeypatch) -> None:
     failed = Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory"))
     monkeypatch.setattr(sys.modules["exhume.theory.support"], "_measured", failed)
     monkeypatch.setattr("exhume.auditing.judgement.drop_costs", failed)
     judged = judge(KNOWN.problem, FOUND)
-    assert failed.call_count == 2 and judged.sure == 0 and judged.verdict == "no evidence"
+    assert failed.call_count == 2 and judged.sure == 0 and judged.verdict == "cannot tell"
+    assert "could not be measured" in judged.reason and "memory" in judged.advice[0]
     assert judged.probabilities.isfinite().all()
 
 

@@ -146,6 +146,7 @@ OTHER = "Try another block (--parameters all), another point (--point both), or 
 RECIPE = "If you know how it was trained, replay it: --premise replay --recipe FILE."
 BOUND = "How many samples each block could give up at most: exhume bound MODEL."
 SEED = "The search may have failed, too: try another --seed."
+MEMORY = "Audit where there is more memory (--device cpu), or fewer parameters."
 NUMBER = "Leave the number of samples out, and it is found."
 
 
@@ -183,6 +184,8 @@ def _verdict(
     if found.residual > ABOVE * most:
         far = f"far above the {most:.0e} that precision and moving features may leave"
         return CANNOT, f"Nothing explains the weights: {residual}, {far}.", [CHECK, SEED, RECIPE]
+    if not rests.measured:
+        return CANNOT, "How far candidates may be off could not be measured.", [MEMORY]
     none = f"No candidate is pinned down: {residual}, and each may be off by more than that shows."
     return "no evidence", none, [OTHER, RECIPE]
 
