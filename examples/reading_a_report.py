@@ -72,7 +72,7 @@ if __name__ == "__main__":
                 product_limit=1500,
                 out=folder / "run",
             )
-            score_run(folder / "run", folder / "truth.safetensors", factory, trust=True)
+            score_run(folder / "run", folder / "truth.safetensors", factory)
             page = report.write(folder / "run")
             print(f"learning rate {rate}, as {page.name} tells it:")
             read(folder / "run")

@@ -115,7 +115,7 @@ def test_a_named_model_is_scored_anywhere(tmp_path: Path, monkeypatch: pytest.Mo
         exhume.audit(*files, (16,), samples=3, out="run", device="cpu")
     exhume.audit(*files, (16,), samples=3, out="run", device="cpu", norm="sqrt_d")
     monkeypatch.chdir(tmp_path / "elsewhere")
-    record = score_run(Path("../run"), Path("../truth.safetensors"), "../net.py:model", trust=True)
+    record = score_run(Path("../run"), Path("../truth.safetensors"), "../net.py:model")
     assert record["score"]["recovered"] == 1
     assert set(record["floors"]) == {"initial", "final", "midpoint", "both"}
 

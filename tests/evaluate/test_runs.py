@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import stat
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from torch import Tensor
 
 from exhume import data as datasets
 from exhume.auditing import evidence
+from exhume.auditing.folder import RunFolder
+from exhume.auditing.settings import Settings
 from exhume.data import Data
 from exhume.errors import InputError
 from exhume.evaluate import recognised, residual_at_truth
@@ -24,6 +27,7 @@ from problems import gaussian, on_sphere
 from runs import images, make_run, result_of
 
 Made = tuple[Victim, Path]
+Patch = pytest.MonkeyPatch
 
 
 def run_of(path: Path, model: Path | None, samples: Tensor, **entries: Any) -> Path:
@@ -121,6 +125,29 @@ def test_what_a_run_names_is_used_only_if_it_is_trusted(tmp_path: Path, model: M
     asked = run, tmp_path / "truth", f"{calls}:make"
     with pytest.raises(InputError, match=r"arguments \{'path': '/etc'\}.*--trust"):
         score_run(*asked)
+
+
+def test_a_run_of_ones_own_needs_no_word(tmp_path: Path, model: Made, monkeypatch: Patch) -> None:
+    made, folder = model
+    run = run_of(tmp_path / "run", None, made.truth.inputs)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    RunFolder(run).begin(Settings(model=str(folder)))
+    assert RunFolder(run).made_here and "floors" in score_run(run)
+    (noted,) = (tmp_path / "state/exhume/runs").iterdir()
+    assert stat.S_IMODE(noted.stat().st_mode) == 0o600 and noted.stat().st_size == 0
+    assert stat.S_IMODE(noted.parent.stat().st_mode) == 0o700
+    shutil.copytree(run, tmp_path / "copied")
+    assert not RunFolder(tmp_path / "copied").made_here
+    config = run / "config.yaml"
+    config.write_text(config.read_text() + "seed: 1")
+    assert not RunFolder(run).made_here and not RunFolder(tmp_path).made_here
+    with pytest.raises(InputError, match=r"not begun by you .* changed since: give --trust"):
+        score_run(run)
+
+    (tmp_path / "full").touch()  # no place to note it: the run is begun, and counts as another's
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "full"))
+    RunFolder(run).begin(Settings(model=str(folder)))
+    assert not RunFolder(run).made_here
 
 
 def test_a_score_is_not_lost_to_another_truth(tmp_path: Path, model: Made) -> None:

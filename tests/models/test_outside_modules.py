@@ -132,7 +132,7 @@ def test_a_dense_network_gives_its_samples_back(at: Desk) -> None:
     score = ["score", str(at.out), "--truth", str(at.folder / "truth.safetensors")]
     main(score)
     assert "give --model" in at.capsys.readouterr().out
-    main([*score, "--model", yaml.safe_load((at.out / CONFIG).read_text())["model"], "--trust"])
+    main([*score, "--model", yaml.safe_load((at.out / CONFIG).read_text())["model"]])
     assert "floor with features at: initial" in at.capsys.readouterr().out
     record = json.loads((at.out / "score.json").read_text())
     assert record["score"]["recovered"] == 1 and set(record["floors"]) >= {"final", "midpoint"}

@@ -29,6 +29,7 @@ from exhume.errors import InputError
 from exhume.files import (
     LOCK,
     dense,
+    digest_of,
     finite,
     private_folder,
     read_json,
@@ -151,6 +152,25 @@ class RunFolder:
         """Return the error of each true sample; none where there is no score."""
         return [row["error"] for row in self.scored["score"]["rows"]] if self.scored else []
 
+    @property
+    def made_here(self) -> bool:
+        """Whether this user began the run, in this very place and with the settings it has now."""
+        with suppress(InputError, OSError, RuntimeError):
+            return self._register.is_file()
+        return False
+
+    @property
+    def _register(self) -> Path:
+        """The file, in the user's own state, that says so: its name hashes place and settings.
+
+        So neither a folder that was received or copied has it, nor one whose settings were changed.
+        """
+        state = Path(os.environ.get("XDG_STATE_HOME", ""))
+        if not state.is_absolute():
+            state = Path.home() / ".local" / "state"
+        run = os.fsencode(self.path.resolve()) + digest_of(self.path / CONFIG).encode()
+        return state / "exhume" / "runs" / hashlib.sha256(run).hexdigest()
+
     def _tensors(self, name: str, names: tuple[str, ...], command: str) -> list[Tensor]:
         with _made_by(command, self.path / name) as file:
             tensors = read_tensors(file, names)
@@ -186,9 +206,12 @@ class RunFolder:
             raise InputError(f"{self.path}: this run is complete; see {self.path / RESULT}.")
 
     def begin(self, settings: Settings) -> None:
-        """Write the settings, and no events yet."""
+        """Write the settings, and no events yet; and remember that this user did so."""
         write_private(self.path / CONFIG, config_of(settings))
         write_private(self.path / EVENTS, b"")
+        with suppress(InputError, RuntimeError):  # no home, or a full one: as if it were another's
+            private_folder(self._register.parent)
+            write_private(self._register, b"")
 
     def discard(self) -> None:
         """Remove a run that was refused before its first step."""

@@ -35,7 +35,7 @@ def demo(out: Path = Path("runs/demo"), seed: int = 0) -> None:
     console.rule("2. the attack sees the weights, not the faces")
     audit(str(model), run, samples=10, seed=seed)
     console.rule("3. only now the faces are looked at again")
-    score(run, model / "truth.safetensors")
+    score(run)
     picture = reports.gallery_png(run, out / "faces.png")
     count = round(read_json(run / "score.json")["score"]["exact"] * 10)
     console.print(f"\n[bold]{count} of 10 faces exact.[/] picture: {escape(str(picture))}")

@@ -33,8 +33,9 @@ def score(
         held_out: images that the model never saw, in a file as the truth; drawn if left out.
         fail_over: end with exit code 1 if more came back, such as recognisable=0.05; see
             `exhume gate`.
-        trust: use what the run's config names, which is shown: the model's folder and the truth in
-            it, weights, arguments of the factory. Not for runs that you were sent.
+        trust: use what the config of a run that you did not begin here names, and show it: the
+            model's folder and the truth in it, weights, arguments of the factory. Not for runs
+            that you were sent.
         renew: put this score in the place of one that was made with another truth.
     """
     from exhume import report as reports
@@ -70,9 +71,10 @@ def _say(run: Path, record: dict[str, Any]) -> None:
     if evidence.weights_alone(result) and not record["score"]["recovered"]:
         console.print(evidence.LEVEL, markup=False)
     if "verdict" not in record:
-        own = RunFolder(run).settings.trained is not None
-        way = "--model, the factory, and --trust" if own else "--trust"
-        console.print(f"give {way}, if the run is yours, to see the floor and the verdict")
+        folder = RunFolder(run)
+        ways = ["--model, the factory,"] * (folder.settings.trained is not None)
+        ways += ["--trust, if the run is yours,"] * (not folder.made_here)
+        console.print(f"give {' and '.join(ways)} to see the floor and the verdict")
         return
     console.print(
         f"residual at the truth {record['residual_at_truth']:.1e}, span residual "

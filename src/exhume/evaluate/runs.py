@@ -40,10 +40,10 @@ def score_run(
 
     For images and tables, the pairs are written too. A run folder may come from anyone: what its
     config names (a model's folder with its truth, weights, arguments of a factory) is used where
-    `trust` says so, or where the truth is given in that very folder; and no factory is called
-    because a run names it, only as `model`. A score made with another truth is kept, unless `renew`
-    gives it up. Images for the control are drawn from the source of the truth, if that is a set of
-    `exhume.data.load`, unless given.
+    this user began the run here, where `trust` says so, or where the truth is given in that very
+    folder; and no factory is called because a run names it, only as `model`. A score made with
+    another truth is kept, unless `renew` gives it up. Images for the control are drawn from the
+    source of the truth, if that is a set of `exhume.data.load`, unless given.
     """
     if run.is_dir() and not (run / RESULT).exists():
         raise InputError(f"{run}: holds no finished audit; go on with exhume audit … --resume.")
@@ -55,10 +55,12 @@ def score_run(
     if model is not None and (settings.model is None or not own):
         raise InputError(f"model: {run} is an audit of a model that has no factory; leave it out.")
     place = None if own else Path(settings.model or "").resolve()
-    trust = trust or (truth is not None and truth.resolve().parent == place)
+    beside = truth is not None and truth.resolve().parent == place
+    trust = trust or beside or folder.made_here
     if not trust and (truth is None or model is not None):
-        advice = "Give --trust if these are yours and meant, or --truth alone for another file"
-        raise InputError(f"{run / CONFIG}: names {named(settings)}. {advice}.")
+        made = "The run was not begun by you in this place, or its settings were changed since"
+        advice = "give --trust if these are yours and meant, or --truth alone for another file"
+        raise InputError(f"{run / CONFIG}: names {named(settings)}. {made}: {advice}.")
     truth = truth or Path(settings.model or "") / TRUTH
     known = data.read(truth)
     if known.dim != samples.shape[1]:
