@@ -206,12 +206,16 @@ class RunFolder:
             raise InputError(f"{self.path}: this run is complete; see {self.path / RESULT}.")
 
     def begin(self, settings: Settings) -> None:
-        """Write the settings, and no events yet; and remember that this user did so."""
+        """Write the settings, and no events yet."""
         write_private(self.path / CONFIG, config_of(settings))
         write_private(self.path / EVENTS, b"")
-        with suppress(InputError, RuntimeError):  # no home, or a full one: as if it were another's
+        self._remember()
+
+    def _remember(self) -> None:
+        """Note that this user named the settings of the run; without a place for it, do not."""
+        with suppress(InputError, OSError, RuntimeError):
             private_folder(self._register.parent)
-            write_private(self._register, b"")
+            self._register.touch(0o600)
 
     def discard(self) -> None:
         """Remove a run that was refused before its first step."""
@@ -244,6 +248,7 @@ class RunFolder:
         if changed := [name for name in now if before[name] != now[name]]:
             names = ", ".join(changed)
             raise InputError(f"{config}: was started with other settings ({names}); use the same.")
+        self._remember()
         begun = self._checkpoint()
         for leftover in self.path.glob(".*.????????"):  # from a kill while a file was written
             leftover.unlink()
