@@ -86,6 +86,16 @@ def convolutional() -> nn.Module:
     )
 
 
+def headless() -> nn.Module:
+    """Its last layer is a convolution, and more follows it."""
+    return lively(
+        nn.Sequential(
+            *(nn.Conv2d(1, 4, 3), nn.ReLU(inplace=True), nn.Conv2d(4, 3, 1), nn.ReLU(inplace=True)),
+            *(nn.AdaptiveAvgPool2d(1), nn.Flatten()),
+        )
+    )
+
+
 class Swapped(nn.LayerNorm):
     """A layer norm over another dimension, with a forward of its own."""
 

@@ -35,7 +35,7 @@ def desk(known: Lazy, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("desk")
     data.save(known.truth, folder / "truth.safetensors")
     pairs = {"wide": (known.initial, known.trained)}
-    for make in (odd_modules.transformer, odd_modules.convolutional):
+    for make in (odd_modules.transformer, odd_modules.convolutional, odd_modules.headless):
         state = make().state_dict()
         changed = {name: 1.01 * w for name, w in state.items() if w.is_floating_point()}
         pairs[make.__name__] = (state, state | changed)
@@ -124,6 +124,17 @@ def test_a_convolutional_network_is_audited_with_a_warning(at: Desk, tmp_path: P
     assert at.result["display"] == {"shift": 0.5, "scale": 0.5}
     knows = at.result["threat_model"]["knows"]
     assert {"the range of the pixels (0 to 1)", "the number of classes"} <= set(knows)
+
+
+def test_a_network_without_a_linear_layer_is_audited_as_a_whole(at: Desk) -> None:
+    shape = ("--input-shape", "1,8,8", *SHORT)
+    assert "--parameters all" in at.refused("headless", *shape)
+    said = at.refused("headless", *shape, "--parameters", "all", initial=None)
+    assert "All initial weights unlock" in said and "last layer" not in said
+    assert "no last linear layer" in at.audit("headless", *shape, "--parameters", "all")
+    assert at.result["problem"]["width"] == 4 * 9 + 4 + 3 * 4 + 3
+    main(["bound", f"{NETS}:headless", "--trained", f"{at.folder}/headless.trained.pt", *shape[:2]])
+    assert "2.weight" in at.capsys.readouterr().out
 
 
 def test_a_dense_network_gives_its_samples_back(at: Desk) -> None:

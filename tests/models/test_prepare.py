@@ -61,6 +61,8 @@ def derivative_error(module: nn.Module, shape: Shape) -> float:
         (odd.dot_products, (4, 8), "head"),
         (odd.convolutional, (1, 8, 8), "11"),
         (lambda: nn.Linear(5, 3), (5,), ""),
+        (lambda: normed(nn.Hardsigmoid(inplace=True)), (5,), "3"),
+        (lambda: normed(Written(lambda self, x: F.hardsigmoid(x, inplace=True))), (5,), "3"),
         (lambda: normed(nn.RMSNorm(8)), (5,), "3"),
         (lambda: normed(nn.GroupNorm(2, 8)), (5,), "3"),
         (lambda: normed(nn.BatchNorm1d(8)), (5,), "3"),
@@ -191,7 +193,7 @@ def test_layer_norm_is_wrong_outside_of_exact_operations_and_that_would_be_refus
 ) -> None:
     assert derivative_error(normed(), (5,)) > 1e-3
     assert derivative_error(over_time(odd.Swapped(4)), (1, 6)) > 1e-3
-    monkeypatch.setattr(network, "layer_norm", F.layer_norm)
+    monkeypatch.setattr(network, "TWINS", {})
     with exact_operations():
         assert derivative_error(transformer().eval(), (4, 8)) > 1e-3
     with pytest.raises(InputError, match=r"off by .* for 1.weight \(LayerNorm\). Suspects"):
@@ -206,6 +208,8 @@ def test_fused_attention_batch_norm_in_training_and_inference_paths_have_no_deri
             derivative_error(odd.dot_products(), (4, 8))
     with pytest.raises((RuntimeError, ValueError)):
         derivative_error(normed(nn.BatchNorm1d(8)).train(), (5,))
+    with pytest.raises(NotImplementedError, match="forward AD with aten::hardsigmoid_backward"):
+        derivative_error(normed(nn.Hardsigmoid()), (5,))
     x, model = candidates(4, 8), transformer().double().eval().requires_grad_(False)
     with pytest.raises(RuntimeError, match="forward AD with aten::_transformer_encoder_layer_fwd"):
         jvp(model, (x,), (x,))
@@ -280,6 +284,16 @@ def test_the_head_is_found_or_named(make: Make, shape: Shape, named: str | None,
     assert prepare(make(), shape, head=named).network.head == head
 
 
+@pytest.mark.parametrize(
+    ("make", "shape"), [(odd.headless, (1, 8, 8)), (softmaxed, (5,)), (shared_head, (5,))]
+)
+def test_blocks_of_parameters_need_no_head(make: Make, shape: Shape) -> None:
+    prepared = prepare(make(), shape, last=False)
+    assert prepared.network.head is None and prepared.network.head_weight == ""
+    assert prepared.derivative_error is not None and prepared.derivative_error < 1e-5
+    assert prepared.changes[-1] == "Found no last linear layer, which other blocks do without."
+
+
 class Crooked(torch.autograd.Function):
     """Its derivative is not that of its value."""
 
@@ -325,7 +339,7 @@ REFUSED: list[tuple[Any, ...]] = [
     (lambda: nn.LazyLinear(3), (5,), "weight is not initialised yet (a lazy module)"),
     (lambda: nn.Linear(5, 3, device="meta"), (5,), "load the weights first"),
     (changed(lambda m: m[0].bias.data.fill_(torch.nan)), (5,), "0.bias holds NaN or infinite"),
-    (lambda: nn.Conv2d(1, 2, 3), (1, 5, 5), "has no nn.Linear"),
+    (odd.headless, (1, 8, 8), "has no nn.Linear; attack other weights (--parameters all)"),
     (parametrized(parametrizations.weight_norm), (5,), "parametrize.remove_parametrizations."),
     (parametrized(nn.utils.weight_norm), (5,), "with torch.nn.utils.remove_weight_norm."),
     (parametrized(nn.utils.spectral_norm), (5,), "with torch.nn.utils.remove_spectral_norm."),

@@ -107,7 +107,10 @@ def _model_sizes(
     if (opened := open_network(source)) is not None:
         net, known = opened
         shapes = {name: tuple(w.shape) for name, w in net.module.named_parameters()}
-        width, name = shapes[net.head_weight][1], activation or known
+        if net.head is None:
+            _refuse({"activation": activation}, "is that of the last layer, and there is none")
+        width = None if net.head is None else shapes[net.head_weight][1]
+        name = activation or known
         return Sizes(net.dim, net.outputs, width, name, samples, subspace, shapes, net.head)
     problem = open_model(source).problem
     features, m = problem.features, problem.target.shape[1]

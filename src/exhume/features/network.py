@@ -1,11 +1,11 @@
 """A module as a pure function of its weights and of flat inputs, exact when differentiated twice.
 
-Torch's fused LayerNorm has wrong second derivatives, its fused attention has none.
+Torch's fused LayerNorm has wrong second derivatives, its fused attention and hardsigmoid none.
 """
 
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -33,7 +33,7 @@ class Network:
     module: nn.Module  # in eval mode; its own weights are not used
     shape: tuple[int, ...]  # of one input
     outputs: int  # c, the number of outputs
-    head: str  # name of the last linear layer
+    head: str | None  # name of the last linear layer; None where there is none
     basis: Tensor | None = None  # U (d, r), where inputs are given by coordinates z, x = Uz
     batch_statistics: bool = False  # whether batch norms take those of the inputs, as in training
 
@@ -47,7 +47,9 @@ class Network:
         return self._run(weights, inputs).reshape(len(inputs), self.outputs)
 
     def hidden(self, weights: Weights, inputs: Tensor) -> Tensor:
-        """Return what the head is given, (n, d) → (n, h)."""
+        """Return what the head is given, (n, d) → (n, h); the outputs where there is no head."""
+        if self.head is None:
+            return self(weights, inputs)
         seen: list[Tensor] = []
         head = self.module.get_submodule(self.head)
         with head.register_forward_pre_hook(lambda module, arguments: seen.append(arguments[0])):
@@ -64,13 +66,13 @@ class Network:
 
     @property
     def head_weight(self) -> str:
-        """Return the name of the head's weight (c, h)."""
-        return f"{self.head}.weight".lstrip(".")
+        """Return the name of the head's weight (c, h); "" where there is no head."""
+        return "" if self.head is None else f"{self.head}.weight".lstrip(".")
 
     @property
     def head_bias(self) -> str:
-        """Return the name of the head's bias (c,), whether it has one or not."""
-        return f"{self.head}.bias".lstrip(".")
+        """Return the name of the head's bias (c,), whether it has one or not; "" without a head."""
+        return "" if self.head is None else f"{self.head}.bias".lstrip(".")
 
     @property
     def patches(self) -> tuple[int, int] | None:
@@ -152,15 +154,15 @@ def derivatives(rounded: bool) -> AbstractContextManager[None]:
 def exact_operations(batch_statistics: bool = False) -> Iterator[None]:
     """Run modules so that they can be differentiated twice, also outside, once values are there.
 
-    LayerNorm is made of elementary operations, scaled dot products run through torch's math
-    kernel, and the inference path of attention modules is off. Batch norms may be those of
-    training, without a note of what their running statistics become.
+    LayerNorm and hardsigmoid are made of elementary operations, scaled dot products run through
+    torch's math kernel, and the inference path of attention modules is off. Batch norms may be
+    those of training, without a note of what their running statistics become.
     """
     load_forward_mode()
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with sdpa_kernel(SDPBackend.MATH), _ElementaryNorms(batch_statistics):
+        with sdpa_kernel(SDPBackend.MATH), _ElementaryOperations(batch_statistics):
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(before)
@@ -210,16 +212,28 @@ def batch_norm(
     return normal if bias is None else normal + bias.view(shape)
 
 
-class _ElementaryNorms(TorchFunctionMode):
-    """Torch's norms are ours inside, also in modules that call the functions themselves."""
+def hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
+    """Return min(max(x + 3, 0), 6) / 6, as torch's does, but never in place."""
+    return F.relu6(input + 3) / 6
+
+
+# Ours in the place of torch's, also in modules that call the functions themselves
+TWINS: dict[Any, Callable[..., Tensor]] = {
+    F.layer_norm: layer_norm,
+    torch.layer_norm: layer_norm,
+    F.hardsigmoid: hardsigmoid,
+}
+
+
+class _ElementaryOperations(TorchFunctionMode):
+    """Torch's functions are their twins inside."""
 
     def __init__(self, batch_statistics: bool) -> None:
         super().__init__()
         self.batch_statistics = batch_statistics
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is F.layer_norm or func is torch.layer_norm:
-            func = layer_norm
-        elif func is F.batch_norm and self.batch_statistics:
+        func = TWINS.get(func, func)
+        if func is F.batch_norm and self.batch_statistics:
             func = batch_norm
         return func(*args, **(kwargs or {}))

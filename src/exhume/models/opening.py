@@ -153,7 +153,7 @@ def open_network(source: Source) -> tuple[Network, str | None] | None:
     """Open a network, with its activation where a folder tells it; None for random features."""
     folder = source.folder()
     if folder is None:
-        return _prepared(source, check=False)[0].network, None
+        return _prepared(source, check=False, last=False)[0].network, None
     model = read_network(folder) if is_network(folder) else None
     return None if model is None else (model.network, model.arguments.get("activation"))
 
@@ -168,13 +168,13 @@ def open_module(source: Source) -> tuple[nn.Module, StateOrFile]:
     return source.module(), source.trained
 
 
-def _prepared(source: Source, check: bool) -> tuple[Prepared, Saved, DataCard]:
+def _prepared(source: Source, check: bool, last: bool) -> tuple[Prepared, Saved, DataCard]:
     """Return the prepared copy of a module, its weights after training, and its card."""
     card = source.card
     if card is None:
         raise InputError("input_shape: give the shape of one input, such as 3,32,32, or a card.")
     trained = Saved.read(source.trained, "trained weights")  # before any code of a factory is run
-    prepared = prepare(source.module(), card.shape, source.head, check)
+    prepared = prepare(source.module(), card.shape, source.head, check, last)
     outputs = prepared.network.outputs
     if card.classes not in (None, outputs) and (card.classes, outputs) != (2, 1):
         raise InputError(f"card: says {card.classes} classes, but the model has {outputs} outputs.")
@@ -195,7 +195,8 @@ def _open_weights(
         if source.zero_head:
             said = "says that only the last layer was trained, the premise that all were"
             raise InputError(f"{ZERO_HEAD}: {said}; leave one out.")
-    prepared, after, card = _prepared(source, check)
+    last = premise is Premise.REPLAY or (premise is Premise.CHANGE and parameters in (None, "last"))
+    prepared, after, card = _prepared(source, check, last)
     if card.rows and not card.told and source.known.public is None:
         raise InputError(NOT_TOLD.format(card.dim))
     network = prepared.network
@@ -334,11 +335,14 @@ def _unlocks(network: Network, trained: Weights) -> str:
     """Say what each of the initial weights would make possible."""
     head, first = network.head_weight, network.first_dense(trained)
     both = "" if first in (None, head) else f" {head} and {first} unlock tansley2026 too."
-    return (
+    last = (
         f"The initial {head} unlocks exhume and iurada2025 on the last layer, with features at the "
-        f"trained weights (point final).{both} All initial weights unlock the points initial, "
-        f"midpoint and both, and other blocks. If the last layer began at zero and alone was "
-        f"trained, give {ZERO_HEAD}. No initial weights are needed with --premise margin, if the "
+        f"trained weights (point final).{both} If the last layer began at zero and alone was "
+        f"trained, give {ZERO_HEAD}. "
+    )
+    return (
+        f"{last if head else ''}All initial weights unlock the points initial, midpoint and both, "
+        "and other blocks. No initial weights are needed with --premise margin, if the "
         "network is homogeneous and was trained to the margin, and --premise decay, if it came to "
         "rest under weight decay."
     )

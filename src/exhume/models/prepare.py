@@ -40,13 +40,18 @@ class Prepared:
 
 
 def prepare(
-    model: nn.Module, shape: tuple[int, ...], head: str | None = None, check: bool = True
+    model: nn.Module,
+    shape: tuple[int, ...],
+    head: str | None = None,
+    check: bool = True,
+    last: bool = True,
 ) -> Prepared:
     """Return a copy of a model that can be attacked, or raise an error that says why not.
 
     The model, from inputs (n, *shape) to (n, c) or (n,), is left as it is, and so is the global
     random state. The head is the name of the last linear layer, found if None. `check` compares
-    derivatives with finite differences, in float64.
+    derivatives with finite differences, in float64. `last` says that this layer is attacked: a
+    model without one is refused.
     """
     if not shape or not all(isinstance(size, int) and size > 0 for size in shape):
         raise InputError(f"shape: expected positive sizes such as (3, 32, 32), got {shape}.")
@@ -67,10 +72,16 @@ def prepare(
             with exact_operations():
                 after = self_check.outputs_of(copy, x)
                 self_check.check_forward(copy, x, before, after, 1e-9 if check else 1e-4)
-                head, linked = self_check.find_head(copy, x, after.numel(), head)
-                if linked:
-                    changes.append(_without_log_softmax(copy, head))
-        network, error = Network(copy, shape, after[0].numel(), head), None
+                try:
+                    found, linked = self_check.find_head(copy, x, after.numel(), head)
+                except InputError:
+                    if last or head is not None:
+                        raise
+                    found, linked = None, False
+                    changes.append("Found no last linear layer, which other blocks do without.")
+                if found is not None and linked:
+                    changes.append(_without_log_softmax(copy, found))
+        network, error = Network(copy, shape, after[0].numel(), found), None
         if check:
             error, part = self_check.derivative_error(network, x[:2], random)
             changes += part
@@ -197,8 +208,6 @@ def _refuse(model: nn.Module) -> None:
         for unusable, sentence in REFUSED_PARAMETERS:
             if unusable(parameter):
                 raise InputError(f"model: {name} {sentence}")
-    if not any(isinstance(part, nn.Linear) for part in model.modules()):
-        raise InputError("model: has no nn.Linear; write its last layer as one.")
 
 
 def _inner(module: nn.Module) -> nn.Module | None:
@@ -270,6 +279,11 @@ CHANGES: Table = (
         _of(nn.LayerNorm),
         "Replaced LayerNorm in {} by a twin of elementary operations: the derivative of per-sample "
         "gradients through torch's fused one is wrong.",
+    ),
+    (
+        _of(nn.Hardsigmoid),
+        "Replaced Hardsigmoid in {} by a twin of elementary operations: torch has no derivative of "
+        "per-sample gradients through its own.",
     ),
     (
         _of(nn.MultiheadAttention),

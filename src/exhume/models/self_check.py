@@ -229,6 +229,9 @@ def find_head(module: nn.Module, x: Tensor, size: int, head: str | None) -> tupl
     With it comes whether the model is the log_softmax of that output.
     """
     linear = {part: name for name, part in module.named_modules() if isinstance(part, nn.Linear)}
+    if not linear:
+        advice = "attack other weights (--parameters all), or write its last layer as one"
+        raise InputError(f"head: the model has no nn.Linear; {advice}.")
     calls, outputs = _calls(module, linear, x, size)
     called = [name for name, _, _ in calls]
     if head is not None and head not in linear.values():
