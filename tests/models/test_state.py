@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from exhume.errors import InputError
 from exhume.files import write_tensors
-from exhume.models.state import check_pair, fit_state, read_state
+from exhume.models.state import check_pair, fit_state, read_state, state_files
 
 
 def network(seed: int = 0) -> nn.Sequential:
@@ -63,6 +63,10 @@ def test_bare_and_wrapped_states(tmp_path: Path, suffix: str, content: Any, zipp
 def test_safetensors_and_folders_as_hugging_face_writes_them(tmp_path: Path) -> None:
     write_tensors(tmp_path / "x.safetensors", STATE)
     assert_same(read_state(tmp_path / "x.safetensors"))
+    pickled = written(tmp_path / "pytorch_model.bin", {"state_dict": STATE})  # timm's folders
+    assert_same(read_state(tmp_path))
+    assert state_files(tmp_path) == [pickled]
+    written(pickled, {"w": torch.zeros(2)})  # only where there is nothing safer
     names = list(STATE)
     shards = {"model-1.safetensors": names[:3], "model-2.safetensors": names[3:]}
     for file, part in shards.items():
@@ -147,7 +151,7 @@ def archive(folder: Path, compression: int = zipfile.ZIP_STORED) -> Path:
         (lambda folder: archive(folder, zipfile.ZIP_DEFLATED), "holds compressed entries"),
         (lambda folder: folder / "b.pt", "no such file"),
         (lambda folder: written(folder / "a.pkl", {}), "expected one of .safetensors, .pt"),
-        (lambda folder: folder, "holds neither model.safetensors nor"),
+        (lambda folder: folder, "holds none of model.safetensors, pytorch_model.bin,"),
         (indexed("{"), "cannot be read as JSON"),
         (indexed('{"w": 3}}'), "is damaged"),
         (indexed('{"w": "../x.safetensors"}}'), "not a file of this folder"),

@@ -22,7 +22,8 @@ StateOrFile = Mapping[str, Tensor] | Path | str  # a state dict, or the file tha
 # In the place of initial weights: the last layer began at zero, and nothing else was trained
 ZERO_HEAD = "zero-head"
 SAFE, PICKLED = ".safetensors", (".pt", ".pth", ".bin", ".ckpt")
-WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+WHOLE = ("model.safetensors", "pytorch_model.bin")  # of a folder; the first that is there is read
+INDEX = "model.safetensors.index.json"
 WRAPPERS = ("state_dict", "model_state_dict", "model")
 COMPILED = "_orig_mod."  # what torch.compile adds to names, anywhere
 COUNTER = "num_batches_tracked"
@@ -72,11 +73,12 @@ def read_state(path: Path) -> StateDict:
     """Return the tensors of a checkpoint, on the CPU.
 
     The path is a file of safetensors; one of torch.save that holds a state dict, bare or under one
-    of WRAPPERS; or a folder with `model.safetensors`, in one piece or in shards with their index.
+    of WRAPPERS; or a folder with one of WHOLE, or with shards of safetensors and their index.
     """
+    path = _whole(path) or path
     suffix = path.suffix.lower()
     if path.is_dir():
-        state = _read_folder(path)
+        state = _read_shards(path)
     elif suffix == SAFE:
         state = read_tensors(path)
     elif suffix in PICKLED:
@@ -100,17 +102,19 @@ def read_state(path: Path) -> StateDict:
 
 def state_files(path: Path) -> list[Path]:
     """Return the files that `read_state` reads for a path: itself, or those of a folder."""
-    if not path.is_dir():
-        return [path]
-    if (path / WHOLE).is_file():
-        return [path / WHOLE]
+    if (whole := _whole(path)) is not None or not path.is_dir():
+        return [whole or path]
     return [path / INDEX, *(path / file for file in sorted(set(_shards(path).values())))]
 
 
-def _read_folder(folder: Path) -> StateDict:
-    """Return the tensors of a folder as Hugging Face writes it."""
-    if (folder / WHOLE).is_file():
-        return read_tensors(folder / WHOLE)
+def _whole(folder: Path) -> Path | None:
+    """Return the one file of a folder that has all of its tensors, if there is such a file."""
+    names = WHOLE[:1] if (folder / INDEX).is_file() else WHOLE
+    return next((folder / name for name in names if (folder / name).is_file()), None)
+
+
+def _read_shards(folder: Path) -> StateDict:
+    """Return the tensors of a folder as Hugging Face writes large ones."""
     shards, state = _shards(folder), StateDict()
     for file in sorted(set(shards.values())):
         names = tuple(name for name in shards if shards[name] == file)
@@ -123,7 +127,8 @@ def _shards(folder: Path) -> dict[str, str]:
     """Return the file of each tensor, by the index of a folder."""
     index = folder / INDEX
     if not index.is_file():
-        raise InputError(f"{folder}: holds neither {WHOLE} nor {INDEX}; name the file itself.")
+        known = ", ".join((*WHOLE, INDEX))
+        raise InputError(f"{folder}: holds none of {known}; name the file itself.")
     content = read_json(index)
     shards = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(shards, dict) or not all(isinstance(x, str) for x in shards.values()):
