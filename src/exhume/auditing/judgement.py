@@ -9,7 +9,7 @@ import json
 import math
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -122,7 +122,7 @@ def _weights(problem: Problem, found: Reconstruction) -> Tensor:
 @cache
 def calibration() -> dict[str, Any]:
     """Return what calibration.json holds: the model, and how it came about."""
-    file = files("exhume.auditing") / CALIBRATION
+    file = Path(__file__).with_name(CALIBRATION)
     return cast(dict[str, Any], json.loads(file.read_text(encoding="utf-8")))
 
 

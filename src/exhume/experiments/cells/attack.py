@@ -234,10 +234,10 @@ class Attack(Samples):
 
 # What an attack adds to the sizes, in order; where nothing was attacked, each is None.
 RESULTS = (
-    "fit", "label_error", "recovered", "exact", "error", "recall", "precision", "signed_error",
-    "published_error", "cosine", "psnr", "ssim", "flips", "recovered_flips", "candidates",
-    "outcome", "steps", "products_used", "residual", "floor", "span_residual", "chance",
-    "neighbour", "confined",
+    "fit", "label_error", "recovered", "exact", "recognisable", "error", "recall", "precision",
+    "signed_error", "published_error", "cosine", "psnr", "ssim", "flips", "recovered_flips",
+    "candidates", "outcome", "steps", "products_used", "residual", "floor", "span_residual",
+    "chance", "neighbour", "confined",
 )  # fmt: skip
 
 
