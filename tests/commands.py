@@ -19,8 +19,12 @@ PASSING = ("seconds", "started", "inputs")  # what differs between runs in diffe
 
 
 def exhume_(*words: object) -> None:
-    """Run a command."""
-    main([str(word) for word in words])
+    """Run a command; an audit without controls, which take twice its time, unless it asks for them.
+
+    Those of `audit` are as the settings have them.
+    """
+    quick = ("--no-controls",) if words[0] == "audit" and "--controls" not in words else ()
+    main([str(word) for word in (*words, *quick)])
 
 
 def audit(settings: Settings, out: Path, **options: Any) -> dict[str, Any]:

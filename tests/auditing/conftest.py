@@ -9,4 +9,4 @@ from exhume.auditing.settings import Settings
 
 @pytest.fixture
 def settings(workshop: Path) -> Settings:
-    return Settings(str(workshop / "model"), samples=4)
+    return Settings(str(workshop / "model"), samples=4, controls=False)

@@ -317,6 +317,7 @@ def test_a_run_survives_being_killed_and_being_interrupted(
 ) -> None:
     model, out = workshop / "model", tmp_path / "run"
     words = ["audit", str(model), "--samples", "4", "--device", "cpu", "--out", str(out)]
+    words += ["--no-controls"]
     command = [sys.executable, "-c", CHILD, *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert any(line == "ready\n" for line in process.stdout)

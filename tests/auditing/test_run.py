@@ -34,7 +34,9 @@ def test_a_run_folder_holds_all_that_a_report_needs(workshop: Path) -> None:
     run = workshop / "run"
     assert names(run) == AUDITED
     config = yaml.safe_load((run / CONFIG).read_text())
-    assert config == vars(Settings(str(workshop / "model"), samples=4, device="cpu"))
+    assert config == vars(
+        Settings(str(workshop / "model"), samples=4, device="cpu", controls=False)
+    )
     found = load_file(run / CANDIDATES)
     shapes = {name: tuple(tensor.shape) for name, tensor in found.items()}
     assert shapes == {"samples": (4, 20), "coefficients": (4, 1)}
@@ -44,7 +46,7 @@ def test_a_run_folder_holds_all_that_a_report_needs(workshop: Path) -> None:
     result = result_of(run)
     network = {"parameters", "point", "premise", "rank", "prepared", "recipe", "target", "inputs"}
     network |= {"model"}
-    judged = {"verdict", "reason", "advice", "probabilities", "support"}
+    judged = {"verdict", "reason", "advice", "probabilities", "support", "controls"}
     assert result.keys() == runs.result_of(4, (20,)).keys() | network | judged
     assert result["verdict"] == "reconstructed" and min(result["probabilities"]) > 0.95
     assert RunFolder(run).events[-1]["residual"] == result["residual"]  # where the chart ends

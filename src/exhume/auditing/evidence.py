@@ -39,8 +39,26 @@ ELSEWHERE = (
 """What is said of a recipe by which nothing was found."""
 
 
-def claims(problem: Problem, found: Reconstruction, rests: Support | None = None) -> list[str]:
-    """List sentences that hold whatever the training data was; the support is measured if None."""
+def not_by_chance(problem: Problem, found: Reconstruction, rests: Support) -> bool:
+    """Tell whether candidates explain the weights, and no others near them do: the strong claim."""
+    alone, enough = problem.premise.weights_alone, rests.enough and rests.measured
+    return _explained(found) and enough and not alone and not bool((rests.slack >= LOOSE).any())
+
+
+def _explained(found: Reconstruction) -> bool:
+    return found.outcome is Outcome.CONVERGED and found.residual <= EXPLAINED
+
+
+def claims(
+    problem: Problem,
+    found: Reconstruction,
+    rests: Support | None = None,
+    chance: str | None = None,
+) -> list[str]:
+    """List sentences that hold whatever the training data was.
+
+    The support is measured if None. `chance` names a control in which as much was found.
+    """
     rests = support(problem, found) if rests is None else rests
     count, left = len(found.samples), f"A relative residual of {found.residual:.1e} is left."
     within = "" if found.rank is None else f" in a subspace of dimension {found.rank}"
@@ -49,7 +67,6 @@ def claims(problem: Problem, found: Reconstruction, rests: Support | None = None
         f"{problem.target.numel():,} numbers: {rests.equations:,} independent equations beyond "
         f"those that the coefficients take up, {rests.ratio:.2f} equations for each unknown."
     ]
-    explained = found.outcome is Outcome.CONVERGED and found.residual <= EXPLAINED
     if not rests.enough:
         said.append(
             "That is too few: candidates that are not training samples could explain the weights "
@@ -64,7 +81,12 @@ def claims(problem: Problem, found: Reconstruction, rests: Support | None = None
             "So no candidate can be called a training sample on the ground of the weights. A run "
             "with wrong bounds for the inputs shows how much of the result is owed to the bounds.",
         ]
-    elif explained:
+    elif chance is not None:
+        said.append(
+            f"{left} The same attack found as much in a control ({chance}), where there is nothing "
+            "to find. Nothing is claimed of any candidate."
+        )
+    elif _explained(found):
         said += _of_an_explanation(problem, found, rests)
     else:
         said += _of_a_rest(problem, found, left)
@@ -76,7 +98,8 @@ def _of_an_explanation(problem: Problem, found: Reconstruction, rests: Support) 
     explain = f"They explain the weights to a relative residual of {found.residual:.1e}"
     if not rests.measured:
         return [f"{explain}. Whether others do so too could not be measured: nothing is claimed."]
-    if loose := int((rests.slack >= LOOSE).sum()):
+    if not not_by_chance(problem, found, rests):
+        loose = int((rests.slack >= LOOSE).sum())
         return [
             f"{explain}, and so do others: {loose} of them may move by a tenth of their size or "
             "more, to first order, and the weights stay explained. Nothing is claimed of any "
@@ -184,6 +207,21 @@ def limits(problem: Problem, found: Reconstruction) -> list[str]:
 
 
 # For a reader of result.json and score.json
+
+
+def controls(result: Record) -> str | None:
+    """Say what the same attack found where there is nothing; None where no control was needed."""
+    said, count, tried = [], int(result["candidates"]), result.get("controls") or ()
+    if tried and len(why := {control["why"] for control in tried}) == 1 and None not in why:
+        return f"No control was run: {why.pop()}."
+    for control in tried:
+        if control["why"] is not None:
+            said.append(f"{control['name']}: not run, {control['why']}")
+            continue
+        left = f"residual {number(control['residual'])}"
+        cut = ", cut off by the time limit" if control["cut"] else ""
+        said.append(f"{control['name']}: sure of {control['sure']} of {count} ({left}{cut})")
+    return f"The same attack where there is nothing to find: {'; '.join(said)}." if said else None
 
 
 def rank_of(result: Record) -> float | None:

@@ -54,7 +54,7 @@ def of_schema(schema: Mapping[str, Any], known: Mapping[str, Any]) -> Form:
         must, parts = schema.get("required", ()), schema.get("properties", {})
         form = {x if x in must else f"{x}?": of_schema(parts[x], known) for x in parts}
     elif len(some) == 1:
-        form = {"string": str, "integer": count, "number": float}[some.pop()]
+        form = {"string": str, "integer": count, "number": float, "boolean": bool}[some.pop()]
     return _maybe(form) if "null" in kinds or None in schema.get("enum", ()) else form
 
 

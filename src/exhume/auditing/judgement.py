@@ -28,7 +28,7 @@ from exhume.theory.support import CUT, Support, support
 SIGNS = ("error", "residual", "weight", "ratio", "settled", "alone")
 SURE = 0.95  # from this probability on a candidate counts as found: one in twenty may be wrong
 ABOVE = 10.0  # a residual this many times what may be left is far above it
-CANNOT = "cannot tell"
+FOUND, CANNOT = ("reconstructed", "partly"), "cannot tell"  # verdicts: something, and not known
 CALIBRATION = "calibration.json"
 
 
@@ -41,6 +41,7 @@ class Judgement:
     probabilities: Tensor  # that each candidate is a training sample, (n,) float64
     advice: list[str]  # what to try next, a sentence each
     support: Support  # what the candidates rest on
+    chance: str | None = None  # the control in which the same attack found as much
 
     @property
     def sure(self) -> int:

@@ -14,14 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from exhume.auditing import evidence
+from exhume.auditing import controls, evidence
+from exhume.auditing.controls import Control
 from exhume.auditing.folder import CONFIG, JUDGING, SCHEMA, RunFolder, config_of
-from exhume.auditing.judgement import judge
+from exhume.auditing.judgement import FOUND, Judgement, judge
 from exhume.auditing.settings import Settings
 from exhume.device import device_name
 from exhume.equation.problem import Premise
 from exhume.errors import InputError
-from exhume.methods import Reconstruction, reconstruct
+from exhume.methods import Observer, Reconstruction, reconstruct
 from exhume.methods.progress import Method, Progress
 from exhume.models.inputs import Input
 from exhume.models.opening import Opened
@@ -73,7 +74,8 @@ def run(
         found = _attacked(settings, opened, method, folder, resume, show)
         if folder is not None:  # before it is judged: that may fail, and be done again by --resume
             folder.keep({"samples": found.samples, "coefficients": found.coefficients})
-        result = _result(settings, opened, found)
+        judged, tried = _judged(settings, opened, method, found, show)
+        result = _result(settings, opened, found, judged, tried)
         if folder is not None:
             folder.finish(result)
     return found, result
@@ -137,6 +139,7 @@ class Recorder:
         """Note what is to be judged: the best of all trials, cut to the number asked for."""
         count, seconds = len(found.samples), round(found.seconds, 3)
         self._note(Event(seconds, found.steps, found.residual, count, count, JUDGING))
+        self.save()  # judging and controls may take long, and be interrupted
 
     def _note(self, event: Event) -> None:
         if self.folder is not None:
@@ -156,9 +159,47 @@ def _settled(before: Tensor | None, after: Tensor) -> int:
     return int(((after - before).norm(dim=1) < SETTLED * after.norm(dim=1)).sum())
 
 
-def _result(settings: Settings, opened: Opened, found: Reconstruction) -> dict[str, Any]:
+def _judged(
+    settings: Settings,
+    opened: Opened,
+    method: Method,
+    found: Reconstruction,
+    show: Show | None,
+) -> tuple[Judgement, tuple[Control, ...]]:
+    """Judge what was found, and compare with controls where that is anything."""
+    ended = time.perf_counter()
+    judged = judge(opened.problem, found)
+    if judged.verdict not in FOUND:
+        return judged, ()
+    if not settings.controls:
+        return judged, controls.not_run("it was not asked for")
+
+    def left() -> float | None:
+        spent = found.seconds + time.perf_counter() - ended
+        return None if settings.time_limit is None else settings.time_limit - spent
+
+    def watch(name: str) -> Observer | None:
+        before = found.seconds + time.perf_counter() - ended
+
+        def shown(event: Event) -> None:
+            seconds = round(before + event.seconds, 3)
+            if show is not None:
+                show(replace(event, seconds=seconds, phase=f"control: {name}"))
+
+        return Recorder(None, shown).observe  # which writes nothing: events are the attack's
+
+    tried = controls.tried(opened.problem, found, method, left, watch)
+    return controls.weighed_against(judged, tried), tried
+
+
+def _result(
+    settings: Settings,
+    opened: Opened,
+    found: Reconstruction,
+    judged: Judgement,
+    tried: tuple[Control, ...],
+) -> dict[str, Any]:
     problem, count = opened.problem, len(found.samples)
-    judged = judge(problem, found)
     started = datetime.fromtimestamp(time.time() - found.seconds, UTC)
     threat_model = asdict(problem.threat_model)
     settled = Input("settings", CONFIG, sha256(config_of(settings)).hexdigest())
@@ -210,7 +251,8 @@ def _result(settings: Settings, opened: Opened, found: Reconstruction) -> dict[s
             "slack": judged.support.slack.tolist(),
             "errors": judged.support.errors.tolist(),
         },
-        "claims": evidence.claims(problem, found, judged.support),
+        "controls": [asdict(control) for control in tried],
+        "claims": evidence.claims(problem, found, judged.support, judged.chance),
         "limits": evidence.limits(problem, found),
         "inputs": [asdict(entry) for entry in (settled, *opened.inputs)],
     }

@@ -64,6 +64,8 @@ class Settings:
         recipe: for replay, how the model was trained (see `exhume.recipes.Recipe`).
         labels: for replay, the samples' classes, such as 3,0,3, in any order; where training took
             mini-batches, in the order of the samples. Found if left out.
+        controls: where something was found, attack where there is nothing to find, too: the target
+            permuted, and other initial weights. As much there means no evidence.
         public: for replay, a folder of images of the same kind as the samples, to start from.
     """
 
@@ -88,6 +90,7 @@ class Settings:
     labels: tuple[int, ...] | None = None
     public: str | None = None
     preset: str | None = None
+    controls: bool = True
 
     def __post_init__(self) -> None:
         """Refuse numbers and names that no run could use."""

@@ -30,6 +30,7 @@ def audit(
     fail_over: str | None = None,
     truth: Path | None = None,
     held_out: Path | None = None,
+    controls: bool = True,
     **options: Any,
 ) -> None:
     """Recover training samples from a model; the attack never sees the truth.
@@ -49,6 +50,8 @@ def audit(
         truth: for --fail-over, the training data; that in the model's folder if left out.
         held_out: for --fail-over, images that the model never saw, in a file as the truth; drawn if
             left out.
+        controls: where something was found, attack where there is nothing to find, too, and
+            compare; --no-controls saves the time, twice that of the attack at most.
         **options: those of `Settings`, which has their names, types, defaults and help.
     """
     from exhume import report as reports
@@ -56,7 +59,7 @@ def audit(
     if model is None:
         own = "a factory of your own, --model package.module:factory, with --trained."
         raise InputError(f"model: name a model folder, exhume audit FOLDER, or {own}")
-    settings = Settings.told(model=model, **options)
+    settings = Settings.told(model=model, controls=controls, **options)
     asked = _limits(settings, fail_over, truth, held_out)
     opened = _opened(settings)
     console = _console()
@@ -67,6 +70,8 @@ def audit(
         f"{result['residual']:.1e}, {result['seconds']:.1f} s. {result['sentence']}"
     )
     console.print(f"[bold]{evidence.headline(result, None)[0]}[/] {result['reason']}")
+    if (compared := evidence.controls(result)) is not None:
+        console.print(f"controls: {compared}", markup=False)
     for name in ("claims", "advice"):
         for sentence in result[name]:
             console.print(f"{name.rstrip('s')}: {sentence}", markup=False)

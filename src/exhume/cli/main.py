@@ -118,7 +118,8 @@ def _named(words: list[str]) -> dict[str, Callable[..., None]]:
 def plain(words: list[str]) -> list[str]:
     """Let options be written as people write them.
 
-    `--time-limit 3`, `--resume` alone, `--range 0,1`, and what a command is about without a word.
+    `--time-limit 3`, `--resume` alone, `--no-controls`, `--range 0,1`, and what a command is about
+    without a word.
 
     Example:
         >>> plain(["audit", "a-b", "--resume", "--time-limit=3-4", "--range", "-1,1"])
@@ -136,7 +137,9 @@ def plain(words: list[str]) -> list[str]:
             continue
         word = re.sub(r"^--[\w-]+", lambda m: "--" + m[0][2:].replace("-", "_"), word)
         name, equals, value = word.partition("=")
-        if word in flags and following not in ("true", "false"):
+        if (flag := word.replace("--no_", "--", 1)) in flags and flag != word:
+            word = f"{flag}=false"
+        elif word in flags and following not in ("true", "false"):
             word += "=true"
         elif equals and name in LISTS:
             word = f"{name}={_bracketed(value)}"

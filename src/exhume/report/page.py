@@ -72,6 +72,7 @@ def write(run: Path, redact: bool = False) -> Path:
             baseline=evidence.baseline(scored["chance"]) if scored else None,
             headline=evidence.headline(result, scored),
             cautions=evidence.cautions(result, scored),
+            controls=evidence.controls(result),
             cards=cards(folder),
             counts=counts(scored["score"]) if scored else None,
             unmeasured=evidence.unmeasured(scored) if scored else 0,
