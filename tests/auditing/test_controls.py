@@ -43,11 +43,12 @@ def entries(tensor: Tensor) -> Tensor:
 @given(strategies.integers(0, 2**31))
 @bounded(max_examples=20, deadline=None)
 def test_a_permuted_target_has_the_same_rows(seed: int) -> None:
-    ten = case(6, 3, 2.0, outputs=10).problem
+    ten = case(6, 3, 9.0, outputs=3).problem
     other = permuted(ten, seed)
     assert other.features is ten.features and not torch.equal(other.target, ten.target)
     assert {tuple(row) for row in other.target.tolist()} == {tuple(x) for x in ten.target.tolist()}
     assert torch.equal(other.target, permuted(ten, seed).target)
+    assert permuted(replace(ten, target=torch.ones_like(ten.target)), seed) is None
 
 
 @pytest.fixture(scope="module")

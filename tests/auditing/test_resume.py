@@ -71,6 +71,7 @@ def interrupted(settings: Settings, out: Path, move: int) -> Path:
 def check_resuming(settings: Settings, tmp_path: Path, choose: Callable[..., list[int]]) -> None:
     """Interrupt a run at each of the moves chosen, go on, and compare with a run left alone."""
     events: list[Event] = []
+    settings = replace(settings, controls=False)
     audit(settings, tmp_path / "whole", show=events.append)
     chosen = choose(events)
     assert chosen

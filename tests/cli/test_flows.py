@@ -6,6 +6,7 @@ import shlex
 import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from safetensors.torch import load_file
 from commands import AUDITED, REPORT, exhume_, names, result_of
 from exhume import data
 from exhume.auditing.folder import CONFIG, MATCHED, SCORE
+from exhume.cli.audit import audit
 from exhume.models.folder import CARD, INITIAL, TRAINED, TRUTH
 
 Patch = pytest.MonkeyPatch
@@ -107,6 +109,7 @@ def test_images_from_victim_to_report(workshop: Path, said: Said) -> None:
 def test_a_demo_can_be_run_twice(said: Said, monkeypatch: Patch) -> None:
     digits, demo = data.load("digits", 10, classes="parity"), Path("demo")
     monkeypatch.setattr(data, "load", lambda name, *_, **__: {"faces": digits}[name])
+    monkeypatch.setattr("exhume.cli.demo.audit", partial(audit, controls=False))
     for _ in range(2):
         printed = said("demo", "--out", demo)
         assert "10 of 10 faces exact." in printed and "faces.png" in printed

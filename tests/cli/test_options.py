@@ -98,6 +98,7 @@ def test_classes_are_chosen_by_a_list_or_a_word(tmp_path: Path) -> None:
 
 def test_a_config_file_stands_for_options(workshop: Path, tmp_path: Path) -> None:
     asked = {"model": str(workshop / "model"), "samples": 4, "seed": 3, "device": "cpu"}
+    asked["controls"] = False
     (tmp_path / "audit.yaml").write_text(yaml.safe_dump(asked))
     exhume_("audit", "--config", tmp_path / "audit.yaml", "--out", tmp_path / "a")
     exhume_("audit", "--config", tmp_path / "audit.yaml", "--seed", 5, "--out", tmp_path / "b")

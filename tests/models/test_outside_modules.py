@@ -65,6 +65,7 @@ class Desk:
             self.out,
             "--device",
             "cpu",
+            "--no-controls",
         ]
         self.capsys.readouterr()
         main([str(word) for word in words])

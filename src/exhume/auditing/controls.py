@@ -25,11 +25,12 @@ from exhume.methods.progress import Method
 from exhume.solvers import Outcome
 
 
-def permuted(problem: Problem, seed: int) -> Problem:
+def permuted(problem: Problem, seed: int) -> Problem | None:
     """Return a problem that no samples explain: the rows of its target in another order.
 
     Δ (p, m) becomes Δ[π], with a permutation π within each tensor of the parameters where the
-    features know them, else of all rows. A training run is then to end at θ₀ + Δ[π].
+    features know them, else of all rows. A training run is then to end at θ₀ + Δ[π]. None where
+    the order makes no difference.
     """
     features, generator = problem.features, torch.Generator().manual_seed(seed)
     sizes = [len(problem.target)]
@@ -37,6 +38,8 @@ def permuted(problem: Problem, seed: int) -> Problem:
         sizes = [features.points[0][name].numel() for name in features.block]
     parts = torch.split(problem.target, sizes)
     target = torch.cat([x[_order(len(x), generator, x.device)] for x in parts])
+    if torch.equal(target, problem.target):
+        return None
     if isinstance(features, TrainingRun):
         features = _ending(features, features.points[0], target)
     return replace(problem, target=target, features=features)
@@ -50,6 +53,13 @@ def elsewhere(problem: Problem, seed: int) -> Problem | None:
     """
     features = _elsewhere(problem.features, seed)
     return None if features is None else replace(problem, features=features)
+
+
+def untrained(problem: Problem, seed: int, outputs: int = 3) -> Problem:
+    """Return a problem that nothing was trained for: Gaussian columns, (p, m), for its target."""
+    generator = torch.Generator().manual_seed(seed)
+    target = torch.randn(problem.features.width, outputs, generator=generator)
+    return replace(problem, target=target.to(problem.target))
 
 
 def _elsewhere(features: Features, seed: int) -> Features | None:
@@ -154,7 +164,7 @@ def _tried(
     watch: Callable[[str], Observer | None],
 ) -> Control:
     if problem is None:
-        return Control(name, why="it is not known how these features would be with other weights")
+        return Control(name, why="there is no such problem with these features")
     most, count = max(1, found.products), len(found.samples)
     asked = count, found.seed, method, seconds, watch(name)
     control = reconstruct(problem, *asked, product_limit=most)

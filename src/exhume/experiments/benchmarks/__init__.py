@@ -5,6 +5,7 @@ Speed is shown as ratios taken in one run.
 
 from exhume.experiments.benchmarks import (
     calibration,
+    controls,
     finetuned,
     margin,
     misinformed,
@@ -20,5 +21,6 @@ _MEASURED = (
     *(random_features.streaming, random_features.images, trained.networks),
     *(polynomials.identifiability, margin.kkt, splits.splitting),
     *(finetuned.finetuned, reach.reach, misinformed.misinformed, calibration.calibration),
+    controls.controls,
 )
 COMMANDS = {command.__name__: command for command in _MEASURED}

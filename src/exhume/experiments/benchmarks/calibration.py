@@ -8,9 +8,8 @@ is for images. What is learnt is calibration.json of `exhume.auditing.judgement`
 
 import itertools
 import json
-from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,13 +20,11 @@ from torch import Tensor
 import exhume
 from exhume import data, victims
 from exhume.auditing.judgement import CALIBRATION, SIGNS, SURE, signs, weighed
-from exhume.data import Data
-from exhume.equation.problem import Premise, Problem
-from exhume.evaluate import RECOVERED
-from exhume.evaluate.metrics import distances
-from exhume.experiments.benchmarks.bases import loaded, tuned
+from exhume.equation.problem import Premise
+from exhume.experiments.benchmarks.bases import tuned
 from exhume.experiments.benchmarks.common import drawn, heading, say, show, tracked
 from exhume.experiments.benchmarks.finetuned import CASES
+from exhume.experiments.benchmarks.posing import NOTHING, Posed, by_kind, posed, table, verdicts
 from exhume.experiments.cells.attack import Attack
 from exhume.files import write_json
 from exhume.methods import reconstruct
@@ -43,17 +40,6 @@ COLUMNS = (
     "are samples: {true:.3f}"
 )
 VERDICTS = "problem: {name} | runs: {runs} | verdicts: {verdicts} | wrongly sure of: {wrong}"
-
-
-@dataclass(frozen=True, eq=False)
-class Posed:
-    """A problem is posed here, with the truth beside it."""
-
-    name: str  # of its kind
-    problem: Problem
-    truth: Tensor  # (n, d); what a control would have to find
-    told: int | None  # how many samples the attack is told of
-    seed: int
 
 
 def calibration(
@@ -79,9 +65,9 @@ def calibration(
     chosen = drawn(max(2, seeds), first_seed)
     heading(f"calibration: seeds {chosen[0]} to {chosen[-1]}, {products} products an attack")
     runs = [
-        _attacked(posed, products, DENSE if (seed + i) % 2 else 0)
+        _attacked(each, products, DENSE if (seed + i) % 2 else 0)
         for seed in tracked(chosen, "attacks")
-        for i, posed in enumerate(problems(seed))
+        for i, each in enumerate(problems(seed))
     ]
     half = chosen[len(chosen) // 2]
     learnt = [run for run in runs if run["seed"] < half]
@@ -114,6 +100,7 @@ def _measured(
     for run in tested:
         judged = run["judged"](model)
         run |= {"said": judged.probabilities, "verdict": judged.verdict}
+        run["wrong"] = int(((judged.probabilities >= SURE) & ~run["true"]).sum())
     sketched = [run for run in tested if run["sketched"]]
     tables = {
         "reliability": (tested, f"on the seeds from {half} on, which nothing was learnt from"),
@@ -123,7 +110,7 @@ def _measured(
     for name, (runs, title) in tables.items():
         rows[name] = reliability(_joined(runs, "said"), _joined(runs, "true"))
         show(COLUMNS, rows[name], title)
-    _show_verdicts(tested)
+    show(VERDICTS, [_row(name, runs) for name, runs in by_kind(tested).items()])
     return rows
 
 
@@ -133,73 +120,25 @@ def problems(seed: int) -> Iterator[Posed]:
     cell = partial(Attack, samples=4, seed=seed, activation=activation)
     sphere = partial(cell, dim=12)
     for ratio in RATIOS:
-        yield _cell("random features", sphere(ratio=ratio))
+        yield posed("random features", sphere(ratio=ratio))
     for ratio in RATIOS[::2]:
-        yield _cell("digits, ten outputs", cell(data="digits", size=4, classes="all", ratio=ratio))
-        yield _cell("faces", cell(data="faces", size=5, ratio=ratio))
-        yield _table(seed, ratio, activation)
+        yield posed("digits, ten outputs", cell(data="digits", size=4, classes="all", ratio=ratio))
+        yield posed("faces", cell(data="faces", size=5, ratio=ratio))
+        yield table(seed, ratio, activation)
     for ratio in RATIOS[1::2]:
         network = sphere(architecture="two_layer", ratio=ratio, activation="gelu", dtype="float32")
-        yield _cell("two layers", replace(network, ratio=2 * ratio))
-        yield _cell("two layers, lazy", replace(network, lazy=100.0))
+        yield posed("two layers", replace(network, ratio=2 * ratio))
+        yield posed("two layers, lazy", replace(network, lazy=100.0))
         few = sphere(samples=6, ratio=ratio, told=3)
-        yield replace(_cell("too few asked for", few), told=3)
+        yield replace(posed("too few asked for", few), told=3)
         moved = replace(few, architecture="two_layer", activation="gelu", ratio=2 * ratio)
-        yield replace(_cell("too few asked for, two layers", moved), told=3)
+        yield replace(posed("too few asked for, two layers", moved), told=3)
     for ratio in RATIOS[2::2]:
-        for name, control in CONTROLS.items():
-            yield control(f"control: {name}", _cell("", sphere(ratio=ratio)), seed)
+        for name, changed in NOTHING.items():
+            yield posed("", sphere(ratio=ratio)).without(f"control: {name}", changed)
     for ratio in RATIOS[3:]:  # more unknowns than the matrix is made for
-        yield _cell("whole digits", cell(data="digits", samples=9, ratio=ratio))
+        yield posed("whole digits", cell(data="digits", samples=9, ratio=ratio))
     yield from _others(seed)
-
-
-def _cell(name: str, cell: Attack) -> Posed:
-    known = cell.known()
-    width = max(cell.width(known), cell.samples + 1)
-    victim = cell.victim(known, width, "cpu")
-    problem = victim.posed(cell.block).to("cpu")
-    return Posed(name, problem, known.inputs, cell.told or cell.samples, cell.seed)
-
-
-def _table(seed: int, ratio: float, activation: str) -> Posed:
-    """Rows of a table of patients, each with norm √d."""
-    rows = loaded("table", 0, False)
-    order = torch.randperm(rows.samples, generator=torch.Generator().manual_seed(seed))[:4]
-    inputs, targets = rows.inputs[order], rows.targets[order].argmax(1, keepdim=True) * 2.0 - 1
-    known: Data = data.from_arrays(inputs.numpy(), targets.numpy(), normalise=True, name="table")
-    width = max(round(ratio * known.dim * 4), 5)
-    victim = victims.random_features(known, width, activation, seed)
-    return Posed("table", victim.problem, known.inputs, 4, seed)
-
-
-def _permuted(name: str, posed: Posed, seed: int) -> Posed:
-    """The same weights in another order: no samples explain them."""
-    order = torch.randperm(len(posed.problem.target), generator=torch.Generator().manual_seed(seed))
-    return replace(
-        posed, name=name, problem=replace(posed.problem, target=posed.problem.target[order])
-    )
-
-
-def _elsewhere(name: str, posed: Posed, seed: int) -> Posed:
-    """The weights of a model that began elsewhere: features of another seed."""
-    width, dim = posed.problem.features.width, posed.problem.dim
-    other = victims.random_features(data.sphere(dim, 4, seed + 500), width, "relu", seed + 500)
-    return replace(posed, name=name, problem=replace(posed.problem, target=other.problem.target))
-
-
-def _noise(name: str, posed: Posed, seed: int) -> Posed:
-    """An untrained head of three outputs."""
-    generator = torch.Generator().manual_seed(seed)
-    target = torch.randn(posed.problem.features.width, 3, generator=generator)
-    return replace(posed, name=name, problem=replace(posed.problem, target=target))
-
-
-CONTROLS: dict[str, Callable[[str, Posed, int], Posed]] = {
-    "target permuted": _permuted,
-    "other initial weights": _elsewhere,
-    "untrained head": _noise,
-}
 
 
 def _others(seed: int) -> Iterator[Posed]:
@@ -215,18 +154,16 @@ def _others(seed: int) -> Iterator[Posed]:
         yield Posed(f"weights alone, as {premise}", problem, alone.truth.inputs, 4, seed)
 
 
-def _attacked(posed: Posed, products: int, dense: int) -> dict[str, Any]:
+def _attacked(one: Posed, products: int, dense: int) -> dict[str, Any]:
     """Attack a problem; return what may be said of it without the truth, and then the truth."""
-    budget = REPLAYED * products if posed.problem.premise is Premise.REPLAY else products
-    found = reconstruct(posed.problem, posed.told, posed.seed, product_limit=budget)
-    rests = support(posed.problem, found, dense)
-    near = distances(posed.truth, found.samples) / posed.truth.norm(dim=1, keepdim=True)
-    true = near.amin(0) < RECOVERED
+    budget = REPLAYED * products if one.problem.premise is Premise.REPLAY else products
+    found = reconstruct(one.problem, one.told, one.seed, product_limit=budget)
+    rests = support(one.problem, found, dense)
     return {
-        **{"name": posed.name, "seed": posed.seed, "sketched": rests.unknowns > dense},
-        "signs": signs(posed.problem, found, rests),
-        "judged": partial(weighed, posed.problem, found, rests),  # by a model yet to be learnt
-        "true": true & (not posed.name.startswith("control")),
+        **{"name": one.name, "seed": one.seed, "sketched": rests.unknowns > dense},
+        "signs": signs(one.problem, found, rests),
+        "judged": partial(weighed, one.problem, found, rests),  # by a model yet to be learnt
+        "true": one.true(found.samples),
     }
 
 
@@ -286,12 +223,6 @@ def _sizes(runs: list[dict[str, Any]]) -> dict[str, int]:
     return {"runs": len(runs), "candidates": len(true), "samples": int(true.sum())}
 
 
-def _show_verdicts(runs: list[dict[str, Any]]) -> None:
-    rows = []
-    for name in dict.fromkeys(run["name"] for run in runs):
-        own = [run for run in runs if run["name"] == name]
-        verdicts = Counter(run["verdict"] for run in own)
-        wrong = sum(int(((run["said"] >= SURE) & ~run["true"]).sum()) for run in own)
-        said = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
-        rows.append({"name": name, "runs": len(own), "verdicts": said, "wrong": wrong})
-    show(VERDICTS, rows)
+def _row(name: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
+    wrong = sum(run["wrong"] for run in runs)
+    return {"name": name, "runs": len(runs), "verdicts": verdicts(runs), "wrong": wrong}
