@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from exhume.cli.main import main
 from exhume.evaluate import Score, score
 from exhume.experiments.benchmarks import (
     common,
+    controls,
     finetuned,
     margin,
     misinformed,
@@ -68,6 +70,23 @@ def table(said: str) -> list[list[str]]:
 
 def row(said: str, first: str) -> list[str]:
     return next(cells for cells in table(said) if cells[0] == first)
+
+
+def test_controls(bench: Bench, monkeypatch: Patch) -> None:
+    some = {"control": (0, 3), "adversarial": (1, 3), "true recovery": (0, 2)}
+
+    def first(kind: str, seed: int) -> Any:
+        return islice(kinds[kind](seed), *some[kind])
+
+    kinds = dict(controls.KINDS)
+    monkeypatch.setattr(controls, "KINDS", {kind: partial(first, kind) for kind in some})
+    said = bench("controls", "--seeds", 1, "--products", 150)
+    rows = table(said)
+    assert [cells[2] for cells in rows] == ["1"] * 7 and {cells[-1] for cells in rows} == {"0"}
+    assert [cells[4] for cells in rows] == ["0"] * 5 + ["1"] * 2  # strongly claimed
+    assert row(said, "control")[1] == "target permuted: ratio 1.3"
+    assert "adversarial: 2 runs, 0 strongly claimed, 0 wholly recovered" in said
+    assert "true recovery: 2 runs, 2 strongly claimed, 2 wholly recovered" in said
 
 
 def test_count(bench: Bench) -> None:

@@ -27,6 +27,7 @@ class Audit:
     verdict: str  # reconstructed, partly, no evidence or cannot tell
     probabilities: Tensor  # that each candidate is a training sample, (n,) float64
     advice: list[str]  # what to try next
+    controls: list[dict[str, Any]]  # what the same attack found where there is nothing to find
     claims: list[str]  # what may be claimed without the truth
     limits: list[str]  # what may not
     changes: tuple[str, ...]  # what was changed in the copy of the model that was attacked
@@ -102,5 +103,6 @@ def audit(
     found, result = run(settings, opened, None if out is None else Path(out), show=show)
     samples = found.samples.reshape(-1, *opened.problem.shape)
     chances = torch.tensor(result["probabilities"], dtype=torch.float64)
-    said = result["verdict"], chances, result["advice"], result["claims"], result["limits"]
-    return Audit(samples, found, opened.problem, *said, opened.changes, opened.warnings)
+    said: Any = {x: result[x] for x in ("verdict", "advice", "controls", "claims", "limits")}
+    done: Any = {"changes": opened.changes, "warnings": opened.warnings}
+    return Audit(samples, found, opened.problem, probabilities=chances, **said, **done)
