@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from exhume.auditing import evidence
+from exhume.auditing.answers import QUESTIONS, answers
 from exhume.equation.problem import Premise
 from exhume.methods import Reconstruction
 from exhume.solvers import Outcome
@@ -128,6 +129,35 @@ def test_the_headline(changes: Any, truth: Any, tone: str, words: str) -> None:
     sentence, meaning, said = evidence.headline(result_of(8, (10,), **changes), truth)
     assert said == tone and words in f"{sentence} {meaning}"
     assert ("data were not given" in meaning) == (truth is None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "truth", "leaks", "sure", "todo"),
+    [
+        (
+            verdict("reconstructed", 8),
+            None,
+            "Yes, very likely: all",
+            "8 of 8",
+            "Handle the weights",
+        ),
+        (verdict("partly", 3), None, "Yes, very likely: not all", "3 of 8", "--seed"),
+        (verdict("no evidence", 0), None, "does not show it", "for safety", "--seed"),
+        (verdict("cannot tell", 0), None, "cannot tell", "0 of 8 candidates", "--seed"),
+        ({}, None, "cannot tell", "No probability was given", "--seed"),
+        ({"advice": []}, None, "cannot tell", "No probability", "exhume score"),
+        ({}, scored(0.5, 0, error=0.1), "Yes: 4 of 8", "is 0.1, and 0.9 by chance", "Handle"),
+        ({}, seen(7, None), "Not measured", "pictures with no others", "--held-out"),
+        ({}, scored(0, 0), "Not to this attack", "a better attack may", "--seed"),
+    ],
+)
+def test_three_questions_are_answered(
+    changes: Any, truth: Any, leaks: str, sure: str, todo: str
+) -> None:
+    result = result_of(8, (10,), **({"advice": ["Try another --seed."]} | changes))
+    found = dict(answers(result, truth))
+    for question, words in zip(QUESTIONS, (leaks, sure, todo), strict=True):
+        assert words in found[question]
 
 
 def test_every_sample_has_one_grade() -> None:

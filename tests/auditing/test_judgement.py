@@ -10,19 +10,21 @@ import torch
 from torch import nn
 
 import exhume
+from exhume import data, victims
+from exhume.auditing.advice import LONGER, Advice, Asked
+from exhume.auditing.evidence import headline
 from exhume.auditing.judgement import (
-    LONGER,
     SIGNS,
     SURE,
-    beforehand,
     calibration,
     judge,
     probabilities,
 )
-from exhume.equation.problem import FirstLayer, Premise
+from exhume.equation.problem import FirstLayer, Premise, Problem
 from exhume.methods import Reconstruction, reconstruct
 from exhume.solvers import Outcome
 from problems import case, gaussian
+from runs import result_of
 
 KNOWN = case(10, 4, 3.0, dtype=torch.float32)
 FOUND = reconstruct(KNOWN.problem, 4)
@@ -51,7 +53,7 @@ def wrong(**changes: Any) -> Reconstruction:
         ({"outcome": Outcome.BUDGET}, "cannot tell", "cut off before it ended", "more time"),
         ({"residual": torch.inf, "outcome": Outcome.DIVERGED}, "cannot tell", "too few", "bound"),
         ({"samples": gaussian(20, 10), "coefficients": gaussian(20, 1)}, "cannot tell",
-         "equations for each unknown are too few", "--parameters all"),
+         "equations for each unknown are too few", "known of the inputs"),
     ],
 )  # fmt: skip
 def test_failures_say_why_and_what_to_try(
@@ -95,15 +97,44 @@ def test_signs_of_more_samples_than_were_asked_for() -> None:
     assert few.verdict in ("cannot tell", "no evidence")
 
 
-def test_a_hopeless_run_is_announced_before_it_begins() -> None:
-    fine, poor = beforehand(KNOWN.problem, 4), beforehand(KNOWN.problem, 20)
-    assert fine == ["4 samples of 10 entries are 40 unknowns, for which there are 116 equations "
-                    "at most: 2.90 for each"]  # fmt: skip
-    assert "0.50 for each" in poor[0] and "too few" in poor[1] and "--parameters all" in poor[1]
-    several = Mock(spec=KNOWN.problem.features, outputs=3, width=120, dim=10)
-    for premise, count in ((Premise.DECAY, 108), (Premise.MARGIN, 116)):  # one multiplier will do
-        posed = Mock(target=KNOWN.problem.target, dim=10, features=several, premise=premise)
-        assert f"{count} equations at most" in beforehand(posed, 4)[0]
+def test_eight_of_twenty_samples_are_not_all() -> None:
+    known = data.load("digits", 20, classes="parity")
+    made = victims.two_layer(known, width=800, steps=50)
+    problem = made.posed("last", "midpoint").to("cpu")
+    found = reconstruct(problem, 8, product_limit=40)
+    right = replace(found, samples=known.inputs[:8], residual=1e-9, outcome=Outcome.SETTLED)
+    for each in (found, replace(found, outcome=Outcome.SETTLED), right):
+        judged = judge(problem, each, Asked(point="midpoint", samples=8))
+        assert judged.verdict != "reconstructed" and "in 20 directions" in judged.reason
+        assert judged.advice[0].endswith("ask for 20 (--samples 20).")
+        result = result_of(8, (8, 8), verdict=judged.verdict, reason=judged.reason)
+        said, why, _ = headline(result | {"probabilities": judged.probabilities.tolist()}, None)
+        assert said.startswith(("Partly", "Cannot tell", "No evidence")) and "20 dir" in why
+
+
+def test_advice_names_only_what_was_not_used() -> None:
+    made = victims.two_layer(data.sphere(6, 3), width=40, steps=20)
+    problem = made.posed("last", "midpoint")
+
+    def tips(posed: Problem = problem, rank: int | None = None, **asked: Any) -> Advice:
+        return Advice(posed, replace(FOUND, rank=rank), Asked(**asked))
+
+    fresh, span = tips(point="midpoint"), "--method tansley2026"
+    for words in ("--parameters all", span):
+        assert words in fresh.other and words in fresh.wider
+    assert "--point both" in fresh.other and "another --seed" in fresh.other
+    assert "--parameters" not in tips(parameters="all").other + tips(parameters="all").wider
+    assert "--point" not in tips(point="both").other
+    assert span not in tips(rank=3).other + tips(rank=3).wider
+    assert tips(KNOWN.problem).other == "Try another --seed."  # random features have one block
+    assert tips(KNOWN.problem).recipe == "" and "--premise replay" in fresh.recipe
+    replayed = tips(replace(problem, premise=Premise.REPLAY))
+    assert replayed.recipe == "" and "--" not in replayed.check and "--" not in replayed.wider
+    assert "--premise replay" in fresh.check and "--target change" in fresh.start
+    assert tips(replace(problem, start=problem.target)).start == ""
+    assert "--device" not in fresh.memory
+    assert "leave the number out" in tips(samples=3).number(6)
+    assert fresh.number(6) == "There may be more samples: ask for 6 (--samples 6)."
 
 
 def test_the_model_is_what_its_file_says() -> None:

@@ -134,7 +134,7 @@ def test_a_network_from_victim_to_report(
     assert "first layer moved by" in printed and "after 20 steps" in printed
     assert names(tmp_path) == {"model"} and names(MODEL) == {CARD, INITIAL, TRAINED, TRUTH}
     assert json.loads((MODEL / CARD).read_text())["architecture"]["name"] == architecture
-    exhume_("audit", MODEL, "--samples", 3, "--product-limit", 10, *block, "--out", RUN)
+    exhume_("audit", MODEL, "--samples", 3, "--product-limit", 10, *block, "--anyway", "--out", RUN)
     told = [result_of(RUN)[word] for word in ("parameters", "point", "premise", "outcome")]
     assert told == [*(("first", "initial") if block else ("last", "midpoint")), "change", "budget"]
     printed = said("score", RUN)
@@ -185,6 +185,7 @@ def test_the_margin_from_victim_to_report(said: Said) -> None:
     assert "floor with features at" not in printed and "samples recovered" in printed
 
     words = ("--premise", "change", "--point", "final", "--product-limit", 1, "--samples", 4)
+    words += ("--anyway",)
     assert "as the model's card says" not in said("audit", MODEL, *words, "--out", "change")
     assert yaml.safe_load(Path("change", CONFIG).read_text())["premise"] == "change"
 

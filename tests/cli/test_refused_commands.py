@@ -100,7 +100,7 @@ REFUSED = {
         "--method loo2023": "loo2023|premise margin|haim2022",
         "--method tansley2026": "tansley2026|sphere|box",
         "--method haim2022 --premise decay": "haim2022|buzaglo2023",
-        "--method haim2022 --premise change": "haim2022|loo2023",
+        "--method haim2022 --premise change --anyway": "haim2022|loo2023",
         "--parameters last": "premise margin|leave out|change",
         "--point both --premise decay": "premise decay|leave out",
     },

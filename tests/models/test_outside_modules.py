@@ -21,7 +21,7 @@ NETS = odd_modules.__file__  # a user's own file: nothing in it knows of exhume
 MLP = ("--input-shape", 16, "--norm", "sqrt_d", "--samples", 3)
 SINGLE = (torch.device("cpu"), torch.float32)
 ENDS = ("initial.safetensors", "trained.pt")
-TANSLEY, SHORT = ("--method", "tansley2026"), ("--samples", 3, "--product-limit", 1)
+TANSLEY, SHORT = ("--method", "tansley2026"), ("--samples", 3, "--product-limit", 1, "--anyway")
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +102,8 @@ def test_a_transformer_is_audited_as_it_is(at: Desk) -> None:
     assert "LayerNorm" in said and "Attention" in said and "Dropout" in said
     result = at.result
     assert result["prepared"]["derivative_error"] < 1e-6
-    assert ["Dropout" in warning for warning in result["prepared"]["warnings"]] == [True]
+    dropout, few = result["prepared"]["warnings"]
+    assert "Dropout" in dropout and "too few" in few
     assert (result["parameters"], result["point"], result["rank"]) == ("last", "midpoint", None)
     assert result["problem"]["width"] == 8 and result["problem"]["outputs"] == 3
     assert any("norm √d" in phrase for phrase in result["threat_model"]["assumes"])

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from exhume.auditing.forecast import forecast
 from exhume.auditing.run import Show, run
 from exhume.auditing.settings import Settings
 from exhume.equation.problem import Problem
@@ -100,6 +101,8 @@ def audit(
     shown = None if public is None else torch.as_tensor(public).flatten(1)
     source = replace(settings.source(shown), model=model, trained=trained, initial=initial)
     opened = settings.open(source)
+    if (hopeless := forecast(settings, opened).hopeless) is not None:
+        opened = replace(opened, warnings=(*opened.warnings, hopeless))
     found, result = run(settings, opened, None if out is None else Path(out), show=show)
     samples = found.samples.reshape(-1, *opened.problem.shape)
     chances = torch.tensor(result["probabilities"], dtype=torch.float64)

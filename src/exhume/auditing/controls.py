@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from exhume.auditing.judgement import OTHER, Judgement, judge
+from exhume.auditing.advice import SEED
+from exhume.auditing.judgement import Judgement, judge
 from exhume.equation.problem import Problem
 from exhume.errors import InputError
 from exhume.features import Features
@@ -178,7 +179,9 @@ def beaten(judged: Judgement, controls: Sequence[Control]) -> Control | None:
     return next((x for x in controls if judged.sure and (x.sure or 0) >= judged.sure), None)
 
 
-def weighed_against(judged: Judgement, controls: Sequence[Control]) -> Judgement:
+def weighed_against(
+    judged: Judgement, controls: Sequence[Control], advice: str = SEED
+) -> Judgement:
     """Return the judgement, which is *no evidence* where as much was found in a control.
 
     The probabilities were learnt where a control finds nothing. They are not known there, and NaN.
@@ -192,5 +195,5 @@ def weighed_against(judged: Judgement, controls: Sequence[Control]) -> Judgement
         reason=f"The same attack is sure of as many candidates in a control: {control.name}, "
         f"{control.sure} of {len(judged.probabilities)}, where there is nothing to find.",
         probabilities=torch.full_like(judged.probabilities, math.nan),
-        advice=[OTHER],
+        advice=[advice],
     )

@@ -15,6 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from exhume.auditing.advice import BOUND, LONGER, NOTHING, SEED, Advice, Asked
 from exhume.auditing.suspects import EXPLAINED
 from exhume.equation.objective import fitted
 from exhume.equation.problem import Premise, Problem
@@ -22,7 +23,6 @@ from exhume.methods import Reconstruction
 from exhume.search.moves import drop_costs
 from exhume.search.subspace import directions
 from exhume.solvers import Outcome
-from exhume.theory.counting import equations
 from exhume.theory.support import CUT, Support, support
 
 SIGNS = ("error", "residual", "weight", "ratio", "settled", "alone")
@@ -49,40 +49,27 @@ class Judgement:
         return int((self.probabilities >= SURE).sum())
 
 
-def judge(problem: Problem, found: Reconstruction) -> Judgement:
+def judge(problem: Problem, found: Reconstruction, asked: Asked = NOTHING) -> Judgement:
     """Weigh what an attack found, by the weights alone."""
-    return weighed(problem, found, support(problem, found))
+    return weighed(problem, found, support(problem, found), asked=asked)
 
 
 def weighed(
-    problem: Problem, found: Reconstruction, rests: Support, model: dict[str, Any] | None = None
+    problem: Problem,
+    found: Reconstruction,
+    rests: Support,
+    model: dict[str, Any] | None = None,
+    asked: Asked = NOTHING,
 ) -> Judgement:
     """Weigh what an attack found by what it rests on, with another model than the package's."""
     chances = probabilities(signs(problem, found, rests), model)
-    verdict, reason, advice = _verdict(problem, found, rests, chances)
-    return Judgement(verdict, reason, chances, advice, rests)
-
-
-def beforehand(problem: Problem, samples: int) -> list[str]:
-    """Say what an attack on so many samples has to go by, before any time is spent on it."""
-    (width, outputs), dim = problem.target.shape, problem.dim
-    # at the margin, one multiplier will do for a sample, however many outputs there are
-    margin = problem.premise is Premise.MARGIN
-    count, rows = width, 1 if margin else max(1, problem.features.outputs)
-    if problem.premise is not Premise.REPLAY:
-        count = equations(width, outputs, samples, rows)
-    ratio = count / (samples * dim)
-    said = [
-        f"{samples} samples of {dim:,} entries are {samples * dim:,} unknowns, for which there are "
-        f"{count:,} equations at most: {ratio:.2f} for each"
-    ]
-    if ratio < 1 - 1 / dim:  # of each sample the norm may be known
-        said.append(
-            "that is too few: whatever is found, other samples explain the weights as well, and "
-            "the verdict will be that nobody can tell. Attack more parameters (--parameters all), "
-            "or in the samples' span (--method tansley2026); see exhume bound MODEL"
-        )
-    return said
+    tips, more = Advice(problem, found, asked), _more(problem, found)
+    verdict, reason, advice = _verdict(rests, chances, tips)
+    if more is not None:  # then nothing is complete, and what was found may be mixtures of samples
+        there, why = more
+        verdict = "partly" if verdict == "reconstructed" else verdict
+        reason, advice = f"{reason} But {why}.", [tips.number(there), *advice]
+    return Judgement(verdict, reason, chances, [said for said in advice if said], rests)
 
 
 def signs(problem: Problem, found: Reconstruction, rests: Support) -> Tensor:
@@ -134,69 +121,44 @@ def probabilities(rows: Tensor, model: dict[str, Any] | None = None) -> Tensor:
     return torch.sigmoid(rows @ weights + learnt["intercept"])
 
 
-CHECK = (
-    "Check what the audit was told: that training began at these initial weights, the optimiser "
-    "(Adam and weight decay need --premise replay, or decay), and the range or norm of the inputs."
-)
-LONGER = "Give it more time: raise --time-limit or --product-limit."
-START = (
-    "If the initial weights are known, explain what training made of them: --target change, and "
-    "--initial FILE too where the model is your own."
-)
-OTHER = "Try another block (--parameters all), another point (--point both), or another seed."
-RECIPE = "If you know how it was trained, replay it: --premise replay --recipe FILE."
-BOUND = "How many samples each block could give up at most: exhume bound MODEL."
-SEED = "The search may have failed, too: try another --seed."
-MEMORY = "Audit where there is more memory (--device cpu), or fewer parameters."
-NUMBER = "Leave the number of samples out, and it is found."
-
-
-def _verdict(
-    problem: Problem, found: Reconstruction, rests: Support, chances: Tensor
-) -> tuple[str, str, list[str]]:
-    """Return the verdict, its reason and what to try next."""
+def _verdict(rests: Support, chances: Tensor, tips: Advice) -> tuple[str, str, list[str]]:
+    """Return the verdict, its reason and what to try next; advice may be empty."""
+    problem, found = tips.problem, tips.found
     count, sure = len(chances), int((chances >= SURE).sum())
     most = max(problem.drift, problem.resolution, EXPLAINED)
     cut = found.outcome in CUT
     residual = f"the residual is {found.residual:.1e}"
     if not rests.enough:
         few = f"{rests.ratio:.2f} equations for each unknown are too few: others would fit as well."
-        wider = "Attack more parameters (--parameters all), or tell what is known of the inputs."
-        return CANNOT, few, [wider, BOUND]
+        return CANNOT, few, [tips.wider, BOUND]
     if problem.premise.weights_alone:
         many = f"With the premise {problem.premise.value} very different candidates explain the "
-        return (
-            CANNOT,
-            f"{many}same weights.",
-            [RECIPE] if problem.start is not None else [START, RECIPE],
-        )
-    more = _more(problem, found)
-    if count and sure == count and more is None:
+        return CANNOT, f"{many}same weights.", [tips.start, tips.recipe]
+    if count and sure == count:
         doubt = "no other candidates fit as well"
         return "reconstructed", f"All {count} candidates are pinned down, and {doubt}.", []
-    if sure and more is not None:
-        return "partly", f"{sure} of {count} candidates are pinned down, but {more}.", [NUMBER]
     if sure:
         rest = "the others are not, and are the first to be wrong"
-        way = LONGER if cut else OTHER
+        way = LONGER if cut else tips.other
         return "partly", f"{sure} of {count} candidates are pinned down; {rest}.", [way]
     if cut:
         return CANNOT, f"The search was cut off before it ended: {residual}.", [LONGER]
     if found.residual > ABOVE * most:
         far = f"far above the {most:.0e} that precision and moving features may leave"
-        return CANNOT, f"Nothing explains the weights: {residual}, {far}.", [CHECK, SEED, RECIPE]
+        ways = [tips.check, SEED, tips.recipe]
+        return CANNOT, f"Nothing explains the weights: {residual}, {far}.", ways
     if not rests.measured:
-        return CANNOT, "How far candidates may be off could not be measured.", [MEMORY]
+        return CANNOT, "How far candidates may be off could not be measured.", [tips.memory]
     none = f"No candidate is pinned down: {residual}, and each may be off by more than that shows."
-    return "no evidence", none, [OTHER, RECIPE]
+    return "no evidence", none, [tips.other, tips.recipe]
 
 
-def _more(problem: Problem, found: Reconstruction) -> str | None:
-    """Say what speaks for more samples than there are candidates; None if nothing does."""
-    count = len(found.samples)
-    if found.outcome is not Outcome.CONVERGED and (found.explained or 0) > count:
-        return f"{found.explained} candidates explained the weights on the way, and {count} do not"
+def _more(problem: Problem, found: Reconstruction) -> tuple[int, str] | None:
+    """Return how many samples there may be if more than candidates, and what speaks for that."""
+    count, tried = len(found.samples), found.explained or 0
+    if found.outcome is not Outcome.CONVERGED and tried > count:
+        return tried, f"{tried} candidates explained the weights on the way, and {count} do not"
     rank = None if found.outcome is Outcome.CONVERGED else directions(problem.first_layer)
     if rank is None or rank <= count:
         return None
-    return f"the first layer changed in {rank} directions, which takes as many samples"
+    return rank, f"the first layer changed in {rank} directions, which takes as many samples"

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from exhume.auditing import controls, evidence
+from exhume.auditing.advice import Advice, Asked
 from exhume.auditing.controls import Control
 from exhume.auditing.folder import CONFIG, JUDGING, SCHEMA, RunFolder, config_of
 from exhume.auditing.judgement import FOUND, Judgement, judge
@@ -65,10 +66,7 @@ def run(
     Returned are what was found, and the result as in result.json.
     """
     method = settings.attack(opened.problem)
-    # A simulated run is solved to the weights' last digits, which a CPU affords in float64
-    exact = opened.problem.premise is Premise.REPLAY and settings.device == "cpu"
-    dtype = torch.float64 if exact else torch.float32
-    opened = replace(opened, problem=opened.problem.to(settings.device, dtype))
+    opened = placed(settings, opened)
     folder = None if out is None else RunFolder(out)
     with nullcontext() if folder is None else folder.held(resume):
         found = _attacked(settings, opened, method, folder, resume, show)
@@ -79,6 +77,16 @@ def run(
         if folder is not None:
             folder.finish(result)
     return found, result
+
+
+def placed(settings: Settings, opened: Opened) -> Opened:
+    """Return a model where it is attacked, and in the precision in which it is.
+
+    A simulated run is solved to the weights' last digits, which a CPU affords in float64.
+    """
+    exact = opened.problem.premise is Premise.REPLAY and settings.device == "cpu"
+    dtype = torch.float64 if exact else torch.float32
+    return replace(opened, problem=opened.problem.to(settings.device, dtype))
 
 
 def _attacked(
@@ -168,7 +176,8 @@ def _judged(
 ) -> tuple[Judgement, tuple[Control, ...]]:
     """Judge what was found, and compare with controls where that is anything."""
     ended = time.perf_counter()
-    judged = judge(opened.problem, found)
+    asked = Asked(opened.parameters, opened.point, settings.samples)
+    judged = judge(opened.problem, found, asked)
     if judged.verdict not in FOUND:
         return judged, ()
     if not settings.controls:
@@ -189,7 +198,8 @@ def _judged(
         return Recorder(None, shown).observe  # which writes nothing: events are the attack's
 
     tried = controls.tried(opened.problem, found, method, left, watch)
-    return controls.weighed_against(judged, tried), tried
+    other = Advice(opened.problem, found, asked).other
+    return controls.weighed_against(judged, tried, other), tried
 
 
 def _result(

@@ -1,6 +1,7 @@
 """`exhume audit`: recover training samples from a model."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,8 @@ from rich.text import Text
 
 from exhume import data as datasets
 from exhume.auditing import evidence
-from exhume.auditing.judgement import beforehand
-from exhume.auditing.run import Event, run
+from exhume.auditing.forecast import forecast, hours
+from exhume.auditing.run import Event, placed, run
 from exhume.auditing.settings import Settings
 from exhume.cli.console import console as _console
 from exhume.cli.gate import judge
@@ -31,6 +32,7 @@ def audit(
     truth: Path | None = None,
     held_out: Path | None = None,
     controls: bool = True,
+    anyway: bool = False,
     **options: Any,
 ) -> None:
     """Recover training samples from a model; the attack never sees the truth.
@@ -52,6 +54,7 @@ def audit(
             left out.
         controls: where something was found, attack where there is nothing to find, too, and
             compare; --no-controls saves the time, twice that of the attack at most.
+        anyway: begin even where there are too few equations for anything to be found.
         **options: those of `Settings`, which has their names, types, defaults and help.
     """
     from exhume import report as reports
@@ -64,6 +67,8 @@ def audit(
     opened = _opened(settings)
     console = _console()
     _say_opened(console, settings, opened)
+    if not resume:
+        opened = _before(console, settings, opened, anyway)
     result = _watched(console, settings, opened, out, resume)
     console.print(
         f"[bold]{result['outcome']}[/]: {result['candidates']} candidates, residual "
@@ -148,6 +153,18 @@ def _say_opened(console: Console, settings: Settings, opened: Opened) -> None:
         console.print(f"prepared a copy of the model: {brief}", markup=False)
     for warning in opened.warnings:
         console.print(f"warning: {warning}", markup=False)
-    if settings.samples is not None and settings.method != "tansley2026":
-        for sentence in beforehand(opened.problem, settings.samples):
-            console.print(f"before the run: {sentence}", markup=False)
+
+
+def _before(console: Console, settings: Settings, opened: Opened, anyway: bool) -> Opened:
+    """Say what a run has to go by and how long it takes; refuse one that is hopeless."""
+    expected = forecast(settings, opened)
+    for sentence in expected.said:
+        console.print(f"before the run: {sentence}", markup=False)
+    if expected.hopeless is not None:
+        if not anyway:
+            raise InputError(f"{expected.hopeless} To try nevertheless, give --anyway.")
+        opened = replace(opened, warnings=(*opened.warnings, expected.hopeless))
+    opened = placed(settings, opened)
+    if (takes := hours(settings, opened.problem)) is not None:
+        console.print(f"before the run: it {takes}", markup=False)
+    return opened

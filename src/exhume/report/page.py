@@ -15,6 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from exhume import wording
 from exhume.auditing import evidence
+from exhume.auditing.answers import answers
 from exhume.auditing.evidence import counts, rank_of, ratio_of
 from exhume.auditing.folder import RunFolder, read_run
 from exhume.auditing.judgement import SURE
@@ -71,11 +72,13 @@ def write(run: Path, redact: bool = False) -> Path:
             scored=scored,
             baseline=evidence.baseline(scored["chance"]) if scored else None,
             headline=evidence.headline(result, scored),
+            answers=answers(result, scored),
             cautions=evidence.cautions(result, scored),
             controls=evidence.controls(result),
             cards=cards(folder),
             counts=counts(scored["score"]) if scored else None,
             unmeasured=evidence.unmeasured(scored) if scored else 0,
+            shown=_shown(scored) if scored else None,
             gallery=None if redact else gallery(folder),
             table=None if redact else table(folder),
             progress=figures.progress(folder.events, finite(extras.get("residual_at_truth"))),
@@ -99,6 +102,12 @@ def write(run: Path, redact: bool = False) -> Path:
     )
     name = "report-redacted.html" if redact else "report.html"
     return write_private(folder.path / name, page.encode())
+
+
+def _shown(scored: Mapping[str, Any]) -> dict[str, int]:
+    """Return the parts of the bar: what was not measured is no sample that was not found."""
+    graded, open_ = counts(scored["score"]), evidence.unmeasured(scored)
+    return graded | {"not found": graded["not found"] - open_, "not measured": open_}
 
 
 def inputs(result: Mapping[str, Any], scored: Mapping[str, Any]) -> list[tuple[str, str, str]]:

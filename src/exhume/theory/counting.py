@@ -97,7 +97,7 @@ def most_samples(
         used = equations * min(outputs, samples) // outputs
         return used >= unknowns(dim, samples, outputs, subspace, norm)
 
-    return _largest(fits, equations)
+    return largest(fits, equations)
 
 
 @dataclass(frozen=True)
@@ -160,12 +160,12 @@ def blocks(
 
 def _most_in_block(parameters: int, dim: int, outputs: int, subspace: Where, norm: bool) -> int:
     """Return the largest n with P ≥ n(r − 1 + m)."""
-    return _largest(
+    return largest(
         lambda n: parameters >= n * (_rank(dim, n, subspace) - norm + outputs), parameters
     )
 
 
-def _largest(fits: Callable[[int], bool], most: int) -> int:
+def largest(fits: Callable[[int], bool], most: int) -> int:
     """Return the largest n up to `most` that fits, where all smaller ones do; 0 if none."""
     return bisect_left(range(1, most + 1), True, key=lambda n: not fits(n))
 

@@ -1,0 +1,147 @@
+"""Before the run: what it has to go by, what would do better, and about how long it takes."""
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+
+from exhume.auditing.settings import Settings
+from exhume.equation.problem import Premise, Problem
+from exhume.features.modules import ModuleFeatures
+from exhume.methods import seen_by, threads_for
+from exhume.methods.exhume import Exhume
+from exhume.methods.progress import Method
+from exhume.methods.replay import Replay
+from exhume.methods.tansley2026 import Tansley2026
+from exhume.models.opening import Opened
+from exhume.search.subspace import directions
+from exhume.solvers.budget import until
+from exhume.theory import counting
+from exhume.theory.support import ENOUGH
+from exhume.wording import NO_BREAK, duration
+
+PRODUCTS = 1000  # of a search of ours that succeeds: 600 to 5,000 in docs/benchmarks.md
+PUBLISHED = 50_000  # of the others: 30,000 to 80,000 as published, half as many for weights alone
+WIDEST = 10**9  # more samples than these are in no weights
+UNITS = ((3600, "h"), (60, "min"), (1, "s"))
+PATIENCE = 0.5  # seconds after which the step that is timed ends: nobody waits for an estimate
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """A forecast says what an attack has to go by, before time is spent on it."""
+
+    said: list[str]  # a sentence each
+    hopeless: str | None  # why no attack of this kind can succeed; None where one may
+
+
+def forecast(settings: Settings, opened: Opened) -> Forecast:
+    """Count equations and unknowns of an audit, and name what has more of the first."""
+    method = settings.attack(opened.problem)
+    problem, samples = method.view(opened.problem), settings.samples
+    most = counting.largest(
+        lambda n: _equations(problem, n) >= max(1, n * (problem.dim - 1)), WIDEST
+    )
+    holds = f"the weights that are attacked could give up {most:,} samples at most"
+    lazy = opened.problem.premise is Premise.CHANGE
+    rank = directions(opened.problem.first_layer) if lazy else None
+    samples = rank if samples is None else samples
+    if (samples or 0) > opened.problem.features.width:
+        return Forecast([], None)  # which the attack refuses
+    if samples is None:
+        return Forecast([holds], None if most else f"{holds}.")
+    count, unknowns = _equations(problem, samples), samples * problem.dim
+    said = [
+        f"{samples} samples of {problem.dim:,} entries are {unknowns:,} unknowns, for which there "
+        f"are {count:,} equations at most: {count / unknowns:.2f} for each; {holds}"
+    ]
+    if (rank or 0) > samples:
+        said.append(f"the first layer changed in {rank} directions, which takes as many samples")
+    better = _better(opened, samples, rank) if count < ENOUGH * unknowns else []
+    if samples <= most:
+        return Forecast([*said, *(f"better: {way}" for way in better)], None)
+    ways = better or ["what each block could give up: exhume bound MODEL"]
+    few = (
+        f"{count / unknowns:.2f} equations for each unknown are too few: whatever is found, other "
+        "samples explain the weights as well, and the verdict will be that nobody can tell"
+    )
+    return Forecast(said, f"{few}. Instead: {', or '.join(ways)}.")
+
+
+def _equations(problem: Problem, samples: int) -> int:
+    """Return how many equations test so many samples, at most."""
+    width, outputs = problem.target.shape
+    if problem.premise is Premise.REPLAY:
+        return width
+    # at the margin, one multiplier will do for a sample, however many outputs there are
+    margin = problem.premise is Premise.MARGIN
+    rows = 1 if margin else max(1, problem.features.outputs)
+    return counting.equations(width, outputs, samples, rows)
+
+
+def _better(opened: Opened, samples: int, rank: int | None) -> list[str]:
+    """Name the block and the method that have equations enough for so many samples."""
+    problem = opened.problem
+    found: list[str] = []
+    if problem.premise is not Premise.CHANGE:
+        return found
+    features, layer = problem.features, problem.first_layer
+    if problem.drift and opened.parameters != "all":
+        every, rows = problem.target.shape if layer is None else (layer.trained.numel(), 1)
+        if isinstance(features, ModuleFeatures):
+            every = sum(weight.numel() for weight in features.network.module.parameters())
+            rows = features.network.outputs
+        each = counting.equations(every, 1, samples, rows) / (samples * problem.dim)
+        if each >= ENOUGH:
+            found.append(f"--parameters all has {each:.2f} for each unknown, if all were trained")
+    if rank is not None and rank <= samples:
+        each = _equations(problem, samples) / (samples * rank)
+        if each >= ENOUGH:
+            found.append(f"in the samples' span, --method tansley2026, there are {each:.2f}")
+    return found
+
+
+def hours(settings: Settings, problem: Problem) -> str | None:
+    """Say how long an audit of a problem in its place may take; None where that cannot be told."""
+    method = settings.attack(problem)
+    with suppress(RuntimeError, MemoryError, ValueError):  # the run itself says what is wrong
+        pace = _pace(method, problem, settings)
+        products = min(_typical(method), settings.product_limit or WIDEST)
+        return _words(pace * products, settings.time_limit)
+    return None
+
+
+def _words(seconds: float, limit: float | None) -> str:
+    """Write an order of magnitude.
+
+    Example:
+        >>> _words(38.2, 120).replace(NO_BREAK, " "), _words(8000, 60).replace(NO_BREAK, " ")
+        ('takes about 40 s, 2 min 0 s at most (--time-limit)',
+         'would take about 2 h, and ends after 1 min 0 s (--time-limit)')
+    """
+    size, unit = next((x for x in UNITS if seconds >= 1.5 * x[0]), UNITS[-1])
+    about = f"about {max(1.0, float(f'{seconds / size:.1g}')):g}{NO_BREAK}{unit}"
+    if limit is None:
+        return f"takes {about}, and some times as long where it does not succeed"
+    if seconds > limit:
+        return f"would take {about}, and ends after {duration(limit)} (--time-limit)"
+    return f"takes {about}, {duration(limit)} at most (--time-limit)"
+
+
+def _typical(method: Method) -> int:
+    """Return how many products a run takes: as many as published, or what ours took elsewhere."""
+    if isinstance(method, Exhume | Tansley2026 | Replay):
+        return PRODUCTS
+    return PUBLISHED
+
+
+def _pace(method: Method, problem: Problem, settings: Settings) -> float:
+    """Return the seconds that a product takes: of the second step, as the first one warms up."""
+    view, spent, products = seen_by(method, problem), 0.0, 0
+    with threads_for(view, settings.samples):
+        progress = method.init(view, settings.samples, settings.seed)
+        for _ in range(2):
+            before, start = progress.total_products, time.perf_counter()
+            with until(lambda: time.perf_counter() - start > PATIENCE):  # noqa: B023
+                progress = method.advance(view, progress)
+            spent, products = time.perf_counter() - start, progress.total_products - before
+    return spent / max(1, products)
