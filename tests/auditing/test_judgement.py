@@ -20,6 +20,7 @@ from exhume.auditing.judgement import (
     judge,
     probabilities,
 )
+from exhume.equation.objective import fitted
 from exhume.equation.problem import FirstLayer, Premise, Problem
 from exhume.methods import Reconstruction, reconstruct
 from exhume.solvers import Outcome
@@ -95,6 +96,21 @@ def test_signs_of_more_samples_than_were_asked_for() -> None:
     assert judged.verdict == "partly" and "in 7 directions" in judged.reason
     few = judge(KNOWN.problem, reconstruct(KNOWN.problem, 2, product_limit=400))
     assert few.verdict in ("cannot tell", "no evidence")
+
+
+def test_the_smallest_coefficients_are_the_first_to_be_doubted() -> None:
+    shares = KNOWN.coefficients.sign() * torch.tensor([[1.0], [1.0], [1.0], [1e-3]])
+    target = KNOWN.problem.features.linearize(KNOWN.inputs.float()).combine(shares.float())
+    problem = replace(KNOWN.problem, target=target, drift=1e-2)
+    wrong = KNOWN.inputs.clone()
+    wrong[3] = gaussian(10, seed=7)
+    wrong = problem.domain.project(wrong.float()).double()
+    fit = fitted(problem, wrong.float())
+    found = replace(FOUND, samples=wrong, coefficients=fit.coefficients.cpu(), residual=fit.value,
+                    outcome=Outcome.SETTLED)  # fmt: skip
+    judged = judge(problem, found)
+    assert judged.verdict == "partly" and judged.probabilities.argmin() == 3
+    assert judged.sure == 3 and "3 of 4 candidates are pinned down" in judged.reason
 
 
 def test_eight_of_twenty_samples_are_not_all() -> None:

@@ -76,6 +76,7 @@ def test_a_folder_is_private_and_whole(settings: Settings, workshop: Path, tmp_p
     assert {stat.S_IMODE(path.stat().st_mode) for path in run.iterdir()} == {0o600}
     events = events_of(run)
     assert [vars(event) for event in shown] == events
+    assert events[-1]["residual"] == result["residual"], "the chart ends where the card says"
     for word in ("seconds", "step"):
         assert sorted(events, key=itemgetter(word)) == events
     assert all(0 <= event["settled"] <= event["candidates"] for event in events)

@@ -51,6 +51,8 @@ def test_vectors_from_victim_to_report(tmp_path: Path, said: Said, monkeypatch: 
     printed = said(*shlex.split(line))
     assert "converged" in printed and "4 candidates" in printed and str(RUN / REPORT) in printed
     assert "recovered" not in printed and names(RUN) == AUDITED
+    assert "before the run: 4 samples of 20 entries" in printed and "it takes about" in printed
+    assert "Reconstructed: all 4 candidates" in printed and printed.count("claim: ") == 2
     assert "explain the weights" in (RUN / REPORT).read_text()
     printed = said("score", RUN, "--truth", model / TRUTH)
     assert re.search(r"recovered\s+│\s+1\s", printed) and "residual at the truth" in printed
@@ -176,6 +178,7 @@ def test_the_margin_from_victim_to_report(said: Said) -> None:
     assert data.read(MODEL / TRUTH).inputs.abs().max() <= 1
     printed = said("audit", MODEL, "--samples", 4, "--product-limit", 100, "--out", RUN)
     assert "premise margin, as the model's card says" in printed and "warning" not in printed
+    assert "Cannot tell whether any of" in printed and "advice: " in printed
     told = [result_of(RUN)[word] for word in ("premise", "parameters", "point")]
     assert told == ["margin", "all", "final"]
     assert yaml.safe_load((RUN / CONFIG).read_text())["premise"] is None

@@ -102,7 +102,9 @@ def test_pictures_without_a_control_do_not_pass(tmp_path: Path, capsys: Capture)
     assert "0 of 20 training samples came back recognisable" in said.out
     assert "and 20 more were not measured" in said.out
     assert "--held-out" in said.err
-    assert "at least; 20 more were not measured" in (run / "report.html").read_text()
+    text = (run / "report.html").read_text()
+    assert "at least; 20 more were not measured" in text
+    assert 'aria-label="20 not measured"' in text  # the bar does not say: not found
     assert code("gate", run, "--fail-over", "recognisable=0.95") == 2
     assert code("gate", run, "--fail-over", "recovered=0,recognisable=1") == 0  # either way
     assert code(*asked, "recognisable=0.05", "--held-out", truth) == 2

@@ -1,6 +1,7 @@
 """Scores of whole run folders, of each kind of model."""
 
 import json
+import re
 import shutil
 import stat
 from dataclasses import replace
@@ -83,6 +84,29 @@ def test_a_hidden_span_and_features_that_did_not_move(tmp_path: Path) -> None:
     record = score_run(run, trust=True)
     assert record["residual_at_truth"] < 1e-12 and record["floors"] == {}
     assert "subspace" not in record and "although the trace is there" in record["verdict"]
+
+
+def test_the_cause_of_a_miss_is_measured(tmp_path: Path) -> None:
+    known = datasets.sphere(16, 4)
+    made = random_features(known, 128)
+    made.save(tmp_path / "model")
+    shares = torch.tensor([[1.0], [1.0], [1.0], [0.03]], dtype=made.problem.target.dtype)
+    target = made.problem.features.linearize(known.inputs).combine(shares)
+    target += 1e-3 * target.std() * gaussian(128, 1)  # what training leaves, and hides it
+    replace(made, problem=replace(made.problem, target=target)).save(tmp_path / "weak")
+    lost = torch.cat([known.inputs[:3], on_sphere(1, 16, seed=9)])
+    for model, samples, left, words in (
+        (
+            "model",
+            1.2 * known.inputs,
+            1e-14,
+            r"Only their size is off.*cosine 1\.0000",
+        ),
+        ("weak", lost, 1e-6, r"coefficients of at most .* of the largest, a trace too small"),
+        ("model", lost, 1e-14, "explained in more than one way"),
+    ):
+        run = run_of(tmp_path / f"{model}{len(words)}", tmp_path / model, samples, residual=left)
+        assert re.search(words, score_run(run, trust=True)["verdict"])
 
 
 @pytest.mark.parametrize(

@@ -230,7 +230,10 @@ def test_a_run_of_an_earlier_version_has_no_verdict(tmp_path: Path) -> None:
     text = page(run)
     assert "Likely samples" not in text and "Cannot tell" not in text and "Candidates" in text
     edit(run, "result.json", verdict="partly", probabilities=[0.99, 0.2, 0.1])
-    assert "<dd>1 / 3</dd><small>probability" in page(run)
+    text = page(run)
+    assert "<dd>1 / 3</dd><small>probability" in text and "Yes, very likely: not all" in text
+    assert text.count('dot sure"') == 1 and text.count('dot unsure"') == 2  # those are marked
+    assert 'class="bar"' not in text  # nothing was measured, which is not 0 %
 
 
 def test_thumbnails_and_candidates_by_channel(tmp_path: Path) -> None:
