@@ -12,6 +12,7 @@ import exhume
 from commands import exhume_, names
 from exhume import data, victims
 from exhume.auditing import forecast as forecasts
+from exhume.auditing.folder import RunFolder
 from exhume.auditing.forecast import Forecast, forecast, hours
 from exhume.auditing.settings import Settings
 from exhume.equation.problem import Premise
@@ -63,9 +64,9 @@ def test_the_time_that_a_run_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (hours(Settings(samples=4), KNOWN.problem) or "").startswith("takes about")
     monkeypatch.setattr(forecasts, "_pace", lambda *_: 0.25)
     for words, expected in (
-        ({}, "about 4\xa0min, and some times as long"),
+        ({}, "about 10\xa0min, and some times as long"),
         ({"product_limit": 100}, "about 20\xa0s"),
-        ({"time_limit": 60}, "would take about 4\xa0min, and ends after 1\xa0min"),
+        ({"time_limit": 60}, "would take about 10\xa0min, and ends after 1\xa0min"),
         ({"method": "iurada2025"}, "about 3\xa0h"),
     ):
         assert expected in (hours(Settings(samples=4, **words), KNOWN.problem) or "")
@@ -84,8 +85,11 @@ def test_a_hopeless_run_needs_a_word(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert ended.value.code == 2 and not (tmp_path / "r").exists()
     assert "too few" in printed.err and "--anyway" in printed.err
     assert "before the run: 20 samples of 10 entries" in printed.out.replace("\n", " ")
+    settings = Settings.told(model=str(tmp_path / "v"), samples=20, product_limit=5)
+    RunFolder(tmp_path / "begun").begin(settings)
+    exhume_(*audit[:-1], tmp_path / "begun", "--resume")  # which is never refused
     exhume_(*audit, "--anyway")
-    assert "report.html" in names(tmp_path / "r")
+    assert "report.html" in names(tmp_path / "r") & names(tmp_path / "begun")
     assert "equations for each unknown are too few" in (tmp_path / "r/result.json").read_text()
 
 

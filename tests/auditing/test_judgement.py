@@ -90,10 +90,11 @@ def test_signs_of_more_samples_than_were_asked_for() -> None:
     less = replace(FOUND, outcome=Outcome.SETTLED, explained=6)
     judged = judge(KNOWN.problem, less)
     assert judged.verdict == "partly" and "6 candidates explained" in judged.reason
-    before, rows = gaussian(30, 10), gaussian(30, 7, seed=1) @ gaussian(7, 10, seed=2)
-    layer = replace(KNOWN.problem, first_layer=FirstLayer(before, before + 1e-2 * rows))
-    judged = judge(layer, replace(less, explained=None))
-    assert judged.verdict == "partly" and "in 7 directions" in judged.reason
+    for rank, verdict, words in ((7, "partly", "in 7 directions"), (4, "reconstructed", "All 4")):
+        change = 1e-2 * gaussian(30, rank, seed=1) @ gaussian(rank, 10, seed=2)
+        layer = FirstLayer(gaussian(30, 10), gaussian(30, 10) + change)
+        judged = judge(replace(KNOWN.problem, first_layer=layer), less)
+        assert judged.verdict == verdict and words in judged.reason
     few = judge(KNOWN.problem, reconstruct(KNOWN.problem, 2, product_limit=400))
     assert few.verdict in ("cannot tell", "no evidence")
 

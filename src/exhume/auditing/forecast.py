@@ -19,7 +19,7 @@ from exhume.theory import counting
 from exhume.theory.support import ENOUGH
 from exhume.wording import NO_BREAK, duration
 
-PRODUCTS = 1000  # of a search of ours that succeeds: 600 to 5,000 in docs/benchmarks.md
+PRODUCTS = 3000  # of a search of ours that succeeds: 600 to 5,000 in docs/benchmarks.md
 PUBLISHED = 50_000  # of the others: 30,000 to 80,000 as published, half as many for weights alone
 WIDEST = 10**9  # more samples than these are in no weights
 UNITS = ((3600, "h"), (60, "min"), (1, "s"))
@@ -121,7 +121,7 @@ def _words(seconds: float, limit: float | None) -> str:
     size, unit = next((x for x in UNITS if seconds >= 1.5 * x[0]), UNITS[-1])
     about = f"about {max(1.0, float(f'{seconds / size:.1g}')):g}{NO_BREAK}{unit}"
     if limit is None:
-        return f"takes {about}, and some times as long where it does not succeed"
+        return f"takes {about}, and some times as long with controls, or where it does not succeed"
     if seconds > limit:
         return f"would take {about}, and ends after {duration(limit)} (--time-limit)"
     return f"takes {about}, {duration(limit)} at most (--time-limit)"

@@ -156,9 +156,11 @@ def _verdict(rests: Support, chances: Tensor, tips: Advice) -> tuple[str, str, l
 def _more(problem: Problem, found: Reconstruction) -> tuple[int, str] | None:
     """Return how many samples there may be if more than candidates, and what speaks for that."""
     count, tried = len(found.samples), found.explained or 0
-    if found.outcome is not Outcome.CONVERGED and tried > count:
-        return tried, f"{tried} candidates explained the weights on the way, and {count} do not"
-    rank = None if found.outcome is Outcome.CONVERGED else directions(problem.first_layer)
-    if rank is None or rank <= count:
+    if found.outcome is Outcome.CONVERGED:
         return None
-    return rank, f"the first layer changed in {rank} directions, which takes as many samples"
+    rank = directions(problem.first_layer)
+    if rank is not None and rank > count:
+        return rank, f"the first layer changed in {rank} directions, which takes as many samples"
+    if rank is None and tried > count:  # else these fit what moving features left, with no sample
+        return tried, f"{tried} candidates explained the weights on the way, and {count} do not"
+    return None
