@@ -85,7 +85,8 @@ def test_a_hopeless_run_needs_a_word(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert ended.value.code == 2 and not (tmp_path / "r").exists()
     assert "too few" in printed.err and "--anyway" in printed.err
     assert "before the run: 20 samples of 10 entries" in printed.out.replace("\n", " ")
-    settings = Settings.told(model=str(tmp_path / "v"), samples=20, product_limit=5)
+    asked = {"samples": 20, "product_limit": 5, "controls": False}
+    settings = Settings.told(model=str(tmp_path / "v"), **asked)
     RunFolder(tmp_path / "begun").begin(settings)
     exhume_(*audit[:-1], tmp_path / "begun", "--resume")  # which is never refused
     exhume_(*audit, "--anyway")
