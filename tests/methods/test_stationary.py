@@ -3,6 +3,7 @@
 import itertools
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from exhume.equation.objective import fitted, fitted_with
 from exhume.equation.problem import FirstLayer, Premise, Problem
 from exhume.features.activations import softplus
 from exhume.methods import reconstruct, stationary
+from exhume.methods.buzaglo2023 import Buzaglo2023
 from exhume.methods.progress import stream
 from exhume.methods.stationary import Sharpening, Stationary, softened, starts, traces
 from exhume.models.formulation import Told, weights_problem
@@ -22,6 +24,7 @@ from exhume.solvers import Outcome
 from problems import case, cosines, gaussian
 
 Unused = tuple[Problem, Sharpening, Stationary]
+Trials = partial(Stationary, leads=0)  # without the published steps before them
 
 
 def moved(method: Stationary, problem: Problem, samples: int, until: int) -> list[Sharpening]:
@@ -35,7 +38,7 @@ def moved(method: Stationary, problem: Problem, samples: int, until: int) -> lis
 @pytest.fixture(scope="module")
 def unused() -> Unused:
     """A search at the end of a trial, with candidates that have no multiplier."""
-    problem, method = weights_of(), Stationary(steps=4, trials=3, surplus=4.0)
+    problem, method = weights_of(), Trials(steps=4, trials=3, surplus=4.0)
     progress = moved(method, problem, 3, until=4)[-1]
     assert progress.state.steps == 4 and progress.rounds == 0
     return problem, progress, method
@@ -98,7 +101,7 @@ def test_the_search_begins_with_a_surplus_over_samples_or_visible_directions() -
         (two_directions(domain)[0], None, 2.0, 4),
         (blind, None, 2.0, 2 * DIM),  # all directions count as visible
     ):
-        progress = Stationary(surplus=surplus).init(problem, samples, 0)
+        progress = Trials(surplus=surplus).init(problem, samples, 0)
         assert progress.candidates.shape == (count, DIM) and progress.phase == "sharpen"
         view = softened(problem, progress.sharpness)
         assert progress.state.fit.cost == fitted(view, progress.candidates).cost
@@ -106,7 +109,7 @@ def test_the_search_begins_with_a_surplus_over_samples_or_visible_directions() -
 
 @pytest.mark.parametrize("premise", [Premise.MARGIN, Premise.DECAY])
 def test_the_size_of_the_weights_makes_no_difference(premise: Premise) -> None:
-    problem, method = weights_of(premise), Stationary(trials=2, steps=5)
+    problem, method = weights_of(premise), Stationary(trials=2, steps=5, lead=0.5)
     weights = {name: 2.0**9 * w for name, w in problem.features.points[0].items()}
     told = Told(problem.domain)
     scaled = weights_problem(problem.features.network, weights, premise, told)
@@ -115,8 +118,37 @@ def test_the_size_of_the_weights_makes_no_difference(premise: Premise) -> None:
     assert other.residual == pytest.approx(found.residual, rel=1e-6)
 
 
+def test_published_steps_from_several_starts_come_first(monkeypatch: Any) -> None:
+    monkeypatch.setattr(stationary, "RECIPE", Buzaglo2023(rate=1e-3))  # as these weights are few
+    problem, method = planted(seed=1)[0], Stationary(leads=3, lead=2e-3, trials=2, steps=2)
+    moves = moved(method, problem, 3, until=99)
+    led = [p for p in moves if p.phase == "lead"]
+    assert led and all(p.candidates.shape == (3 * 6, DIM) for p in led)
+    begun = moves[len(led)]
+    assert begun.phase == "sharpen" and begun.candidates.shape == (6, DIM)
+    assert begun.total_steps == 3 * 12  # 12 = 2e-3 · 6 candidates / 1e-3
+    both = moved(Trials(trials=2, steps=2), problem, 3, until=0)[0], begun
+    assert both[1].state.fit.cost <= both[0].state.fit.cost  # else it had begun at random
+    assert len(method.finish(problem, led[-1]).candidates) == 6
+    assert len(Stationary().init(weights_of(Premise.DECAY), 3, 0).runs) == 1
+
+
+def test_of_all_starts_those_are_taken_that_explain_the_weights() -> None:
+    problem, samples, _ = planted(seed=1)
+    begun = Stationary(leads=4).init(problem, SAMPLES, 0)
+    pool = [run.place.candidates.clone() for run in begun.runs]
+    places = torch.tensor([1, 4, 0])  # of one sample in each of three runs
+    for run, (place, sample) in enumerate(zip(places, samples, strict=True)):
+        pool[run][place] = sample
+    pairs = zip(begun.runs, pool, strict=True)
+    runs = [replace(run, place=replace(run.place, candidates=x)) for run, x in pairs]
+    chosen = Stationary()._chosen(problem, replace(begun, state=runs[0], beside=tuple(runs[1:])))
+    assert len(chosen) == 2 * SAMPLES
+    assert cosines(samples, chosen).amax(1).min() > 0.999
+
+
 def test_sharpness_grows_from_trial_to_trial_and_stays() -> None:
-    problem, method = weights_of(), Stationary(steps=1, trials=5, sharpness=(10.0, 20.0, 40.0))
+    problem, method = weights_of(), Trials(steps=1, trials=5, sharpness=(10.0, 20.0, 40.0))
     moves = moved(method, problem, 3, until=99)
     asked = {p.trial: p.sharpness / moves[0].sharpness for p in moves}
     assert list(asked.values()) == pytest.approx([1, 2, 4, 4, 4])
@@ -143,7 +175,7 @@ def test_candidates_without_a_multiplier_start_again(unused: Unused) -> None:
 
 def test_at_least_a_share_of_the_candidates_starts_again() -> None:
     problem = weights_of(Premise.DECAY)  # where all have coefficients
-    method = Stationary(steps=2, trials=3, surplus=4.0, renewed=0.25)
+    method = Trials(steps=2, trials=3, surplus=4.0, renewed=0.25)
     progress = moved(method, problem, 3, until=2)[-1]
     trace = traces(progress.state.fit)
     same = (method.advance(problem, progress).candidates == progress.candidates).all(1)
@@ -152,7 +184,7 @@ def test_at_least_a_share_of_the_candidates_starts_again() -> None:
 
 
 def test_trials_begin_from_the_best_at_the_greatest_sharpness(unused: Unused) -> None:
-    method = Stationary(steps=3, trials=6, sharpness=(20.0, 40.0))
+    method = Trials(steps=3, trials=6, sharpness=(20.0, 40.0))
     moves = moved(method, planted(width=30)[0], SAMPLES, until=999)
     assert moves[-1].outcome is Outcome.STALLED and moves[-1].rounds == 5
     ends = [(a, b) for a, b in itertools.pairwise(moves) if b.rounds > a.rounds]
@@ -166,7 +198,7 @@ def test_trials_begin_from_the_best_at_the_greatest_sharpness(unused: Unused) ->
     assert moves[-1].best_cost == min(least, moves[-2].state.fit.cost)
     problem, progress, _ = unused  # a trial that made it worse is forgotten
     best = starts(problem, 12, stream(9, 9))
-    method = Stationary(steps=4, trials=9, sharpness=(25.0,))
+    method = Trials(steps=4, trials=9, sharpness=(25.0,))
     after = method.advance(problem, replace(progress, best=best, best_cost=0.0))
     assert after.best is best and after.best_cost == 0.0
     kept = (after.candidates[:, None] == best[None]).all(2).any(1)
@@ -189,7 +221,7 @@ def test_the_answer_is_the_best_of_what_has_multipliers(unused: Unused, monkeypa
 
 
 def test_nothing_counts_as_explained_before_the_greatest_sharpness() -> None:
-    method = Stationary(trials=9, tolerance=1.0, sharpness=(5.0, 10.0, 20.0))  # all is good enough
+    method = Trials(trials=9, tolerance=1.0, sharpness=(5.0, 10.0, 20.0))  # all is good enough
     moves = moved(method, weights_of(), 2, until=99)
     assert [p.state.outcome for p in moves] == [Outcome.CONVERGED] * len(moves)
     assert [p.trial for p in moves] == [0, 1, 2, 2]
@@ -202,7 +234,7 @@ def test_weights_that_no_samples_left_stay_unexplained() -> None:
     layer = random[: 60 * DIM, 0].reshape(60, DIM)
     first = FirstLayer(torch.zeros_like(layer), layer)
     problem = replace(problem, target=random, first_layer=first)
-    found = reconstruct(problem, SAMPLES, method=Stationary(trials=5))
+    found = reconstruct(problem, SAMPLES, method=Trials(trials=5))
     assert found.outcome is Outcome.STALLED and found.residual > 0.5
 
 
@@ -211,7 +243,7 @@ def test_planted_samples_are_recovered(premise: Premise, number: int | None) -> 
     """In each sample's cell its coefficient, and the sample, as sum and mean of candidates."""
     problem, samples, coefficients = planted(premise, seed=1)
     assert problem.ratio(2 * SAMPLES) > 20  # equations over unknowns
-    start = Stationary().init(problem, number, 0).candidates
+    start = Trials().init(problem, number, 0).candidates
     found = reconstruct(problem, number, method="exhume")
     assert found.outcome is Outcome.CONVERGED and found.residual < 1e-6
     near, nearer = (cosines(samples, x).amax(1).min() for x in (start, found.samples))

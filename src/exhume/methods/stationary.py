@@ -1,25 +1,38 @@
 """Ours where the weights themselves are the target: Levenberg-Marquardt, with ReLU sharpened.
 
-Samples lie on the edges of neurons, where gradients jump, so a softplus that sharpens from trial to
-trial takes ReLU's place; after each, the least of the candidates start again: docs/theory.md.
+It goes on from where the published first-order steps soon get from several starts: of all their
+candidates those begin that explain the weights together. Samples lie on the edges of neurons, where
+gradients jump, so a softplus that sharpens from trial to trial takes ReLU's place; after each, the
+least of the candidates start again: docs/theory.md.
 """
 
 import math
 from dataclasses import dataclass, replace
+from typing import cast
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
+from exhume.equation.coefficients import Rule
 from exhume.equation.objective import Fit, fitted
 from exhume.equation.problem import Premise, Problem
+from exhume.features import Features
 from exhume.features.activations import softplus
+from exhume.features.modules import ModuleFeatures
+from exhume.methods.buzaglo2023 import Buzaglo2023
 from exhume.methods.exhume import Exhume
+from exhume.methods.penalised import Descending
 from exhume.methods.progress import Progress, stream
 from exhume.solvers import Outcome
 from exhume.solvers.levenberg_marquardt import DampedState, LevenbergMarquardt
 
 SPREAD = 0.2  # share of the norm that the domain draws, for starts: samples seldom fill their box
 PRODUCTS = 15  # at most, a solver step: kinks make exact steps worth little
+RECIPE = Buzaglo2023()  # the published steps, for one output, several classes and weight decay
+USUAL = 13.0  # outputs of networks with a logistic loss of 2e-6, of faces, digits and photographs
+PROBED = 64  # starts at which outputs are looked at: their size is known to a tenth
+_resized: WeakKeyDictionary[Features, Problem | None] = WeakKeyDictionary()  # None: as it is
 VISIBLE = 1e-3  # share of W₁'s largest singular value below which one is taken for rounding
 
 
@@ -43,6 +56,10 @@ class Stationary:
     """A search for problems whose target is the weights: stationary points of their training."""
 
     surplus: float = 2.0  # candidates in units of the samples
+    leads: int = 6  # starts of the published steps, side by side; each finds samples of its own
+    # Their number in units of candidates over the step size. The published runs have 28 for 500
+    # images; a third finds as many of a few
+    lead: float = 10.0
     # of ReLU in trial after trial, in units of what the first neurons are given; the last stays
     sharpness: tuple[float, ...] = (25.0, 50.0, 125.0, 250.0)
     trials: int = 60  # how many in all
@@ -55,16 +72,55 @@ class Stationary:
         """Return the problem unchanged; each trial has a view of its own."""
         return problem
 
-    def init(self, problem: Problem, samples: int | None, seed: int) -> Sharpening:
-        """Begin with random candidates in the row space of the first layer."""
+    def init(self, problem: Problem, samples: int | None, seed: int) -> Descending | Sharpening:
+        """Begin with the published steps; without any, at random in the first layer's row space."""
         visible = problem.dim if problem.first_layer is None else len(_spectrum(problem)[0])
         count = math.ceil(self.surplus * (samples or visible))
-        beta, start = self._sharpness(problem, 0), starts(problem, count, stream(seed, 0))
+        if self.leads == 0:
+            return self._begin(problem, samples, seed, starts(problem, count, stream(seed, 0)))
+        # only with multipliers of one sign do candidates that are no samples get none
+        runs = range(self.leads if problem.rule is Rule.MARGIN else 1)
+        first, *beside = (RECIPE.begin(resized(problem), count, seed, start=k) for k in runs)
+        begun = Descending(seed=seed, samples=samples, state=first, beside=tuple(beside))
+        return replace(begun, phase="lead")
+
+    def _begin(self, problem: Problem, samples: int | None, seed: int, start: Tensor) -> Sharpening:
+        """Begin the first trial with candidates."""
+        beta = self._sharpness(problem, 0)
         state = self._solver.init(softened(problem, beta), start)
         return Sharpening(seed=seed, samples=samples, state=state, sharpness=beta, phase="sharpen")
 
-    def advance(self, problem: Problem, progress: Sharpening) -> Sharpening:
-        """Take one solver step, or begin the next trial."""
+    def _led(self, problem: Problem, progress: Descending) -> Descending | Sharpening:
+        """Take published steps; begin the first trial where they led, if that beats random."""
+        usual, count = resized(problem), len(progress.state.place.candidates)
+        rate = RECIPE.settings_of(usual, progress).rate
+        recipe = replace(RECIPE, steps=math.ceil(self.lead * count / rate))
+        moved = recipe.advance(usual, progress)
+        if moved.outcome is None:
+            return moved
+        chosen = self._chosen(problem, moved)
+        random = starts(problem, count, stream(progress.seed, 0)).to(chosen)
+        begun = [self._begin(problem, moved.samples, moved.seed, x) for x in (chosen, random)]
+        best = min(begun, key=lambda one: one.state.fit.cost)
+        return replace(best, steps=moved.total_steps, products=moved.total_products)
+
+    def _chosen(self, problem: Problem, progress: Descending) -> Tensor:
+        """Return as many candidates of all starts as one has: those that explain the weights.
+
+        Of all together they leave the largest traces. One that is no sample is worth little beside
+        one that is.
+        """
+        view = softened(problem, self._sharpness(problem, 0))
+        pool = problem.domain.project(progress.candidates)
+        most = traces(fitted(view, pool)).argsort(descending=True)
+        return pool[most[: len(progress.state.place.candidates)].to(pool.device)]
+
+    def advance(
+        self, problem: Problem, progress: Descending | Sharpening
+    ) -> Descending | Sharpening:
+        """Take some published steps or one of ours, or begin the next trial."""
+        if isinstance(progress, Descending):
+            return self._led(problem, progress)
         state, view = progress.state, progress.seen(problem)
         if state.outcome is None and state.steps < self.steps:
             return replace(progress, state=self._solver.step(view, state))
@@ -82,8 +138,10 @@ class Stationary:
         begun = self._solver.init(softened(problem, sharpness), start)
         return progress.next_round(begun, sharpness=sharpness, trial=progress.trial + 1)
 
-    def finish(self, problem: Problem, progress: Sharpening) -> Fit:
+    def finish(self, problem: Problem, progress: Descending | Sharpening) -> Fit:
         """Return the best at the greatest sharpness, without candidates of no multiplier."""
+        if isinstance(progress, Descending):
+            return fitted(problem, self._chosen(problem, progress))
         view = progress.seen(problem)
         fit = fitted(view, progress.candidates)
         if progress.best is not None and not fit.cost < progress.best_cost:
@@ -116,6 +174,35 @@ class Stationary:
         candidates = fit.candidates.clone()
         candidates[trace.argsort()[:unused]] = starts(problem, unused, generator).to(candidates)
         return candidates
+
+
+def resized(problem: Problem) -> Problem:
+    """Return the problem with its weights multiplied by the power of two that makes outputs usual.
+
+    Of a homogeneous network other sizes are no other problem, but published settings are for
+    networks whose logistic loss had become small: their outputs are about `USUAL` at our starts.
+    """
+    features = problem.features
+    if features not in _resized:
+        x = starts(problem, PROBED, stream(0, 0))
+        once, twice = (_outputs(features, x, factor) for factor in (1.0, 2.0))
+        power = round(math.log(USUAL / once) / math.log(twice / once)) if 0 < once < twice else 0
+        _resized[features] = _multiplied(problem, 2.0**power) if power else None
+    return _resized[features] or problem
+
+
+def _multiplied(problem: Problem, factor: float) -> Problem:
+    """Return the problem of a network whose weights are multiplied."""
+    features = cast(ModuleFeatures, problem.features)
+    points = tuple({name: factor * w for name, w in point.items()} for point in features.points)
+    target = factor * problem.target
+    return replace(problem, features=replace(features, points=points), target=target)
+
+
+def _outputs(features: Features, x: Tensor, factor: float) -> float:
+    """Return the root of the mean square of f(x; factor · θ); 0 where there is no whole network."""
+    values = features.predict(x, factor)
+    return 0.0 if values is None else float(values.double().square().mean().sqrt())
 
 
 def softened(problem: Problem, sharpness: float) -> Problem:

@@ -15,9 +15,9 @@ from exhume.equation.domain import Sphere
 from exhume.equation.objective import Fit, fitted
 from exhume.equation.problem import Problem
 from exhume.errors import InputError
-from exhume.methods.exhume import Exhume, Search
-from exhume.methods.progress import stream
-from exhume.methods.stationary import Sharpening, Stationary, default_for
+from exhume.methods.exhume import Exhume
+from exhume.methods.progress import Progress, stream
+from exhume.methods.stationary import Stationary, default_for
 from exhume.search.moves import extreme_eigenvectors
 from exhume.search.subspace import Subspace, estimate
 from exhume.solvers import solve
@@ -63,7 +63,7 @@ class Tansley2026:
             return problem
         return reduced(problem, estimate(problem.first_layer, self.rank))
 
-    def init(self, problem: Problem, samples: int | None, seed: int) -> Search | Sharpening:
+    def init(self, problem: Problem, samples: int | None, seed: int) -> Progress:
         """Begin at random in the subspace, or in the span of the moment's eigenvectors."""
         search, rank = self.search or default_for(problem), 0
         if isinstance(problem, Reduced) and self.basis is None and self.rank == "gap":
@@ -84,7 +84,7 @@ class Tansley2026:
         start = torch.randn(count, basis.shape[1], generator=generator, dtype=torch.float64)
         return search.begin(problem, samples, seed, problem.domain.project(start @ basis.T))
 
-    def advance(self, problem: Problem, progress: Any) -> Search | Sharpening:
+    def advance(self, problem: Problem, progress: Any) -> Progress:
         """Make a move of the search."""
         return (self.search or default_for(problem)).advance(problem, progress)
 
