@@ -17,7 +17,7 @@ from exhume.search.subspace import directions
 from exhume.solvers.budget import until
 from exhume.theory import counting
 from exhume.theory.support import ENOUGH
-from exhume.wording import NO_BREAK, duration
+from exhume.wording import NO_BREAK, duration, plural
 
 PRODUCTS = 3000  # of a search of ours that succeeds: 600 to 5,000 in docs/benchmarks.md
 PUBLISHED = 50_000  # of the others: 30,000 to 80,000 as published, half as many for weights alone
@@ -41,7 +41,7 @@ def forecast(settings: Settings, opened: Opened) -> Forecast:
     most = counting.largest(
         lambda n: _equations(problem, n) >= max(1, n * (problem.dim - 1)), WIDEST
     )
-    holds = f"the weights that are attacked could give up {most:,} samples at most"
+    holds = f"the weights that are attacked could give up {plural(most, 'sample')} at most"
     lazy = opened.problem.premise is Premise.CHANGE
     rank = directions(opened.problem.first_layer) if lazy else None
     samples = rank if samples is None else samples
@@ -50,16 +50,17 @@ def forecast(settings: Settings, opened: Opened) -> Forecast:
     if samples is None:
         return Forecast([holds], None if most else f"{holds}.")
     count, unknowns = _equations(problem, samples), samples * problem.dim
+    asked = f"{plural(samples, 'sample')} of {problem.dim:,} entries are {unknowns:,} unknowns"
     said = [
-        f"{samples} samples of {problem.dim:,} entries are {unknowns:,} unknowns, for which there "
-        f"are {count:,} equations at most: {count / unknowns:.2f} for each; {holds}"
+        f"{asked}, for which there are {count:,} equations at most: {count / unknowns:.2f} for "
+        f"each; {holds}"
     ]
     if (rank or 0) > samples:
         said.append(f"the first layer changed in {rank} directions, which takes as many samples")
     better = _better(opened, samples, rank) if count < ENOUGH * unknowns else []
     if samples <= most:
         return Forecast([*said, *(f"better: {way}" for way in better)], None)
-    ways = better or ["what each block could give up: exhume bound MODEL"]
+    ways = better or ["see what each block could give up: exhume bound MODEL"]
     few = (
         f"{count / unknowns:.2f} equations for each unknown are too few: whatever is found, other "
         "samples explain the weights as well, and the verdict will be that nobody can tell"
