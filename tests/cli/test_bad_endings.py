@@ -13,7 +13,7 @@ import torch
 
 from commands import exhume_
 from exhume.cli import main
-from exhume.cli.console import console, table
+from exhume.cli.console import new_console, table
 from exhume.errors import InputError
 
 Patch, Capture = pytest.MonkeyPatch, pytest.CaptureFixture[str]
@@ -64,15 +64,15 @@ def test_a_terminal_without_greek(workshop: Path, monkeypatch: Patch) -> None:
     raw = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
     exhume_("report", workshop / "run")
-    console().print("√d", markup=False)
+    new_console().print("√d", markup=False)
     sys.stdout.flush()
     assert raw.getvalue().endswith(b"?d\n")
 
 
 def test_names_cannot_steer_a_terminal(capsys: Capture) -> None:
     name = "\x1b]0;owned\x07\x9b2J\u202elayer"
-    console().print(f"warning: {name}", markup=False)
-    console().print(table(("name",), [[name]]))
+    new_console().print(f"warning: {name}", markup=False)
+    new_console().print(table(("name",), [[name]]))
     said = capsys.readouterr().out
     assert "owned" in said and not set("\x1b\x07\x9b\u202e") & set(said)
 

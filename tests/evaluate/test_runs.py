@@ -15,12 +15,12 @@ from torch import Tensor
 
 from exhume import data as datasets
 from exhume.auditing import evidence
-from exhume.auditing.folder import RunFolder
+from exhume.auditing.folder import MATCHED, SCORE, RunFolder
 from exhume.auditing.settings import Settings
 from exhume.data import Data
 from exhume.errors import InputError
 from exhume.evaluate import recognised, residual_at_truth
-from exhume.evaluate.runs import MATCHED, SCORE, score_run
+from exhume.evaluate.runs import score_run
 from exhume.files import read_tensors
 from exhume.models.formulation import POINTS
 from exhume.victims import Victim, random_features, two_layer

@@ -148,10 +148,6 @@ class RunFolder:
             raise InputError(f"{file} does not belong to {SCORE}: run {SCORING} again")
         return originals, found
 
-    def errors(self) -> list[float | None]:
-        """Return the error of each true sample; none where there is no score."""
-        return [row["error"] for row in self.scored["score"]["rows"]] if self.scored else []
-
     @property
     def made_here(self) -> bool:
         """Whether this user began the run, in this very place and with the settings it has now."""

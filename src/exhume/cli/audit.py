@@ -1,6 +1,5 @@
 """`exhume audit`: recover training samples from a model."""
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from exhume.auditing import evidence
 from exhume.auditing.forecast import forecast, hours
 from exhume.auditing.run import Event, placed, run
 from exhume.auditing.settings import Settings
-from exhume.cli.console import console as _console
+from exhume.cli.console import named, new_console, refuse
 from exhume.cli.gate import judge
 from exhume.errors import InputError
 from exhume.evaluate.gate import Limit, limits
@@ -22,6 +21,8 @@ from exhume.evaluate.runs import score_run
 from exhume.files import regular
 from exhume.models.folder import TRUTH
 from exhume.models.opening import Opened
+
+WITHOUT = "an audit does without; score the run, or give --fail-over"
 
 
 def audit(
@@ -59,13 +60,10 @@ def audit(
     """
     from exhume import report as reports
 
-    if model is None:
-        own = "a factory of your own, --model package.module:factory, with --trained."
-        raise InputError(f"model: name a model folder, exhume audit FOLDER, or {own}")
-    settings = Settings.told(model=model, controls=controls, **options)
+    settings = Settings.told(model=named(model, "audit"), controls=controls, **options)
     asked = _limits(settings, fail_over, truth, held_out)
     opened = _opened(settings)
-    console = _console()
+    console = new_console()
     _say_opened(console, settings, opened)
     if not resume:
         opened = _before(console, settings, opened, anyway)
@@ -108,9 +106,7 @@ def _watched(
             return run(settings, opened, out, resume, show)[1]
         except KeyboardInterrupt:
             live.stop()
-            way = f"go on with the same command and --resume ({out})"
-            print(f"\ninterrupted; {way}", file=sys.stderr)
-            raise SystemExit(130) from None
+            raise KeyboardInterrupt(f"go on with the same command and --resume ({out})") from None
 
 
 def _limits(
@@ -118,10 +114,7 @@ def _limits(
 ) -> tuple[Limit, ...] | None:
     """Return what may come back; refuse, before any time is spent, what could not be scored."""
     if words is None:
-        for name, given in (("truth", truth), ("held_out", held_out)):
-            if given is not None:
-                way = "an audit does without; score the run, or give --fail-over."
-                raise InputError(f"{name}: {way}")
+        refuse({"truth": truth, "held_out": held_out}, WITHOUT)
         return None
     file = truth or (None if settings.trained else Path(settings.model or "") / TRUTH)
     if file is None or not file.is_file():

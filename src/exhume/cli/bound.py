@@ -6,8 +6,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from exhume.cli.console import console as _console
-from exhume.cli.console import table
+from exhume.cli.console import new_console, refuse, table
 from exhume.errors import InputError
 from exhume.features.random import RandomFeatures
 from exhume.files import check_new, write_json
@@ -73,7 +72,7 @@ def bound(
         check_new(out)
     if model is None:
         own = {"trained": trained, "arguments": arguments, "input_shape": input_shape, "head": head}
-        _refuse(own, "is for a model; name it with --model, or leave this out")
+        refuse(own, "is for a model; name it with --model, or leave this out")
         if dim is None or samples is None:
             or_a_model = "or name a folder, or --model package.module:factory with --trained."
             raise InputError(f"dim and samples: are needed, --dim 3072 --samples 100; {or_a_model}")
@@ -81,23 +80,18 @@ def bound(
         sizes = Sizes(dim, count, width, activation or "relu", samples, subspace)
     else:
         given = {"dim": dim, "width": width, "outputs": outputs}
-        _refuse(given, "a model has its own; leave it out")
+        refuse(given, "a model has its own; leave it out")
         shape = (input_shape,) if isinstance(input_shape, int) else input_shape
         card = None if shape is None else DataCard.of({}, shape=tuple(shape))
         source = Source(model, trained, card=card, arguments=arguments, head=head)
         sizes = _model_sizes(source, activation, samples, subspace)
     conditions = {"tolerance": tolerance, "separation": separation, "floor": floor}
     conditions |= {"ceiling": ceiling, "failure": failure}
-    found, console = overview(sizes, conditions, rho, epsilon, delta), _console()
+    found, console = overview(sizes, conditions, rho, epsilon, delta), new_console()
     _show(console, found)
     if out is not None:
         write_json(out, found)
         console.print(f"written: {out}", markup=False)
-
-
-def _refuse(options: dict[str, Any], why: str) -> None:
-    if told := [word for word, value in options.items() if value is not None]:
-        raise InputError(f"{told[0]}: {why}.")
 
 
 def _model_sizes(
@@ -108,7 +102,7 @@ def _model_sizes(
         net, known = opened
         shapes = {name: tuple(w.shape) for name, w in net.module.named_parameters()}
         if net.head is None:
-            _refuse({"activation": activation}, "is that of the last layer, and there is none")
+            refuse({"activation": activation}, "is that of the last layer, and there is none")
         width = None if net.head is None else shapes[net.head_weight][1]
         name = activation or known
         return Sizes(net.dim, net.outputs, width, name, samples, subspace, shapes, net.head)

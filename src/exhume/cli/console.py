@@ -1,12 +1,12 @@
-"""Where commands write to."""
+"""What commands share: where they write to, and how they refuse."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from exhume.errors import printable
+from exhume.errors import InputError, printable
 
 
 class _Console(Console):
@@ -22,7 +22,7 @@ class _Console(Console):
         raise BrokenPipeError
 
 
-def console() -> Console:
+def new_console() -> Console:
     """Return a console for plain text, which the terminal wraps, not we."""
     return _Console(highlight=False, soft_wrap=True)
 
@@ -33,3 +33,17 @@ def table(heads: Iterable[str], rows: Iterable[Iterable[object]]) -> Table:
     for row in rows:
         made.add_row(*(printable(str(cell)) for cell in row))
     return made
+
+
+def named(model: str | None, command: str) -> str:
+    """Return the model that a command is about; refuse none."""
+    if model is None:
+        own = "a factory of your own, --model package.module:factory, with --trained."
+        raise InputError(f"model: name a model folder, exhume {command} FOLDER, or {own}")
+    return model
+
+
+def refuse(options: Mapping[str, object], why: str) -> None:
+    """Refuse the first of these options that was given."""
+    if told := [word for word, value in options.items() if value is not None]:
+        raise InputError(f"{told[0]}: {why}.")

@@ -6,7 +6,7 @@ from pathlib import Path
 from rich.markup import escape
 
 from exhume.cli.audit import audit
-from exhume.cli.console import console as _console
+from exhume.cli.console import new_console
 from exhume.cli.score import score
 from exhume.cli.victim import victim
 from exhume.errors import InputError
@@ -22,7 +22,7 @@ def demo(out: Path = Path("runs/demo"), seed: int = 0) -> None:
     """
     from exhume import report as reports
 
-    console = _console()
+    console = new_console()
     model, run, mark = out / "model", out / "run", out / ".demo"
     if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not mark.exists())):
         raise InputError(f"{out}: is not empty, and not an earlier demo; choose another --out.")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from exhume.auditing.evidence import cautions
 from exhume.auditing.folder import SCORE, read_run
-from exhume.cli.console import console as _console
+from exhume.cli.console import new_console
 from exhume.errors import InputError
 from exhume.evaluate.gate import Limit, limits, over
 
@@ -29,7 +29,7 @@ def gate(run: Path = Path("run"), fail_over: str | None = None, anyway: bool = F
 
 def judge(run: Path, asked: tuple[Limit, ...], anyway: bool = False) -> None:
     """Say how a scored run stands to limits; end with exit code 1 where it is over one."""
-    folder, console = read_run(run), _console()
+    folder, console = read_run(run), new_console()
     if folder.scored is None:
         way = "exhume score RUN --truth FILE"
         raise InputError(f"{run / SCORE}: does not exist; compare the run first: {way}.")

@@ -4,9 +4,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from exhume.cli.console import console as _console
-from exhume.cli.console import table
-from exhume.errors import InputError
+from exhume.cli.console import named, new_console, table
 from exhume.files import check_new, new_folder, write_json, write_tensors
 from exhume.models.opening import Source, open_module
 from exhume.theory import identifiability
@@ -37,11 +35,8 @@ def identify(
     """
     if out is not None:
         check_new(out)
-    if model is None:
-        own = "a factory of your own, --model package.module:factory, with --trained."
-        raise InputError(f"model: name a model folder, exhume identify FOLDER, or {own}")
-    opened = open_module(Source(model, trained, arguments=arguments))
-    found, console = identifiability(*opened, rank, tolerance, level), _console()
+    opened = open_module(Source(named(model, "identify"), trained, arguments=arguments))
+    found, console = identifiability(*opened, rank, tolerance, level), new_console()
     least = found.sufficient_unknowns
     rows = (
         ("degree of the activation", found.degree, "3 or more"),

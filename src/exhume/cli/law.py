@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exhume.cli.console import console as _console
+from exhume.cli.console import new_console, table
 from exhume.errors import InputError
 
 if TYPE_CHECKING:
@@ -75,8 +75,6 @@ def law(
     cells = planned(given).cells()
     check_folder(out)
 
-    from rich.table import Table
-
     from exhume import sweep
     from exhume.device import usable_device
     from exhume.experiments import page
@@ -84,14 +82,13 @@ def law(
 
     options = {"engine": engine, "address": address, "workers": workers, "retry": retry}
     options["device"] = usable_device(device) if engine == "loky" else device
-    console = _console()
+    console = new_console()
     with sweep.progress(console, len(cells)) as show:
         summary = page.perform(cells, out, _command(given), redact, **options, show=show)
-    table = Table(*HEADINGS)
-    for curve in (*summary.fits, *summary.attacks):
-        table.add_row(*curve.row)
+    curves = (*summary.fits, *summary.attacks)
+    for curve in curves:
         console.print(curve.sentence, markup=False)
-    console.print(table)
+    console.print(table(HEADINGS, (curve.row for curve in curves)))
     if summary.failed:
         failed = f"{len(summary.failed)} of {len(cells)} cells failed, the first one with"
         again = "run the same command with --retry to try again"

@@ -43,8 +43,8 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         _run(words)
         sys.stdout.flush()
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+    except KeyboardInterrupt as way:  # in words, where a command can go on
+        print(f"\ninterrupted{'; ' if str(way) else ''}{way}", file=sys.stderr)
         raise SystemExit(130) from None
     except Exception as error:  # Python would end with 1, the gate's word for a model that leaks
         _give_up_stdout()

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from exhume.cli.console import console as _console
+from exhume.cli.console import new_console
 from exhume.errors import InputError
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def reproduce(
     from exhume.experiments.document import publish
     from exhume.experiments.runner import missing, perform
 
-    console = _console()
+    console = new_console()
     if list:
         with console.status("finding what each needs; the widths of one are computed"):
             table = _table(CLAIMS)

@@ -5,8 +5,7 @@ from typing import Any
 
 from exhume.auditing import evidence
 from exhume.auditing.folder import CONFIG, RunFolder
-from exhume.cli.console import console as _console
-from exhume.cli.console import table
+from exhume.cli.console import new_console, table
 from exhume.cli.gate import judge
 from exhume.evaluate.gate import limits
 from exhume.evaluate.runs import named, score_run
@@ -43,7 +42,7 @@ def score(
     asked = None if fail_over is None else limits(fail_over)
     if trust:
         names = named(RunFolder(run).settings)
-        _console().print(f"trusting {run / CONFIG}, which names {names}", markup=False)
+        new_console().print(f"trusting {run / CONFIG}, which names {names}", markup=False)
     record = score_run(run, truth, model, held_out, trust, renew)
     reports.write(run)
     _say(run, record)
@@ -59,7 +58,8 @@ def _say(run: Path, record: dict[str, Any]) -> None:
         for word in FIGURES
         if record["score"].get(word) is not None
     ]
-    console, result = _console(), RunFolder(run).result
+    console, folder = new_console(), RunFolder(run)
+    result = folder.result
     console.print(f"[bold]{evidence.headline(result, record)[0]}[/]")
     for caution in evidence.cautions(result, record):
         console.print(f"caution: {caution}", markup=False)
@@ -71,7 +71,6 @@ def _say(run: Path, record: dict[str, Any]) -> None:
     if evidence.weights_alone(result) and not record["score"]["recovered"]:
         console.print(evidence.LEVEL, markup=False)
     if "verdict" not in record:
-        folder = RunFolder(run)
         ways = ["--model, the factory,"] * (folder.settings.trained is not None)
         ways += ["--trust, if the run is yours,"] * (not folder.made_here)
         console.print(f"give {' and '.join(ways)} to see the floor and the verdict")
@@ -100,4 +99,4 @@ def report(run: Path, redact: bool = False) -> None:
     """
     from exhume import report as reports
 
-    _console().print(f"report: {reports.write(run, redact)}", markup=False)
+    new_console().print(f"report: {reports.write(run, redact)}", markup=False)

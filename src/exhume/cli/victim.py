@@ -2,7 +2,6 @@
 
 import math
 import shlex
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +16,7 @@ from exhume import data as datasets
 from exhume import victims
 from exhume.auditing.hindsight import BROKEN
 from exhume.checks import number
-from exhume.cli.console import console as _console
+from exhume.cli.console import new_console
 from exhume.data import Data
 from exhume.device import usable_device
 from exhume.errors import InputError
@@ -147,7 +146,7 @@ def victim(
         centre = centre or ("pixels" if architecture == "kkt_mlp" else "all")
         chosen = datasets.load(data, samples, data_seed, normalise, classes, centre=centre)
     given |= {"seed": seed, "device": usable_device(device)} | ({"loss": loss} if loss else {})
-    console = _console()
+    console = new_console()
     made = _train(console, architecture, chosen, _sized(architecture, given, chosen), out)
     console.print(
         f"[bold]{escape(str(out))}[/]: {made.problem.features.width:,} features, d = {chosen.dim}, "
@@ -201,9 +200,8 @@ def _train(
         with _training(console, until) as show:
             made = make(data, show=show, **given)
     except KeyboardInterrupt:
-        there = f"; the same command goes on from {kept}" if kept.exists() else ""
-        print(f"\ninterrupted{there}", file=sys.stderr)
-        raise SystemExit(130) from None
+        there = f"the same command goes on from {kept}" if kept.exists() else ""
+        raise KeyboardInterrupt(there) from None
     made.save(out)
     return made
 

@@ -4,17 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from exhume.auditing.evidence import GRADES as EVERY
-from exhume.auditing.evidence import NO_CONTROL, unmeasured
+from exhume.auditing import evidence
 from exhume.checks import number, one_of
 from exhume.errors import InputError
-from exhume.solvers import Outcome
+from exhume.theory.support import CUT
 from exhume.wording import percent
 
 # Grades of what came back, the strictest first; each counts the samples of those before it, too
-GRADES = EVERY[:-1]
-# Ends of a search after which nothing found is no finding: it was cut off, or blew up
-CUT = (Outcome.BUDGET.value, Outcome.DIVERGED.value)
+GRADES = evidence.GRADES[:-1]
 
 
 @dataclass(frozen=True)
@@ -38,10 +35,8 @@ class Limit:
 
     def undecided(self, scored: Mapping[str, Any]) -> bool:
         """Tell whether what was not measured could be over the limit, where the rest is within."""
-        total = int(scored["score"]["samples"])
-        more = unmeasured(scored) / total if self.grade == GRADES[-1] else 0.0
-        found = self.found(scored)
-        return found <= self.share < found + more
+        found, more = self.found(scored), evidence.unmeasured(scored) / scored["score"]["samples"]
+        return self.grade == GRADES[-1] and found <= self.share < found + more
 
     def sentence(self, scored: Mapping[str, Any]) -> str:
         """Say what came back and what may."""
@@ -49,7 +44,7 @@ class Limit:
         came = f"{round(found * total)} of {total} training samples came back {self.grade}"
         word = "over" if found > self.share else "within"
         if self.undecided(scored):
-            word = f"and {unmeasured(scored)} more were not measured against"
+            word = f"and {evidence.unmeasured(scored)} more were not measured against"
         return f"{came} ({percent(found)}), {word} the limit of {percent(self.share)}"
 
 
@@ -66,16 +61,16 @@ def limits(words: str) -> tuple[Limit, ...]:
     """
     found = []
     for word in words.split(","):
-        grade, equals, share = (part.strip() for part in word.partition("="))
+        grade, _, share = word.partition("=")
         try:
-            value = float(share) if equals else None
+            value = float(share)
         except ValueError:
-            value = None
-        if value is None or not 0 <= value <= 1:
+            value = -1.0
+        if not 0 <= value <= 1:
             raise InputError(
                 f"fail_over: expected a grade and a share, such as recognisable=0.05, got {word!r}."
             )
-        found.append(Limit(one_of("fail_over", grade, GRADES), value))
+        found.append(Limit(one_of("fail_over", grade.strip(), GRADES), value))
     return tuple(found)
 
 
@@ -93,8 +88,9 @@ def over(
     if any(limit.found(scored) > limit.share for limit in asked):
         return True
     if any(limit.undecided(scored) for limit in asked):
-        raise InputError(f"gate: how many samples are recognisable was not measured. {NO_CONTROL}")
-    if result["outcome"] in CUT and not anyway:
+        unknown = "how many samples are recognisable was not measured"
+        raise InputError(f"gate: {unknown}. {evidence.NO_CONTROL}")
+    if not anyway and result["outcome"] in {end.value for end in CUT}:
         raise InputError(
             f"gate: the search did not end ({result['outcome']}), so that little came back shows "
             "nothing; give the audit a larger limit, or give --anyway."

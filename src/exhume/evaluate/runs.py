@@ -1,5 +1,6 @@
 """Scoring a run folder against the truth: the only step that reads both."""
 
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from exhume import data
 from exhume.auditing.evidence import by_recognition, ratio_of
-from exhume.auditing.folder import CANDIDATES, CONFIG, MATCHED, RESULT, SCORE, RunFolder
+from exhume.auditing.folder import CANDIDATES, CONFIG, RESULT, SCORE, RunFolder
 from exhume.auditing.hindsight import Missed, Posed, verdict
 from exhume.auditing.settings import Settings
 from exhume.equation.objective import fitted
@@ -24,8 +25,6 @@ from exhume.models.folder import TRUTH
 from exhume.models.inputs import inputs
 from exhume.models.opening import open_model
 from exhume.search.subspace import estimate
-
-__all__ = ["MATCHED", "SCORE", "score_run"]
 
 
 def score_run(
@@ -94,16 +93,16 @@ def _pairs(
     run: RunFolder, known: data.Data, found: Score, seen: Recognised | None
 ) -> dict[str, Tensor]:
     """Return what is shown beside its original: images in [0, 1], or rows as the model has them."""
-    card = run.settings.card
+    card, shown = run.settings.card, {}
     if card is not None and card.table is not None:
-        pair = known.inputs, paired(run.samples, found.matched, found.flipped)
-    elif seen is not None:
-        return _best_pairs(seen)
+        shown[""] = known.inputs, paired(run.samples, found.matched, found.flipped)
+    elif seen is not None:  # every image beside its nearest candidate, and those of the control
+        sides = {"": seen, "held_out_": seen.control}
+        shown = {side: (x.originals, x.pictures) for side, x in sides.items() if x is not None}
     elif len(known.shape) > 1:
-        pair = pictures(known, run.samples, found.matched, found.flipped)
-    else:
-        return {}
-    return {"originals": pair[0].float(), "reconstructions": pair[1].float()}
+        shown[""] = pictures(known, run.samples, found.matched, found.flipped)
+    pairs = {f"{x}originals": pair[0].float() for x, pair in shown.items()}
+    return pairs | {f"{x}reconstructions": pair[1].float() for x, pair in shown.items()}
 
 
 def named(settings: Settings) -> str:
@@ -117,27 +116,25 @@ def named(settings: Settings) -> str:
 
 def _check_same_truth(folder: RunFolder, truth: Path) -> None:
     """Refuse to write over a score that was made with another truth."""
-    try:
+    scored = None
+    with suppress(InputError):  # a damaged score is no loss
         scored = folder.scored
-    except InputError:
-        return  # a damaged score is no loss
     if scored is None:
         return
     before = {entry["sha256"] for entry in scored.get("inputs", ()) if entry["role"] == "truth"}
     if digest_of(truth) not in before:
-        made = f"was made with another truth than {truth}" if before else "does not say of which "
-        made += "" if before else "truth it is, being of an earlier version"
+        made = "does not say of which truth it is, being of an earlier version"
+        made = f"was made with another truth than {truth}" if before else made
         advice = "Give --renew if this one is right: that score is gone then"
         raise InputError(f"{folder.path / SCORE}: {made}. {advice}.")
 
 
 def _seen(samples: Tensor, known: data.Data, file: Path | None, seed: int) -> Recognised:
     """Compare with images that the model never saw, if any are at hand, too."""
+    others = None
     if file is None:
-        try:
+        with suppress(InputError):
             others = data.held_out(known, enough(known), seed)
-        except InputError:
-            return recognised(samples, known, None)
         return recognised(samples, known, others)
     try:
         return recognised(samples, known, data.read(file))
@@ -145,27 +142,17 @@ def _seen(samples: Tensor, known: data.Data, file: Path | None, seed: int) -> Re
         raise InputError(f"{file}: {str(error).removeprefix(f'{file}: ')}") from error
 
 
-def _best_pairs(seen: Recognised) -> dict[str, Tensor]:
-    """Return every image beside its nearest candidate, and those of the control as `held_out_…`."""
-    sides = {"": seen} | ({} if seen.control is None else {"held_out_": seen.control})
-    return {
-        f"{side}{name}": images.float()
-        for side, found in sides.items()
-        for name, images in (("originals", found.originals), ("reconstructions", found.pictures))
-    }
-
-
 def _missed(problem: Problem, known: data.Data, score: Score) -> Missed | None:
     """Return what tells why samples were missed; None where none was."""
     missed = score.errors >= RECOVERED
     if not missed.any():
         return None
-    cosine, seen = float(score.cosines[missed].min()), int((score.likenesses & missed).sum())
-    if problem.premise is Premise.REPLAY:  # labels stand where others have coefficients
-        return Missed(cosine, None, seen)
-    sizes = fitted(problem, known.inputs).shares.norm(dim=1).cpu()
-    share = float(sizes[missed].max() / sizes.max().clamp_min(torch.finfo(sizes.dtype).tiny))
-    return Missed(cosine, share, seen)
+    share = None
+    if problem.premise is not Premise.REPLAY:  # where labels stand in the place of coefficients
+        sizes = fitted(problem, known.inputs).shares.norm(dim=1).cpu()
+        share = float(sizes[missed].max() / sizes.max().clamp_min(torch.finfo(sizes.dtype).tiny))
+    recognisable = int((score.likenesses & missed).sum())
+    return Missed(float(score.cosines[missed].min()), share, recognisable)
 
 
 def _against_the_model(

@@ -2,7 +2,6 @@
 
 import base64
 import io
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -68,21 +67,16 @@ def gallery(run: RunFolder) -> Gallery | None:
         for size, p in zip(sizes.tolist(), chances, strict=True)
     ]
     marks = ["" if p is None else "sure" if p >= SURE else "unsure" for p in chances]
-    left_out = len(samples) - len(order)
-    picture = len(shape) == 2 or (len(shape) == 3 and shape[0] in (1, 3))
-    if picture and math.prod(shape) == samples.shape[1]:
+    items = [Item(f"{i + 1}", notes[i], marks[i]) for i in order]
+    left_out, stride = len(samples) - len(order), -(-samples.shape[1] // POINTS)
+    if len(shape) == 2 or (len(shape) == 3 and shape[0] in (1, 3)):
         display = run.result["display"]
         pixels = samples if display is None else Pixels(**display).to_pixels(samples)
-        images = pixels.reshape(-1, *shape).numpy()
-        items = [
-            Item(f"{i + 1}", notes[i], marks[i], (data_uri(stretch(images[i])),)) for i in order
-        ]
+        shown = [data_uri(stretch(x)) for x in pixels[order].reshape(-1, *shape).numpy()]
+        items = [item._replace(pictures=(x,)) for item, x in zip(items, shown, strict=True)]
         return Gallery("pictures", [("", items)], left_out)
-    stride = -(-samples.shape[1] // POINTS)
-    lines = [polyline(samples[i, ::stride].numpy()) for i in order]
-    items = [
-        Item(f"{i + 1}", notes[i], marks[i], points=x) for i, x in zip(order, lines, strict=True)
-    ]
+    lines = [polyline(x) for x in samples[order, ::stride].numpy()]
+    items = [item._replace(points=x) for item, x in zip(items, lines, strict=True)]
     return Gallery("signals", [("", items)], left_out, stride)
 
 
@@ -92,7 +86,7 @@ def pairs(
     """Show originals beside reconstructions, best first; of too many, the best and the worst."""
     errors = [row["error"] for row in rows]
     half, left_out = LIMIT // 2, max(0, len(originals) - LIMIT)
-    order = sorted(range(len(originals)), key=lambda i: np.inf if (e := errors[i]) is None else e)
+    order = ranked(errors)
     items = []
     for i in [*order[:half], *order[half + left_out :]]:
         picture = data_uri(found[i].numpy()) if found[i].isfinite().all() else None
@@ -113,7 +107,7 @@ def likenesses(run: RunFolder) -> Gallery:
         if shown is None:
             continue
         items = []
-        for i in best(side["ssims"])[:half]:
+        for i in ranked(side["ssims"], -1)[:half]:
             ssim, cosine = (fixed(side[name][i], 2) for name in ("ssims", "cosines"))
             picture = data_uri(shown[1][i].numpy()) if shown[1][i].isfinite().all() else None
             note = f"SSIM {ssim}, cosine {cosine}" if picture else "no candidate"
@@ -123,14 +117,10 @@ def likenesses(run: RunFolder) -> Gallery:
     return Gallery("likenesses", groups, max(0, seen["samples"] - half))
 
 
-def best(ssims: Sequence[float | None]) -> list[int]:
-    """Return the order of images by SSIM, the highest first, those without a candidate last.
-
-    Example:
-        >>> best([0.2, None, 0.6])
-        [2, 0, 1]
-    """
-    return sorted(range(len(ssims)), key=lambda i: math.inf if (x := ssims[i]) is None else -x)
+def ranked(figures: Sequence[float | None], sign: int = 1) -> list[int]:
+    """Return the order of samples by a figure, the least first, those without one last."""
+    values = sign * np.array(figures, dtype=float)  # None becomes NaN, which is sorted last
+    return [int(i) for i in np.argsort(values, kind="stable")]
 
 
 def grade(row: dict[str, Any], thresholds: dict[str, float]) -> str:
@@ -196,9 +186,10 @@ def gallery_png(run: Path, out: Path, limit: int = 10) -> Path:
         none = f"{run} has no pictures to draw ({Path(run) / MATCHED}, limit={limit})"
         raise InputError(f"{none}: run exhume score with image data, and ask for 1 or more")
     if not by_recognition(loaded.result, scored := loaded.scored or {}):
-        return pairs_png(*matched, [f"error {number(x)}" for x in loaded.errors()], out, limit)
+        notes = [f"error {number(row['error'])}" for row in scored["score"]["rows"]]
+        return pairs_png(*matched, notes, out, limit)
     ssims = scored["recognised"]["ssims"]
-    order = best(ssims)
+    order = ranked(ssims, -1)
     notes = [f"SSIM {fixed(ssims[i], 2)}" for i in order]
     return pairs_png(matched[0][order], matched[1][order], notes, out, limit)
 

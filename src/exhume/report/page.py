@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -43,14 +43,6 @@ WORDS = {
 }
 
 
-class Model(NamedTuple):
-    """A model is what of a network was attacked, and what was done to it before."""
-
-    facts: list[tuple[str, str]]
-    changes: list[str]
-    warnings: list[str]
-
-
 def write(run: Path, redact: bool = False) -> Path:
     """Write a report into a run directory: one file, offline, readable by its owner only.
 
@@ -60,7 +52,7 @@ def write(run: Path, redact: bool = False) -> Path:
     folder = read_run(Path(run))
     result, scored, extras = folder.result, folder.scored, folder.scored or {}
     ratio, seen = ratio_of(result), extras.get("recognised")
-    values = {point: finite(value) for point, value in _mapping(extras.get("floors")).items()}
+    values = {point: finite(value) for point, value in extras.get("floors", {}).items()}
     page = (
         environment()
         .get_template("report.html.jinja")
@@ -78,7 +70,6 @@ def write(run: Path, redact: bool = False) -> Path:
             cards=cards(folder),
             counts=counts(scored["score"]) if scored else None,
             unmeasured=evidence.unmeasured(scored) if scored else 0,
-            shown=_shown(scored) if scored else None,
             gallery=None if redact else gallery(folder),
             table=None if redact else table(folder),
             progress=figures.progress(folder.events, finite(extras.get("residual_at_truth"))),
@@ -104,18 +95,10 @@ def write(run: Path, redact: bool = False) -> Path:
     return write_private(folder.path / name, page.encode())
 
 
-def _shown(scored: Mapping[str, Any]) -> dict[str, int]:
-    """Return the parts of the bar: what was not measured is no sample that was not found."""
-    graded, open_ = counts(scored["score"]), evidence.unmeasured(scored)
-    return graded | {"not found": graded["not found"] - open_, "not measured": open_}
-
-
 def inputs(result: Mapping[str, Any], scored: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """Return role, file and SHA-256 of what an audit and its score were given."""
-    lists = (record.get("inputs") for record in (result, scored))
-    entries = [_mapping(entry) for found in lists if isinstance(found, list) for entry in found]
-    words = ((entry.get(key) for key in ("role", "file", "sha256")) for entry in entries)
-    return [(str(role), str(file or ""), str(digest)) for role, file, digest in words]
+    entries = [*result.get("inputs", ()), *scored.get("inputs", ())]
+    return [(entry["role"], entry["file"] or "", entry["sha256"]) for entry in entries]
 
 
 def redacted(run: RunFolder) -> str:
@@ -182,10 +165,10 @@ def cards(run: RunFolder) -> list[tuple[str, str, str]]:
     ]
 
 
-def model(run: RunFolder) -> Model | None:
+def model(run: RunFolder) -> dict[str, Any] | None:
     """Say what of a network was attacked; None for a run on other models, or an earlier version."""
     result, problem = run.result, run.result["problem"]
-    prepared, card = _mapping(result.get("prepared")), _mapping(result.get("model"))
+    prepared, card = result.get("prepared") or {}, result.get("model") or {}
     facts = []
     if card.get("architecture") is not None:
         facts.append(("Architecture", card["architecture"]))
@@ -206,13 +189,5 @@ def model(run: RunFolder) -> Model | None:
     ):
         if finite(value) is not None:
             facts.append((name, words.format(number(value))))
-    changes, warnings = (
-        [str(item) for item in prepared[key]] if isinstance(prepared.get(key), list) else []
-        for key in ("changes", "warnings")
-    )
-    return Model([("Features", str(problem["name"])), *facts], changes, warnings)
-
-
-def _mapping(value: object) -> dict[str, Any]:
-    """Return a mapping, empty where a damaged or older file holds something else."""
-    return value if isinstance(value, dict) else {}
+    done = {word: prepared.get(word, []) for word in ("changes", "warnings")}
+    return {"facts": [("Features", str(problem["name"])), *facts], **done}

@@ -1,6 +1,6 @@
 """Rows of a table as values under the names of their columns, beside the truth where that is."""
 
-from typing import NamedTuple
+from typing import Any
 
 from torch import Tensor
 
@@ -12,26 +12,11 @@ from exhume.wording import number
 COLUMNS = 40  # The page shows this many at most: more cannot be read side by side
 
 
-class Line(NamedTuple):
-    """A line has the number and grade of its sample (empty but for the first), a word, values."""
+def table(run: RunFolder) -> dict[str, Any] | None:
+    """Show candidates in the units of the data, with truth and difference; None for other data.
 
-    label: str
-    grade: str
-    word: str
-    entries: list[str]
-
-
-class Table(NamedTuple):
-    """A table has the names of its columns, lines, and how many samples and columns it lacks."""
-
-    columns: list[str]
-    lines: list[Line]
-    left_out: int
-    columns_left_out: int
-
-
-def table(run: RunFolder) -> Table | None:
-    """Show candidates in the units of the data, with truth and difference; None for other data."""
+    A line has the number and grade of its sample (empty but for the first), a word, and values.
+    """
     try:
         card = run.settings.card
     except InputError:  # damaged, and shown as it is
@@ -42,17 +27,17 @@ def table(run: RunFolder) -> Table | None:
     if matched is None or run.scored is None:
         order = run.sizes.argsort(descending=True, stable=True)[:LIMIT].tolist()
         values, total = units.to_pixels(run.samples), len(run.samples)
-        lines = [Line(f"{i + 1}", "", "found", _words(values[i])) for i in order]
+        lines = [(f"{i + 1}", "", "found", _words(values[i])) for i in order]
     else:
         (true, found), total = (units.to_pixels(rows) for rows in matched), len(matched[0])
         score = run.scored["score"]
         grades = [grade(row, score["thresholds"]) for row in score["rows"]]
         for i in range(min(total, LIMIT)):
-            lines.append(Line(f"{i + 1}", grades[i], "true", _words(true[i])))
-            lines.append(Line("", "", "found", _words(found[i])))
-            lines.append(Line("", "", "difference", _words(found[i] - true[i])))
-    columns = list(names[:COLUMNS])
-    return Table(columns, lines, max(0, total - LIMIT), max(0, len(names) - COLUMNS))
+            lines.append((f"{i + 1}", grades[i], "true", _words(true[i])))
+            lines.append(("", "", "found", _words(found[i])))
+            lines.append(("", "", "difference", _words(found[i] - true[i])))
+    left_out = {"left_out": max(0, total - LIMIT), "columns_left_out": len(names[COLUMNS:])}
+    return {"columns": names[:COLUMNS], "lines": lines, **left_out}
 
 
 def _words(values: Tensor) -> list[str]:
