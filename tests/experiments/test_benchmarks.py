@@ -21,7 +21,6 @@ from exhume.experiments.benchmarks import (
     controls,
     finetuned,
     margin,
-    misinformed,
     random_features,
     reach,
     splits,
@@ -220,7 +219,7 @@ def test_finetuned(bench: Bench, monkeypatch: Patch) -> None:
 
 def test_misinformed(bench: Bench, monkeypatch: Patch) -> None:
     name = "SGD for Adam"
-    monkeypatch.setattr(misinformed, "WRONGS", {name: misinformed.WRONGS[name]})
+    monkeypatch.setattr(finetuned, "WRONGS", {name: finetuned.WRONGS[name]})
     said = bench("misinformed", "--seeds", 1, "--limit", 10)
     assert re.search(rf"{name} *│ 0 of 1 *│ 1 of 1", said)
 

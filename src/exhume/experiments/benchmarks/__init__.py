@@ -8,7 +8,6 @@ from exhume.experiments.benchmarks import (
     controls,
     finetuned,
     margin,
-    misinformed,
     polynomials,
     random_features,
     reach,
@@ -20,7 +19,7 @@ _MEASURED = (
     *(random_features.solvers, random_features.threshold, random_features.count),
     *(random_features.streaming, random_features.images, trained.networks),
     *(polynomials.identifiability, margin.kkt, splits.splitting),
-    *(finetuned.finetuned, reach.reach, misinformed.misinformed, calibration.calibration),
+    *(finetuned.finetuned, reach.reach, finetuned.misinformed, calibration.calibration),
     controls.controls,
 )
 COMMANDS = {command.__name__: command for command in _MEASURED}

@@ -24,7 +24,15 @@ from exhume.equation.problem import Premise
 from exhume.experiments.benchmarks.bases import tuned
 from exhume.experiments.benchmarks.common import drawn, heading, say, show, tracked
 from exhume.experiments.benchmarks.finetuned import CASES
-from exhume.experiments.benchmarks.posing import NOTHING, Posed, by_kind, posed, table, verdicts
+from exhume.experiments.benchmarks.posing import (
+    NOTHING,
+    Posed,
+    activation,
+    by_kind,
+    posed,
+    summed,
+    table,
+)
 from exhume.experiments.cells.attack import Attack
 from exhume.files import write_json
 from exhume.methods import reconstruct
@@ -100,7 +108,6 @@ def _measured(
     for run in tested:
         judged = run["judged"](model)
         run |= {"said": judged.probabilities, "verdict": judged.verdict}
-        run["wrong"] = int(((judged.probabilities >= SURE) & ~run["true"]).sum())
     sketched = [run for run in tested if run["sketched"]]
     tables = {
         "reliability": (tested, f"on the seeds from {half} on, which nothing was learnt from"),
@@ -110,21 +117,20 @@ def _measured(
     for name, (runs, title) in tables.items():
         rows[name] = reliability(_joined(runs, "said"), _joined(runs, "true"))
         show(COLUMNS, rows[name], title)
-    show(VERDICTS, [_row(name, runs) for name, runs in by_kind(tested).items()])
+    show(VERDICTS, [summed(name, runs) for name, runs in by_kind(tested).items()])
     return rows
 
 
 def problems(seed: int) -> Iterator[Posed]:
     """Pose every problem of a seed."""
-    activation = ("relu", "tanh", "gelu")[seed % 3]
-    cell = partial(Attack, samples=4, seed=seed, activation=activation)
+    cell = partial(Attack, samples=4, seed=seed, activation=activation(seed))
     sphere = partial(cell, dim=12)
     for ratio in RATIOS:
         yield posed("random features", sphere(ratio=ratio))
     for ratio in RATIOS[::2]:
         yield posed("digits, ten outputs", cell(data="digits", size=4, classes="all", ratio=ratio))
         yield posed("faces", cell(data="faces", size=5, ratio=ratio))
-        yield table(seed, ratio, activation)
+        yield table(seed, ratio)
     for ratio in RATIOS[1::2]:
         network = sphere(architecture="two_layer", ratio=ratio, activation="gelu", dtype="float32")
         yield posed("two layers", replace(network, ratio=2 * ratio))
@@ -221,8 +227,3 @@ def _joined(runs: list[dict[str, Any]], word: str) -> Tensor:
 def _sizes(runs: list[dict[str, Any]]) -> dict[str, int]:
     true = _joined(runs, "true")
     return {"runs": len(runs), "candidates": len(true), "samples": int(true.sum())}
-
-
-def _row(name: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
-    wrong = sum(run["wrong"] for run in runs)
-    return {"name": name, "runs": len(runs), "verdicts": verdicts(runs), "wrong": wrong}

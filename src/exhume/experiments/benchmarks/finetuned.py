@@ -1,8 +1,8 @@
-"""This bench shows what comes back of fine-tuned networks, in the same time for all methods."""
+"""These benches show what comes back of fine-tuned networks, and what is said if told wrong."""
 
 import statistics
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from exhume.auditing import evidence
 from exhume.checks import one_of
 from exhume.data import Data
 from exhume.device import usable_device
@@ -22,6 +23,7 @@ from exhume.features.replay import Replayed, TrainingRun
 from exhume.methods import reconstruct
 from exhume.models.architectures import mlp
 from exhume.recipes import Recipe
+from exhume.solvers import Outcome
 from exhume.wording import number
 
 COLUMNS = (
@@ -29,6 +31,10 @@ COLUMNS = (
     "wholly recovered: {whole} of {seeds} | samples recovered: {recovered:.0%} | "
     "median error: {error:.1e} | residual: {residual:.1e} | lazy floor: {floor:.1e} | "
     "|ΔW₁|/|W₁|: {moved:.1e} | loss: {loss:.1e} | s: {seconds:.1f}"
+)
+SAID = (
+    "told wrong: {case} | a claim: {claimed} of {seeds} | rightly suspected: {suspected} of {seeds}"
+    " | residual, least: {least:.1e} | median: {residual:.1e} | median error: {error:.1e}"
 )
 ALONE = "-alone"  # what the name of a case ends with where the auditor has no public inputs
 # Rates from 1e-3 to 0.2, tried in turn until samples are fitted: the least that does so is taken
@@ -38,7 +44,7 @@ METHODS = {"replay": "exhume, replay", "lazy": "exhume, lazy", "simudy2025": "si
 # One that knows its own by heart is sure of half of the others, which then leave no trace.
 HALFWAY: Base = 500, Recipe("adam", lr=3e-3, steps=30)
 CIFAR10: Base = 2000, Recipe("adam", 1e-3, epochs=5, batch_size=100, shuffle=0, norms="train")
-
+RECIPE = Recipe(lr=0.2, steps=20)
 
 digits = partial(Case, partial(mlp, (8, 8), (40,), 10, "gelu", True))
 fitted = partial(Case, recipe=Recipe(steps=20), standardised=True)  # at a rate that fits them
@@ -163,11 +169,7 @@ def drawing(path: Path, truth: Data, samples: Tensor, result: Score) -> None:
 
 def row(case: str, method: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the row of a case and a method: counts of seeds, and medians over them."""
-    middle = {
-        word: statistics.median(run[word] for run in runs)
-        for word in ("residual", "floor", "loss", "seconds")
-    }
-    return middle | {
+    return _medians(runs, "residual", "floor", "loss", "seconds") | {
         "case": case,
         "method": method,
         "seeds": len(runs),
@@ -177,6 +179,10 @@ def row(case: str, method: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
         "error": statistics.median(error for run in runs for error in run["errors"]),
         "moved": statistics.median(run["laziness"]["first"] for run in runs),
     }
+
+
+def _medians(runs: list[dict[str, Any]], *words: str) -> dict[str, float]:
+    return {word: statistics.median(run[word] for run in runs) for word in words}
 
 
 def products(problem: Problem, victim: Tuned) -> str:
@@ -207,3 +213,70 @@ def products(problem: Problem, victim: Tuned) -> str:
         off = float((one - two).norm() / two.norm())
         said.append(f"{what} {slow / fast:.0f} times faster, off by {off:.0e}")
     return ", ".join(said)
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """A case says how digits were fine-tuned, what the auditor is told, and what is to blame."""
+
+    suspected: str  # how a sentence goes that names it: any of the parts between bars
+    made: Recipe = RECIPE
+    told: Recipe = RECIPE
+    samples: int = 4  # that are told; there are four
+    other: bool = False  # whether the initial weights are those of another base model
+
+
+WRONGS = {
+    "nothing": Wrong("not met by chance"),
+    "a rate of 0.24 for 0.2": Wrong("rate is suspected", told=replace(RECIPE, lr=0.24)),
+    "25 steps for 20": Wrong(
+        "steps is suspected|or the number of steps", told=replace(RECIPE, steps=25)
+    ),
+    "SGD for Adam": Wrong("optimiser is suspected", Recipe("adam", lr=2e-3, steps=20)),
+    "another base model": Wrong("base model is suspected", other=True),
+    "3 samples for 4": Wrong("number of samples is suspected", samples=3),
+}
+
+
+def misinformed(seeds: int = 10, first_seed: int = 100, limit: int = 5000) -> None:
+    """Attack fine-tuned networks with a wrong rate, steps, optimiser, base model, or number.
+
+    A network of 64-40-10 units was pretrained on digits and fine-tuned on four others by 20 steps
+    of SGD. The auditor has public digits, and labels but for the wrong number of samples.
+
+    Args:
+        seeds: how many, of data, network and attack alike.
+        first_seed: where they begin.
+        limit: products an attack.
+    """
+    chosen = drawn(seeds, first_seed)
+    heading(f"misinformed: seeds {chosen[0]} to {chosen[-1]}, {limit} products an attack")
+    each = {name: [_audited(name, seed, limit) for seed in tracked(chosen)] for name in WRONGS}
+    show(SAID, [_row(name, runs) for name, runs in each.items()])
+
+
+def _audited(name: str, seed: int, limit: int) -> dict[str, Any]:
+    """Return what an audit says of one seed, and how far its candidates are from the samples."""
+    wrong, case = WRONGS[name], replace(CASES["sgd20"], recipe=WRONGS[name].made)
+    victim = tuned(case, seed)
+    if wrong.other:
+        base = tuned(case, seed + 1).weights.initial
+        victim = replace(victim, weights=victim.weights._replace(initial=base))
+    known = wrong.samples == victim.truth.samples
+    problem = replace(victim, recipe=wrong.told).replay(labels=known).to("cpu", torch.float64)
+    found = reconstruct(problem, wrong.samples, seed, product_limit=limit)
+    claims = evidence.claims(problem, found)
+    say(f"  {name}, seed {seed}: residual {found.residual:.1e}. {claims[-1]}")
+    return {
+        "claimed": found.outcome is Outcome.CONVERGED,
+        "suspected": any(words in claims[-1] for words in wrong.suspected.split("|")),
+        "residual": found.residual,
+        "error": statistics.median(score(found.samples, victim.truth.inputs).errors.tolist()),
+    }
+
+
+def _row(name: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return counts over seeds, and medians."""
+    counts = {word: sum(run[word] for run in runs) for word in ("claimed", "suspected")}
+    said = {"case": name, "seeds": len(runs), "least": min(run["residual"] for run in runs)}
+    return {**said, **counts, **_medians(runs, "residual", "error")}

@@ -1,6 +1,6 @@
 """Networks trained to the margin: what the published recipes and ours find, in the same time."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
@@ -107,14 +107,11 @@ def kkt(
         device: where to run.
     """
     chosen = drawn(seeds, first_seed, cases, CASES)
-    known: tuple[tuple[str, tuple[str, ...], Collection[str]], ...] = (
-        ("box", boxes, ("wide", "pixels")),
-        ("target", targets, TARGETS),
-        ("training", (training,), ("flow", "rest")),
-    )
-    for word, values, allowed in known:
-        for value in values:
-            one_of(word, value, allowed)
+    one_of("training", training, ("flow", "rest"))
+    for box in boxes:
+        one_of("box", box, ("wide", "pixels"))
+    for target in targets:
+        one_of("target", target, TARGETS)
     device = usable_device(device)
     heading("kkt", device)
     for name in cases:
@@ -126,7 +123,8 @@ def kkt(
             # decay wears initial weights off, so that knowing them is of no use
             for box, target in product(boxes, targets if case.decay is None else ("weights",)):
                 posed = victim.posed(premise=victim.problem.premise, target=target)
-                domain = posed.domain if box == "wide" else _pixel_box(victim.truth)
+                mean = cast(Tensor, victim.truth.transform.mean)  # taken off pixels from 0 to 1
+                domain = posed.domain if box == "wide" else Box(-mean, 1 - mean)
                 problem = replace(posed, domain=domain).to(device)
                 for method in _methods(case.recipe, preset or case.preset, board, problem):
                     board.attack(box, TARGETS[target], method, problem)
@@ -162,12 +160,6 @@ def _methods(name: str, run: str, board: "Board", problem: Problem) -> tuple[Met
     tuning = sum(FACTOR**rung * size for rung, size in enumerate(rungs(recipe().trials)))
     base = recipe(steps=10**9, probe=max(10, steps // (3 * tuning)))
     return ours, base, Shen2026(base, max(10, steps // 6))
-
-
-def _pixel_box(known: Data) -> Box:
-    """Where pixels from 0 to 1 lie after the mean image was taken off."""
-    mean = cast(Tensor, known.transform.mean)
-    return Box(-mean, 1 - mean)
 
 
 def _trained(known: Data, case: Case, training: str, seed: int, device: str) -> Victim:

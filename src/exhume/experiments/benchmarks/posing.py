@@ -10,6 +10,7 @@ from torch import Tensor
 
 from exhume import data, victims
 from exhume.auditing.controls import permuted, untrained
+from exhume.auditing.judgement import SURE
 from exhume.data import Data
 from exhume.equation.problem import Problem
 from exhume.evaluate import RECOVERED
@@ -65,14 +66,19 @@ def posed(name: str, cell: Attack) -> Posed:
     return Posed(name, problem, known.inputs, cell.told or cell.samples, cell.seed)
 
 
-def table(seed: int, ratio: float, activation: str) -> Posed:
+def activation(seed: int) -> str:
+    """Return the activation of the problems of a seed."""
+    return ("relu", "tanh", "gelu")[seed % 3]
+
+
+def table(seed: int, ratio: float) -> Posed:
     """Pose the problem of four rows of a table of patients, each with norm √d."""
     rows = loaded("table", 0, False)
     order = torch.randperm(rows.samples, generator=torch.Generator().manual_seed(seed))[:4]
     inputs, targets = rows.inputs[order], rows.targets[order].argmax(1, keepdim=True) * 2.0 - 1
     known: Data = data.from_arrays(inputs.numpy(), targets.numpy(), normalise=True, name="table")
     width = max(round(ratio * known.dim * 4), 5)
-    victim = victims.random_features(known, width, activation, seed)
+    victim = victims.random_features(known, width, activation(seed), seed)
     return Posed("table", victim.problem, known.inputs, 4, seed)
 
 
@@ -84,7 +90,9 @@ def by_kind(runs: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     return kinds
 
 
-def verdicts(runs: Sequence[dict[str, Any]]) -> str:
-    """Return how often there was each verdict."""
+def summed(name: str, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return how often there was each verdict, and how many candidates it was wrongly sure of."""
     counts = Counter(run["verdict"] for run in runs)
-    return ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+    said = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+    wrong = sum(int(((run["said"] >= SURE) & ~run["true"]).sum()) for run in runs)
+    return {"name": name, "runs": len(runs), "verdicts": said, "wrong": wrong}
