@@ -91,9 +91,10 @@ def held(folder: Path) -> Iterator[None]:
                 holder = said or "another process"
                 raise InputError(f"{folder}: {holder} is at work here; wait until it ends, {way}")
             if _is_at(handle, file):  # else it was removed by the one that held it
+                holder = f"process {os.getpid()} on {socket.gethostname()}"
                 since = datetime.now(UTC).isoformat(" ", "seconds")
                 os.truncate(handle, 0)
-                os.pwrite(handle, f"{_holder()} since {since}".encode(), 0)
+                os.pwrite(handle, f"{holder} since {since}".encode(), 0)
                 try:
                     yield
                 finally:
@@ -110,10 +111,6 @@ def _is_at(handle: int, file: Path) -> bool:
         return os.path.samestat(os.fstat(handle), os.stat(file))
     except FileNotFoundError:
         return False
-
-
-def _holder() -> str:
-    return f"process {os.getpid()} on {socket.gethostname()}"
 
 
 def _lives(said: str) -> bool:

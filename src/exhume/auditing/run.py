@@ -25,8 +25,8 @@ from exhume.equation.problem import Premise
 from exhume.errors import InputError
 from exhume.methods import Observer, Reconstruction, reconstruct
 from exhume.methods.progress import Method, Progress
-from exhume.models.inputs import Input
 from exhume.models.opening import Opened
+from exhume.models.state import Input
 from exhume.version import VERSION
 
 # Events are at least this far apart: ten lines a second are enough for any display

@@ -64,9 +64,10 @@ class Transform(Pixels):
 
     def card(self) -> dict[str, float | list[float] | str]:
         """Return shift and scale for JSON, without the norms; and that there is a mean image."""
-        declared: dict[str, float | list[float] | str] = {}
-        for key, level in (("shift", self.shift), ("scale", self.scale)):
-            declared[key] = list(level) if isinstance(level, tuple) else level
+        levels = {"shift": self.shift, "scale": self.scale}
+        declared: dict[str, float | list[float] | str] = {
+            key: list(level) if isinstance(level, tuple) else level for key, level in levels.items()
+        }
         return declared if self.mean is None else declared | {"centre": "pixels"}
 
 

@@ -22,8 +22,8 @@ from exhume.evaluate.recognition import Recognised, are_images, enough, recognis
 from exhume.evaluate.scoring import RECOVERED, Score, paired, pictures, score
 from exhume.files import digest_of
 from exhume.models.folder import TRUTH
-from exhume.models.inputs import inputs
 from exhume.models.opening import open_model
+from exhume.models.state import inputs
 from exhume.search.subspace import estimate
 
 

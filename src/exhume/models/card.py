@@ -122,7 +122,7 @@ class DataCard:
         """Return the names of the columns, and how inputs become their values; None for others."""
         if not self.rows or not (self.columns or self._normalised):
             return None
-        names = self.columns or tuple(map(str, torch.arange(1, self.dim + 1).tolist()))
+        names = self.columns or tuple(str(1 + i) for i in range(self.dim))
         return names, Pixels(self.mean, self.std)
 
     @property
@@ -202,9 +202,8 @@ class DataCard:
     @property
     def assumes(self) -> tuple[str, ...]:
         """Return what was not told, and is assumed in its place."""
-        if not self.told:
-            return ("inputs have norm √d: neither their norm nor their range was told",)
-        return ()
+        assumed = "inputs have norm √d: neither their norm nor their range was told"
+        return () if self.told else (assumed,)
 
 
 def read_card(path: Path, shape: tuple[int, ...] | None = None) -> DataCard:

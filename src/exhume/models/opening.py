@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from exhume.equation.domain import Box, Domain
+from exhume.equation.domain import Box
 from exhume.equation.problem import Premise, Problem, ThreatModel
 from exhume.errors import InputError, listed
 from exhume.features.network import Network, Weights, moved
@@ -18,10 +18,9 @@ from exhume.models.card import NOT_TOLD, DataCard
 from exhume.models.factory import load_factory
 from exhume.models.folder import CARD, INITIAL, TRAINED, is_network, read_model, read_network, shown
 from exhume.models.formulation import DRIFT, LAZY, POINT, Known, Told, needed, premise_named
-from exhume.models.inputs import Input, inputs
 from exhume.models.prepare import Prepared, prepare
 from exhume.models.pretrained import is_pretrained, load_pretrained
-from exhume.models.state import ZERO_HEAD, Saved, StateOrFile, check_pair
+from exhume.models.state import ZERO_HEAD, Input, Saved, StateOrFile, check_pair, inputs
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,15 +206,22 @@ def _open_weights(
         parameters, point, before = "all", None, _before(source, network, after)
         if absent := [name for name in after.tensors if name not in before.tensors]:
             raise InputError(f"{before.source}: lacks {listed(absent)}, which replay needs.")
-        told = Told(_domain(card, source.known.public), card.display, card.knows)
+        public, domain = source.known.public, card.domain()
+        if not card.told and public is not None and public.max() > public.min():
+            low, high = float(public.min()), float(public.max())
+            domain = Box(2 * low - high, 2 * high - low)  # a width beyond their range
+        told = Told(domain, card.display, card.knows)
         initial, trained = _together(before, after)
         problem = formulation.replay_problem(network, initial, trained, source.known, told)
         problem, warnings = _rounded(problem, before, after)
     else:
         parameters, point = "all", "final"
-        domain = card.domain() if card.told else None
-        told = Told(domain, card.display, card.knows)
-        saved = [_started(source, network, after), after] if target == "change" else [after]
+        told = Told(card.domain() if card.told else None, card.display, card.knows)
+        saved = [after]
+        if target == "change":
+            before = _before(source, network, after)
+            unknown = {name: torch.zeros_like(w) for name, w in after.tensors.items()}
+            saved.insert(0, replace(before, tensors=unknown | before.tensors))
         *start, weights = _together(*saved)
         problem = formulation.weights_problem(network, weights, premise, told, *start)
         problem, warnings = _rounded(problem, *saved)
@@ -226,14 +232,6 @@ def _open_weights(
             )
     warned = (*prepared.warnings, *warnings)
     return Opened(problem, parameters, point, prepared.changes, warned, prepared.derivative_error)
-
-
-def _domain(card: DataCard, public: Tensor | None) -> Domain:
-    """Return where inputs may lie: as told, else up to a width beyond the range of public ones."""
-    if card.told or public is None or not public.max() > public.min():
-        return card.domain()
-    low, high = float(public.min()), float(public.max())
-    return Box(2 * low - high, 2 * high - low)
 
 
 def _change(
@@ -322,13 +320,6 @@ def _before(source: Source, network: Network, after: Saved) -> Saved:
     there = {name: after.tensors[name] for name in before.tensors}
     check_pair(before.tensors, there, before.source, after.source)
     return before
-
-
-def _started(source: Source, network: Network, after: Saved) -> Saved:
-    """Return the weights before training, and zeros for those unknown: θ is the target there."""
-    before = _before(source, network, after)
-    unknown = {name: torch.zeros_like(w) for name, w in after.tensors.items()}
-    return replace(before, tensors=unknown | before.tensors)
 
 
 def _unlocks(network: Network, trained: Weights) -> str:

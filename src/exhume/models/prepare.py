@@ -115,12 +115,7 @@ def _derived(module: nn.Module, first: type, **entries: Any) -> None:
 
 
 def _logits_in(outputs: Any) -> Any:
-    """Return the logits of an output object, as Hugging Face's models return; others as they are.
-
-    Example:
-        >>> _logits_in({"loss": None, "logits": 3})
-        3
-    """
+    """Return the logits of an output object, as Hugging Face's models have; others as they are."""
     if isinstance(outputs, Mapping):
         return outputs.get("logits", outputs)
     return getattr(outputs, "logits", outputs)

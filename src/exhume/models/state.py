@@ -1,7 +1,12 @@
-"""State dicts from files that nobody vouches for: tensors are read, nothing is ever executed."""
+"""State dicts from files that nobody vouches for: tensors are read, nothing is ever executed.
 
+What was read has a SHA-256: whoever reads the result of an audit can tell of which files it is.
+"""
+
+import hashlib
 import pickle
 import re
+import sys
 import warnings
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -13,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from exhume.errors import InputError, listed
-from exhume.files import read_json, read_tensors, regular
-from exhume.models.pretrained import is_pretrained, pretrained_weights
+from exhume.files import digest_of, read_json, read_tensors, regular
+from exhume.models.pretrained import CONFIG, is_pretrained, pretrained_weights
 
 StateDict = dict[str, Tensor]  # parameters and buffers by name, as of `module.state_dict()`
 StateOrFile = Mapping[str, Tensor] | Path | str  # a state dict, or the file that holds one
@@ -283,3 +288,54 @@ def check_pair(
         raise InputError(f"{before} and {after}: tensor {other[0]!r} {shapes}.")
     if all(bool((w == trained[name]).all()) for name, w in initial.items()):
         raise InputError(f"{before} and {after}: nothing was trained: they hold the same weights.")
+
+
+@dataclass(frozen=True)
+class Input:
+    """An input has a role, the name of its file (None for what was in memory) and a SHA-256."""
+
+    role: str
+    file: str | None
+    sha256: str
+
+
+def inputs(given: Mapping[str, object]) -> tuple[Input, ...]:
+    """Return the entries of what was given by role, without what is None.
+
+    A role has a file, a folder of weights, a state dict, a tensor, or a factory by its name.
+    """
+    entries: list[Input] = []
+    for role, part in given.items():
+        tensors = {role: part} if isinstance(part, Tensor) else part
+        if isinstance(tensors, Mapping):
+            entries.append(Input(role, None, _digest_of_tensors(tensors)))
+        elif isinstance(part, Path | str):
+            files = state_files(part) if isinstance(part, Path) else _source_files(part)
+            entries += [Input(role, file.name, digest_of(file)) for file in files]
+    return tuple(entries)
+
+
+def _source_files(model: str) -> list[Path]:
+    """Return the file of a factory that was imported, or the configuration of a folder."""
+    where = model.rpartition(":")[0]
+    file = getattr(sys.modules.get(where), "__file__", None) or where
+    file = Path(model, CONFIG) if is_pretrained(model) else Path(file)
+    return [file] if file.is_file() else []
+
+
+def _digest_of_tensors(tensors: Mapping[str, Tensor]) -> str:
+    """Return the SHA-256 of tensors: of their names, kinds, shapes and bytes, by name.
+
+    Example:
+        >>> one = {"a": torch.zeros(2), "b": torch.ones(1)}
+        >>> _digest_of_tensors(one) == _digest_of_tensors(dict(reversed(one.items())))
+        True
+        >>> _digest_of_tensors(one) == _digest_of_tensors(one | {"a": torch.zeros(2, 1)})
+        False
+    """
+    found = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        found.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()

@@ -7,11 +7,12 @@ integrals are split at 0, where activations have their kinks.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import pairwise
 
 import numpy as np
 import torch
+from numpy.polynomial import Chebyshev
 from torch import Tensor
 
 from exhume.errors import InputError
@@ -77,15 +78,11 @@ def kernel(activation: Function, rho: Tensor | float) -> Tensor:
         >>> [round(k, 9) for k in kernel("relu", torch.tensor([-1.0, 0.0, 1.0])).tolist()]
         [0.0, 0.159154943, 0.5]
     """
-    angles = torch.as_tensor(rho, dtype=torch.float64)
-    if not bool((angles.abs() <= 1 + 1e-9).all()):
+    correlations = torch.as_tensor(rho, dtype=torch.float64)
+    if not bool((correlations.abs() <= 1 + 1e-9).all()):
         raise InputError("rho: expected correlations from −1 to 1, found others, or NaN.")
-    series = _chebyshev(activation)
-    x = 2 / math.pi * torch.arccos(angles.clamp(-1, 1)) - 1
-    last, result = torch.zeros_like(x), torch.zeros_like(x)
-    for c in reversed(series[1:]):
-        last, result = result, 2 * x * result - last + c
-    return x * result - last + series[0]
+    values = _series(activation)(torch.arccos(correlations.clamp(-1, 1)).cpu().numpy())
+    return torch.as_tensor(values).to(correlations)
 
 
 @dataclass(frozen=True)
@@ -170,27 +167,22 @@ def _finite(sigma: Map, z: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=64)
-def _chebyshev(activation: Function) -> tuple[float, ...]:
-    """Return coefficients of κ(cos α) in T_j(2α/π − 1), by the values at the Chebyshev points."""
-    sigma = _function(activation)
-    places = (torch.arange(DEGREE + 1, dtype=torch.float64) + 0.5) * (math.pi / (DEGREE + 1))
-    values = torch.stack([_polar(sigma, math.pi / 2 * (1 + x)) for x in places.cos().tolist()])
-    orders = torch.arange(DEGREE + 1, dtype=torch.float64)
-    series = 2 / (DEGREE + 1) * torch.cos(orders[:, None] * places) @ values
-    series[0] /= 2
-    return tuple(series.tolist())
+def _series(activation: Function) -> Chebyshev:
+    """Return κ(cos α) as a series in the angle, by its values at the Chebyshev points of [0, π]."""
+    polar = np.vectorize(partial(_polar, _function(activation)))
+    return Chebyshev.interpolate(polar, DEGREE, [0, math.pi])
 
 
-def _polar(sigma: Map, alpha: float) -> Tensor:
+def _polar(sigma: Map, alpha: float) -> float:
     """Return κ(cos α) = (1/2π) ∫ dθ ∫ r exp(−r²/2) σ(r cos θ) σ(r cos(θ − α)) dr, by sectors."""
     radius, along = _panels([0.0, 0.25, 0.5, *map(float, range(1, round(FAR_OUT) + 1))], 16)
     along = along * radius * torch.exp(-0.5 * radius * radius)
     graded = [0.0, 1 / 32, 1 / 8, 1 / 2, 7 / 8, 31 / 32, 1.0]
     rays = [-math.pi / 2, alpha - math.pi / 2, math.pi / 2, alpha + math.pi / 2, 1.5 * math.pi]
-    total = torch.zeros((), dtype=torch.float64)
+    total = 0.0
     for low, high in pairwise(rays):
         theta, around = _panels([low + part * (high - low) for part in graded], 12)
         first = _finite(sigma, radius * theta.cos()[:, None])
         second = _finite(sigma, radius * (theta - alpha).cos()[:, None])
-        total = total + around @ (first * second) @ along
+        total += float(around @ (first * second) @ along)
     return total / (2 * math.pi)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from exhume.equation.objective import Fit, fitted
-from exhume.equation.problem import Problem
+from exhume.equation.problem import Premise, Problem
 from exhume.errors import InputError
 
 UNKNOWNS = 4000  # most unknowns n·d: singular vectors of a dense matrix, minutes at this size
@@ -61,11 +61,9 @@ def local_identifiability(
         raise InputError(f"candidates: {count} of dimension {dim} are too many: {most}.")
     problem = problem.to(problem.features.device, torch.float64)
     fit = fitted(problem, candidates)
-    identity = torch.eye(len(fit.coefficients), dtype=torch.float64).to(fit.residual)
-    left, values, _ = torch.linalg.svd(fit.linearization.combine(identity), full_matrices=False)
-    features = left[:, values > TOLERANCE * values[0]]  # a basis of the features' span
+    features = span(fit)
     moves = [_moves(problem, fit.candidates[i : i + 1], within) for i in range(count)]
-    blocks = [_block(problem, fit, features, i, moves[i]) for i in range(count)]
+    blocks = [columns(problem, fit, features, i, moves[i]) for i in range(count)]
     sizes = torch.stack([block.square().sum().sqrt() for block in blocks])
     scales = torch.where(sizes > NEGLIGIBLE * sizes.max(), 1 / sizes, 0.0)
     scaled = torch.cat([block * scale for block, scale in zip(blocks, scales, strict=True)], 1)
@@ -95,9 +93,21 @@ def _moves(problem: Problem, candidate: Tensor, within: bool) -> Tensor:
     return torch.as_tensor(vectors.T[values > 0.5])
 
 
-def _block(problem: Problem, fit: Fit, features: Tensor, i: int, moves: Tensor) -> Tensor:
-    """Return the columns of P⊥J that belong to candidate i, (p·m, t)."""
-    own = fit.coefficients[i * fit.rows : (i + 1) * fit.rows]
-    linearization = problem.features.linearize(fit.candidates[i : i + 1])
-    pushed = [linearization.push(direction[None], own) for direction in moves]
+def span(fit: Fit) -> Tensor:
+    """Return an orthonormal basis of the features' span, (p, s)."""
+    identity = torch.eye(len(fit.coefficients), dtype=torch.float64).to(fit.residual)
+    left, values, _ = torch.linalg.svd(fit.linearization.combine(identity), full_matrices=False)
+    return torch.as_tensor(left[:, values > TOLERANCE * values[0]])
+
+
+def columns(problem: Problem, fit: Fit, features: Tensor, i: int, moves: Tensor) -> Tensor:
+    """Return the columns of P⊥J for moves (t, d) of candidate i, (p·m, t); features are `span`."""
+    if problem.premise is Premise.REPLAY:  # samples of a run do not act by themselves
+        whole = torch.zeros(len(moves), *fit.candidates.shape).to(fit.candidates)
+        whole[:, i] = moves
+        pushed = [fit.linearization.push(each, fit.coefficients) for each in whole]
+    else:
+        own = fit.coefficients[i * fit.rows : (i + 1) * fit.rows]
+        linearization = problem.features.linearize(fit.candidates[i : i + 1])
+        pushed = [linearization.push(direction[None], own) for direction in moves]
     return torch.stack([(p - features @ (features.T @ p)).flatten() for p in pushed], 1)

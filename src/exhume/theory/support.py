@@ -21,7 +21,7 @@ from exhume.methods import Reconstruction
 from exhume.solvers import Outcome
 from exhume.solvers.levenberg_marquardt import FLAT, conjugate_gradients
 from exhume.theory import counting
-from exhume.theory.local import TOLERANCE
+from exhume.theory.local import TOLERANCE, columns, span
 
 ENOUGH = 1.2  # With fewer equations for each unknown, a residual of zero may mean nothing
 DENSE = 500  # unknowns up to which the matrix is made: its eigenvalues take a tenth of a second
@@ -216,22 +216,15 @@ def _distinct(features: Features, points: Tensor, rows: int) -> int:
 
 def _inverse(problem: Problem, fit: Fit, moves: _Moves) -> tuple[Tensor, Tensor]:
     """Return largest eigenvalue and trace of each candidate's block of (JᵀP⊥J)⁻¹, (n,) each."""
-    features = fit.residual.new_empty(len(fit.residual), 0)
-    if fit.eliminated:
-        identity = torch.eye(len(fit.coefficients), dtype=torch.float64).to(fit.residual)
-        left, values, _ = torch.linalg.svd(fit.linearization.combine(identity), full_matrices=False)
-        features = left[:, values > TOLERANCE * values[0]]
-    columns, bases = [], []
-    for i in range(len(fit.candidates)):
-        basis = moves.of(i).spanning()
-        columns += [p - features @ (features.T @ p) for p in _pushed(problem, fit, i, basis)]
-        bases.append(basis.cpu())
-    jacobian = torch.stack([column.flatten() for column in columns], 1)
+    features = span(fit) if fit.eliminated else fit.residual.new_empty(len(fit.residual), 0)
+    bases = [moves.of(i).spanning() for i in range(len(fit.candidates))]
+    parts = [columns(problem, fit, features, i, basis) for i, basis in enumerate(bases)]
+    jacobian = torch.cat(parts, 1)
     values, vectors = torch.linalg.eigh((jacobian.T @ jacobian).cpu())
     zero = torch.finfo(torch.float64).eps * len(values) * values[-1]  # to rounding
     inverse = (vectors / torch.where(values > zero, values, FREE * values[-1])) @ vectors.T
     start, spectra = 0, []
-    for i, basis in enumerate(bases):
+    for i, basis in enumerate(basis.cpu() for basis in bases):
         own = slice(start, start := start + len(basis))
         block = basis.T @ inverse[own, own] @ basis
         counted = moves.of(i).counted
@@ -239,17 +232,6 @@ def _inverse(problem: Problem, fit: Fit, moves: _Moves) -> tuple[Tensor, Tensor]
         spectra.append(torch.linalg.eigvalsh((block + block.T) / 2).clamp_min(0))
     values = torch.stack(spectra).cpu()
     return values[:, -1], values.sum(1)
-
-
-def _pushed(problem: Problem, fit: Fit, i: int, directions: Tensor) -> list[Tensor]:
-    """Return what becomes of ΦᵀA, (p, m) each, where candidate i moves along the directions."""
-    if problem.premise is Premise.REPLAY:  # samples of a run do not act by themselves
-        whole = torch.zeros(len(directions), *fit.candidates.shape).to(fit.candidates)
-        whole[:, i] = directions
-        return [fit.linearization.push(each, fit.coefficients) for each in whole]
-    own = fit.coefficients[i * fit.rows : (i + 1) * fit.rows]
-    linearization = problem.features.linearize(fit.candidates[i : i + 1])
-    return [linearization.push(direction[None], own) for direction in directions]
 
 
 def _sketch(fit: Fit, moves: _Moves, products: int) -> tuple[Tensor, Tensor]:

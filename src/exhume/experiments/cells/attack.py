@@ -115,9 +115,10 @@ class Attack(Samples):
     def sizes(self, known: Data, width: int) -> dict[str, Any]:
         """Return what was asked for in numbers: d, p, m, p·m, and the ratio as the width has it."""
         equations = self._parameters(known, width)[1]
-        sizes = {"inputs": known.dim, "width": width, "outputs": known.outputs}
         return {
-            **sizes,
+            "inputs": known.dim,
+            "width": width,
+            "outputs": known.outputs,
             "parameters": equations,
             "actual_ratio": equations / (known.dim * known.samples),
             "subspace": subspace_is(self.method, self.architecture, self.rank),

@@ -156,15 +156,11 @@ def subspace_cifar10(records: Sequence[Record]) -> Finding:
 
 
 @cache
-def _bound(*sizes: Any, **options: Any) -> WidthBound:
-    return width_bound(*sizes, **options)
-
-
 def bound_of(cell: Failure) -> WidthBound:
     """Return the bound for such cells, whatever their width, starts and seed."""
     options: Any = {"tolerance": cell.tolerance, "separation": cell.separation}
     sizes = (cell.samples, cell.dim, cell.activation)
-    return _bound(*sizes, **options, coefficients=(cell.floor, cell.ceiling))
+    return width_bound(*sizes, **options, coefficients=(cell.floor, cell.ceiling))
 
 
 def _failure_cells(scale: Scale) -> list[Cell]:
