@@ -150,8 +150,9 @@ def test_the_gate_of_audit(workshop: Path, tmp_path: Path, capsys: Capture) -> N
     assert "--truth" in capsys.readouterr().err
     assert code(*words, "--out", tmp_path / "b", "--truth", workshop / "model" / TRUTH) == 2
     assert not (tmp_path / "a").exists() and not (tmp_path / "b").exists()  # nothing was begun
-    assert code(*words, "--out", tmp_path / "d", "--held-out", workshop / "model" / TRUTH) == 2
-    assert code(*words, "--out", tmp_path / "d", "--held-out", "none", "--fail-over", ALL) == 2
+    data.save(data.sphere(19, 4), short := tmp_path / "short.safetensors")
+    for unseen in ("none", short):  # there is no such file, and it is of another model
+        assert code(*words, "--out", tmp_path / "d", "--held-out", unseen) == 2
     assert not (tmp_path / "d").exists()
     data.save(data.sphere(20, 4, seed=7), tmp_path / "other.safetensors")
     other = ("--truth", tmp_path / "other.safetensors", "--fail-over", NONE)

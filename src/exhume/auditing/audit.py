@@ -74,7 +74,8 @@ def audit(
         **options: any of `exhume.auditing.settings.Settings` (samples, seed, method, parameters,
             point, premise, product_limit, …), and range, mean, std, norm and classes in the place
             of a card. For the premise replay: recipe, a `Recipe` or its file; labels, the samples'
-            classes (with mini-batches in their order); public, inputs (N, …) of the same kind.
+            classes (with mini-batches in their order); public, inputs (N, …) of the same kind. As
+            one more control: held_out, inputs (N, …) of that kind that the model never saw.
 
     Example:
         >>> import torch
@@ -94,7 +95,7 @@ def audit(
     named = {word: part and str(part) for word, part in named.items()}
     told = asdict(card) if isinstance(card, DataCard) else None if card is None else Path(card)
     shape = None if input_shape is None else list(input_shape)
-    public, recipe = options.pop("public", None), options.pop("recipe", None)
+    public, recipe, unseen = (options.pop(word, None) for word in ("public", "recipe", "held_out"))
     if recipe is not None:
         options["recipe"] = asdict(recipe) if isinstance(recipe, Recipe) else Path(recipe)
     settings = Settings.told(card=told, input_shape=shape, **named, **options)
@@ -103,7 +104,9 @@ def audit(
     opened = settings.open(source)
     if (hopeless := forecast(settings, opened).hopeless) is not None:
         opened = replace(opened, warnings=(*opened.warnings, hopeless))
-    found, result = run(settings, opened, None if out is None else Path(out), show=show)
+    others = None if unseen is None else torch.as_tensor(unseen)
+    place = None if out is None else Path(out)
+    found, result = run(settings, opened, place, show=show, held_out=others)
     samples = found.samples.reshape(-1, *opened.problem.shape)
     chances = torch.tensor(result["probabilities"], dtype=torch.float64)
     said: Any = {x: result[x] for x in ("verdict", "advice", "controls", "claims", "limits")}

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from exhume.auditing.advice import SEED
-from exhume.auditing.judgement import Judgement, judge
+from exhume.auditing.judgement import SURE, Judgement, judge
 from exhume.equation.problem import Problem
 from exhume.errors import InputError
 from exhume.features import Features
@@ -107,6 +107,7 @@ def _order(count: int, generator: torch.Generator, device: torch.device) -> Tens
     return torch.randperm(count, generator=generator).to(device)
 
 
+MATCHED = 0.1  # as near as a candidate must be to a training sample to count as that one
 CONTROLS: dict[str, Callable[[Problem, int], Problem | None]] = {
     "target permuted": permuted,
     "other initial weights": elsewhere,
@@ -172,6 +173,27 @@ def _tried(
     cut = control.outcome is Outcome.BUDGET and control.products < most
     residual = control.residual if math.isfinite(control.residual) else None
     return Control(name, residual, judge(problem, control).sure, control.products, cut)
+
+
+def comparable(problem: Problem, others: Tensor) -> Tensor:
+    """Return held-out samples as rows (N, d), if they are inputs of the model."""
+    rows = others.flatten(1).double().cpu()
+    if rows.shape[1] != problem.dim or not rows.isfinite().all():
+        expected = f"samples of {problem.dim:,} finite entries, as the model takes them"
+        raise InputError(f"held_out: expected {expected}, got shape {tuple(others.shape)}.")
+    return rows
+
+
+def unseen(judged: Judgement, found: Reconstruction, others: Tensor) -> Control:
+    """Compare what was found with samples (N, d) of the same kind that the model never saw.
+
+    A candidate within `MATCHED` of one of them, relative to its norm and with either sign, comes
+    from what all samples of the kind have in common.
+    """
+    x = found.samples
+    near = torch.minimum(torch.cdist(x, others), torch.cdist(-x, others))
+    matched = (near < MATCHED * others.norm(dim=1)).any(1)
+    return Control("held-out samples", sure=int((matched & (judged.probabilities >= SURE)).sum()))
 
 
 def beaten(judged: Judgement, controls: Sequence[Control]) -> Control | None:

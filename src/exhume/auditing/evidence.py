@@ -218,9 +218,10 @@ def controls(result: Record) -> str | None:
         if control["why"] is not None:
             said.append(f"{control['name']}: not run, {control['why']}")
             continue
-        left = f"residual {number(control['residual'])}"
         cut = ", cut off by the time limit" if control["cut"] else ""
-        said.append(f"{control['name']}: sure of {control['sure']} of {count} ({left}{cut})")
+        left = control["residual"]  # of held-out samples there is none
+        rest = "" if left is None else f" (residual {number(left)}{cut})"
+        said.append(f"{control['name']}: sure of {control['sure']} of {count}{rest}")
     return f"The same attack where there is nothing to find: {'; '.join(said)}." if said else None
 
 

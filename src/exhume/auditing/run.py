@@ -58,21 +58,25 @@ def run(
     out: Path | None = None,
     resume: bool = False,
     show: Show | None = None,
+    held_out: Tensor | None = None,
 ) -> tuple[Reconstruction, dict[str, Any]]:
     """Attack a model, and leave a run folder if there is a place for one.
 
     A run that is refused leaves nothing half written; one that Ctrl-C ends leaves a checkpoint,
     and `resume` goes on with it if the settings are the same. `show` is called with each event.
+    Held-out samples (N, …), which the model never saw, are one more control.
     Returned are what was found, and the result as in result.json.
     """
     method = settings.attack(opened.problem)
     opened = placed(settings, opened)
+    if held_out is not None:
+        held_out = controls.comparable(opened.problem, held_out)
     folder = None if out is None else RunFolder(out)
     with nullcontext() if folder is None else folder.held(resume):
         found = _attacked(settings, opened, method, folder, resume, show)
         if folder is not None:  # before it is judged: that may fail, and be done again by --resume
             folder.keep({"samples": found.samples, "coefficients": found.coefficients})
-        judged, tried = _judged(settings, opened, method, found, show)
+        judged, tried = _judged(settings, opened, method, found, show, held_out)
         result = _result(settings, opened, found, judged, tried)
         if folder is not None:
             folder.finish(result)
@@ -173,6 +177,7 @@ def _judged(
     method: Method,
     found: Reconstruction,
     show: Show | None,
+    held_out: Tensor | None,
 ) -> tuple[Judgement, tuple[Control, ...]]:
     """Judge what was found, and compare with controls where that is anything."""
     ended = time.perf_counter()
@@ -198,6 +203,8 @@ def _judged(
         return Recorder(None, shown).observe  # which writes nothing: events are the attack's
 
     tried = controls.tried(opened.problem, found, method, left, watch)
+    if held_out is not None:
+        tried += (controls.unseen(judged, found, held_out),)
     other = Advice(opened.problem, found, asked).other
     return controls.weighed_against(judged, tried, other), tried
 

@@ -7,6 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
+from torch import Tensor
 
 from exhume import data as datasets
 from exhume.auditing import evidence
@@ -18,7 +19,6 @@ from exhume.cli.gate import judge
 from exhume.errors import InputError
 from exhume.evaluate.gate import Limit, limits
 from exhume.evaluate.runs import score_run
-from exhume.files import regular
 from exhume.models.folder import TRUTH
 from exhume.models.opening import Opened
 
@@ -51,8 +51,8 @@ def audit(
         fail_over: score the run when it is over, and end with exit code 1 if more came back, such
             as recognisable=0.05; see `exhume gate`.
         truth: for --fail-over, the training data; that in the model's folder if left out.
-        held_out: for --fail-over, images that the model never saw, in a file as the truth; drawn if
-            left out.
+        held_out: samples of the same kind that the model never saw, in a file as the truth: one
+            more control. With --fail-over images are drawn if left out.
         controls: where something was found, attack where there is nothing to find, too, and
             compare; --no-controls saves the time, twice that of the attack at most.
         anyway: begin even where there are too few equations for anything to be found.
@@ -61,13 +61,14 @@ def audit(
     from exhume import report as reports
 
     settings = Settings.told(model=named(model, "audit"), controls=controls, **options)
-    asked = _limits(settings, fail_over, truth, held_out)
+    asked = _limits(settings, fail_over, truth)
+    unseen = None if held_out is None else datasets.read(held_out).inputs
     opened = _opened(settings)
     console = new_console()
     _say_opened(console, settings, opened)
     if not resume:
         opened = _before(console, settings, opened, anyway)
-    result = _watched(console, settings, opened, out, resume)
+    result = _watched(console, settings, opened, out, resume, unseen)
     console.print(
         f"[bold]{result['outcome']}[/]: {result['candidates']} candidates, residual "
         f"{result['residual']:.1e}, {result['seconds']:.1f} s. {result['sentence']}"
@@ -87,7 +88,12 @@ def audit(
 
 
 def _watched(
-    console: Console, settings: Settings, opened: Opened, out: Path, resume: bool
+    console: Console,
+    settings: Settings,
+    opened: Opened,
+    out: Path,
+    resume: bool,
+    held_out: Tensor | None,
 ) -> dict[str, Any]:
     """Attack the model, show where that is, and return the result."""
     limit = settings.time_limit
@@ -103,24 +109,20 @@ def _watched(
             live.update(Text(line))
 
         try:
-            return run(settings, opened, out, resume, show)[1]
+            return run(settings, opened, out, resume, show, held_out)[1]
         except KeyboardInterrupt:
             live.stop()
             raise KeyboardInterrupt(f"go on with the same command and --resume ({out})") from None
 
 
-def _limits(
-    settings: Settings, words: str | None, truth: Path | None, held_out: Path | None
-) -> tuple[Limit, ...] | None:
+def _limits(settings: Settings, words: str | None, truth: Path | None) -> tuple[Limit, ...] | None:
     """Return what may come back; refuse, before any time is spent, what could not be scored."""
     if words is None:
-        refuse({"truth": truth, "held_out": held_out}, WITHOUT)
+        refuse({"truth": truth}, WITHOUT)
         return None
     file = truth or (None if settings.trained else Path(settings.model or "") / TRUTH)
     if file is None or not file.is_file():
         raise InputError(f"fail_over: needs the training data ({file}); name it with --truth.")
-    if held_out is not None:
-        regular(held_out)
     return limits(words)
 
 

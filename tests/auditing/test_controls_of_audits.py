@@ -175,3 +175,16 @@ def test_as_much_in_a_control_is_no_evidence(
 def test_controls_are_left_out_by_a_word() -> None:
     assert plain(["audit", "m", "--no-controls"])[-1] == "--controls=false"
     assert plain(["audit", "m", "--controls"])[-1] == "--controls=true"
+
+
+def test_held_out_samples_that_are_found_as_well_are_a_control() -> None:
+    judged, others = judge(KNOWN.problem, FOUND), gaussian(7, KNOWN.problem.dim, seed=5)
+    rows = controls.comparable(KNOWN.problem, others)
+    assert controls.unseen(judged, FOUND, rows) == Control("held-out samples", sure=0)
+    rows[:4] = -1.05 * FOUND.samples  # near all of them, with the other sign
+    control = controls.unseen(judged, FOUND, rows)
+    assert judged.sure == control.sure == 4
+    assert weighed_against(judged, (control,)).verdict == "no evidence"
+    for wrong in (others[:, 1:], others * float("nan")):
+        with pytest.raises(InputError, match="held_out: expected samples of 10 finite entries"):
+            controls.comparable(KNOWN.problem, wrong)
