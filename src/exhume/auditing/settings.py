@@ -15,9 +15,9 @@ from exhume.methods import check_numbers, method_named, preset
 from exhume.methods.progress import Method
 from exhume.methods.tansley2026 import Tansley2026
 from exhume.models.card import DataCard, read_card
-from exhume.models.factory import is_pretrained
 from exhume.models.formulation import Known, premise_named
 from exhume.models.opening import Opened, Source, open_model
+from exhume.models.pretrained import is_pretrained
 from exhume.models.state import ZERO_HEAD
 from exhume.recipes import Recipe, read
 

@@ -44,7 +44,8 @@ def reproduce(
     from exhume import sweep
     from exhume.device import usable_device
     from exhume.experiments.claims import CLAIMS
-    from exhume.experiments.runner import missing, perform, publish
+    from exhume.experiments.document import publish
+    from exhume.experiments.runner import missing, perform
 
     console = new_console()
     if list:

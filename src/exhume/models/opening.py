@@ -15,10 +15,11 @@ from exhume.features.network import Network, Weights, moved
 from exhume.features.weights import Mapped
 from exhume.models import formulation
 from exhume.models.card import NOT_TOLD, DataCard
-from exhume.models.factory import is_pretrained, load_factory, load_pretrained
+from exhume.models.factory import load_factory
 from exhume.models.folder import CARD, INITIAL, TRAINED, is_network, read_model, read_network, shown
 from exhume.models.formulation import DRIFT, LAZY, POINT, Known, Told, needed, premise_named
 from exhume.models.prepare import Prepared, prepare
+from exhume.models.pretrained import is_pretrained, load_pretrained
 from exhume.models.state import ZERO_HEAD, Input, Saved, StateOrFile, check_pair, inputs
 
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from exhume.errors import InputError, listed
 from exhume.files import digest_of, read_json, read_tensors, regular
-from exhume.models.factory import CONFIG, is_pretrained, pretrained_weights
+from exhume.models.pretrained import CONFIG, is_pretrained, pretrained_weights
 
 StateDict = dict[str, Tensor]  # parameters and buffers by name, as of `module.state_dict()`
 StateOrFile = Mapping[str, Tensor] | Path | str  # a state dict, or the file that holds one

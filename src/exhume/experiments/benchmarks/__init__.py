@@ -8,6 +8,7 @@ from exhume.experiments.benchmarks import (
     controls,
     finetuned,
     margin,
+    polynomials,
     random_features,
     reach,
     splits,
@@ -17,7 +18,7 @@ from exhume.experiments.benchmarks import (
 _MEASURED = (
     *(random_features.solvers, random_features.threshold, random_features.count),
     *(random_features.streaming, random_features.images, trained.networks),
-    *(splits.identifiability, margin.kkt, splits.splitting),
+    *(polynomials.identifiability, margin.kkt, splits.splitting),
     *(finetuned.finetuned, reach.reach, finetuned.misinformed, calibration.calibration),
     controls.controls,
 )

@@ -1,35 +1,19 @@
-"""Sample splitting and identifiability (Shen et al. 2026).
-
-Does splitting help, against the same method without, and with as many candidates as after? Does the
-rank condition tell which weights give their samples away?
-"""
+"""Does splitting help? Against the same method without, and with as many candidates as after."""
 
 import operator
 import statistics
 import time
 from functools import partial
-from typing import Any
 
-from exhume import theory
 from exhume.equation.problem import Problem
-from exhume.errors import InputError
-from exhume.evaluate import score
-from exhume.experiments.benchmarks.common import drawn, heading, say, show, tracked
-from exhume.experiments.cells.identifiability import EXACT, Stationary, module_of
+from exhume.experiments.benchmarks.common import drawn, heading, say, show
 from exhume.experiments.cells.splitting import ALIKE, ARMS, CASES, RULES, Splitting
 from exhume.methods.progress import Method, Progress
-from exhume.victims import Victim
 
 COLUMNS = (
     "candidates: {candidates:.0f} | steps: {steps:.0f} | stationarity: {residual:.1e} | "
     f"cosine: {{cosine:.3f}} | over {ALIKE}: {{alike:.0%}} | "
     "error: {error:.2f} | recovered: {recovered:.0%}"
-)
-POINTS = (
-    "seed: {seed} | neurons: {found.neurons} | condition: {condition} | "
-    "rank: {found.rank} of {found.unknowns} | smallest: {found.smallest:.1e} | "
-    "margin: {found.margin:.1e} | KKT violation: {training[violation]:.1e} | "
-    "recovered: {exact} of {count} | worst error: {worst:.1e}"
 )
 
 
@@ -100,59 +84,3 @@ def _spent(method: Method, problem: Problem, progress: Progress, limit: float) -
     while progress.outcome is None and time.process_time() - start < limit:
         progress = method.advance(problem, progress)
     return progress
-
-
-def identifiability(
-    dim: int = 10, samples: int = 5, degree: int = 3, seeds: int = 10, first_seed: int = 0
-) -> None:
-    """Recover samples from exact KKT points, with neurons enough for the condition and too few.
-
-    Samples are random on the sphere. Labels are the first, in the order of
-    `exhume.victims.labellings`, for which a KKT point with enough neurons fulfils the condition.
-    With too few neurons samples are those of the tensor of least norm that fits. Ends with exit
-    code 1 unless every sample is recovered wherever the condition holds.
-
-    Args:
-        dim: d of the sphere data.
-        samples: n, at most d.
-        degree: α of the activation z^α.
-        seeds: how many seeds, each of data and model alike.
-        first_seed: where the seeds begin.
-    """
-    chosen = drawn(seeds, first_seed)
-    if not 3 <= samples <= dim or degree < 3:
-        given = f"samples {samples}, dim {dim}, degree {degree}"
-        raise InputError(f"{given}: expected 3 samples or more, at most dim, and degree 3 or more.")
-    enough = 2 * theory.fewest_neurons(degree, samples)
-    heading(
-        f"identifiability: sphere d={dim} n={samples}, activation z^{degree}, {enough} neurons and "
-        f"{samples}, seeds {chosen[0]} to {chosen[-1]}"
-    )
-    holding, failing = [], []
-    for seed in tracked(chosen):
-        cell = Stationary(dim, samples, degree, seed)
-        victim, found = cell.victim()
-        holding.append(_row(seed, victim, found))
-        failing.append(_row(seed, *cell.judged(victim.truth, samples)))
-    show(POINTS, [row for pair in zip(holding, failing, strict=True) for row in pair])
-    good, lucky = (sum(row["exact"] == samples for row in rows) for rows in (holding, failing))
-    wrong = sum(row["condition"] == "fails" for row in failing)
-    say(
-        f"where the condition holds: {good} of {seeds} seeds wholly recovered to {EXACT:g}; with "
-        f"too few neurons it fails in {wrong} of {seeds}, of which {lucky} are wholly recovered. "
-        "Labels were chosen so that it can hold."
-    )
-    if good < seeds or wrong < seeds:
-        raise SystemExit(1)
-
-
-def _row(seed: int, victim: Victim, found: theory.Identifiability) -> dict[str, Any]:
-    """One KKT point, what the condition says of it, and what its weights give back."""
-    samples = found.samples
-    if samples is None:
-        samples = theory.recover(module_of(victim), victim.trained).samples
-    errors = score(samples, victim.truth).errors
-    exact, count = int((errors < EXACT).sum()), len(errors)
-    condition = "holds" if found.holds else "fails"
-    row = {"seed": seed, "found": found, "condition": condition, "training": victim.training}
-    return {**row, "exact": exact, "count": count, "worst": float(errors.max())}
