@@ -11,15 +11,9 @@ from torch import nn
 
 import exhume
 from exhume import data, victims
-from exhume.auditing.advice import LONGER, Advice, Asked
+from exhume.auditing.advice import LONGER, Asked, advice, more
 from exhume.auditing.evidence import headline
-from exhume.auditing.judgement import (
-    SIGNS,
-    SURE,
-    calibration,
-    judge,
-    probabilities,
-)
+from exhume.auditing.judgement import SIGNS, SURE, calibration, judge, probabilities
 from exhume.equation.objective import fitted
 from exhume.equation.problem import FirstLayer, Premise, Problem
 from exhume.methods import Reconstruction, reconstruct
@@ -121,7 +115,7 @@ def test_eight_of_twenty_samples_are_not_all() -> None:
     found = reconstruct(problem, 8, product_limit=40)
     right = replace(found, samples=known.inputs[:8], residual=1e-9, outcome=Outcome.SETTLED)
     for each in (found, replace(found, outcome=Outcome.SETTLED), right):
-        judged = judge(problem, each, Asked(point="midpoint", samples=8))
+        judged = judge(problem, each, asked=Asked(point="midpoint", samples=8))
         assert judged.verdict != "reconstructed" and "in 20 directions" in judged.reason
         assert judged.advice[0].endswith("ask for 20 (--samples 20).")
         result = result_of(8, (8, 8), verdict=judged.verdict, reason=judged.reason)
@@ -133,25 +127,25 @@ def test_advice_names_only_what_was_not_used() -> None:
     made = victims.two_layer(data.sphere(6, 3), width=40, steps=20)
     problem = made.posed("last", "midpoint")
 
-    def tips(posed: Problem = problem, rank: int | None = None, **asked: Any) -> Advice:
-        return Advice(posed, replace(FOUND, rank=rank), Asked(**asked))
+    def tips(posed: Problem = problem, rank: int | None = None, **asked: Any) -> dict[str, str]:
+        return advice(posed, replace(FOUND, rank=rank), Asked(**asked))
 
-    fresh, span = tips(point="midpoint"), "--method tansley2026"
+    fresh, every, span = tips(point="midpoint"), tips(parameters="all"), "--method tansley2026"
     for words in ("--parameters all", span):
-        assert words in fresh.other and words in fresh.wider
-    assert "--point both" in fresh.other and "another --seed" in fresh.other
-    assert "--parameters" not in tips(parameters="all").other + tips(parameters="all").wider
-    assert "--point" not in tips(point="both").other
-    assert span not in tips(rank=3).other + tips(rank=3).wider
-    assert tips(KNOWN.problem).other == "Try another --seed."  # random features have one block
-    assert tips(KNOWN.problem).recipe == "" and "--premise replay" in fresh.recipe
+        assert words in fresh["other"] and words in fresh["wider"]
+    assert "--point both" in fresh["other"] and "another --seed" in fresh["other"]
+    assert "--parameters" not in every["other"] + every["wider"]
+    assert "--point" not in tips(point="both")["other"]
+    assert span not in tips(rank=3)["other"] + tips(rank=3)["wider"]
+    assert tips(KNOWN.problem)["other"] == "Try another --seed."  # random features have one block
+    assert tips(KNOWN.problem)["recipe"] == "" and "--premise replay" in fresh["recipe"]
     replayed = tips(replace(problem, premise=Premise.REPLAY))
-    assert replayed.recipe == "" and "--" not in replayed.check and "--" not in replayed.wider
-    assert "--premise replay" in fresh.check and "--target change" in fresh.start
-    assert tips(replace(problem, start=problem.target)).start == ""
-    assert "--device" not in fresh.memory
-    assert "leave the number out" in tips(samples=3).number(6)
-    assert fresh.number(6) == "There may be more samples: ask for 6 (--samples 6)."
+    assert replayed["recipe"] == "" and "--" not in replayed["check"] + replayed["wider"]
+    assert "--premise replay" in fresh["check"] and "--target change" in fresh["start"]
+    assert tips(replace(problem, start=problem.target))["start"] == ""
+    assert "--device" not in fresh["memory"]
+    assert "leave the number out" in more(6, Asked(samples=3))
+    assert more(6, Asked()) == "There may be more samples: ask for 6 (--samples 6)."
 
 
 def test_the_model_is_what_its_file_says() -> None:

@@ -126,11 +126,6 @@ class Control:
     why: str | None = None  # it was not run
 
 
-def not_run(why: str) -> tuple[Control, ...]:
-    """Return the controls as they are recorded where none is run."""
-    return tuple(Control(name, why=why) for name in CONTROLS)
-
-
 def tried(
     problem: Problem,
     found: Reconstruction,
@@ -144,35 +139,28 @@ def tried(
     have equal shares of them. `watch` makes the observer of the control of a name.
     """
     controls: list[Control] = []
+    most = max(1, found.products)
     for name, changed in CONTROLS.items():
         seconds = left()
         if seconds is not None and seconds <= 0:
             controls.append(Control(name, why="the time limit was reached"))
             continue
         share = None if seconds is None else seconds / (len(CONTROLS) - len(controls))
+        asked = len(found.samples), found.seed, method, share, watch(name)
         try:
-            controls.append(_tried(name, changed(problem, found.seed), found, method, share, watch))
+            other = changed(problem, found.seed)
+            if other is None:
+                controls.append(Control(name, why="there is no such problem with these features"))
+                continue
+            control = reconstruct(other, *asked, product_limit=most)
+            sure = judge(other, control).sure
         except (InputError, RuntimeError, MemoryError) as error:  # torch's own for memory, too
             controls.append(Control(name, why=f"it cannot be attacked ({error})"))
+            continue
+        residual = control.residual if math.isfinite(control.residual) else None
+        cut = control.outcome is Outcome.BUDGET and control.products < most
+        controls.append(Control(name, residual, sure, control.products, cut))
     return tuple(controls)
-
-
-def _tried(
-    name: str,
-    problem: Problem | None,
-    found: Reconstruction,
-    method: Method,
-    seconds: float | None,
-    watch: Callable[[str], Observer | None],
-) -> Control:
-    if problem is None:
-        return Control(name, why="there is no such problem with these features")
-    most, count = max(1, found.products), len(found.samples)
-    asked = count, found.seed, method, seconds, watch(name)
-    control = reconstruct(problem, *asked, product_limit=most)
-    cut = control.outcome is Outcome.BUDGET and control.products < most
-    residual = control.residual if math.isfinite(control.residual) else None
-    return Control(name, residual, judge(problem, control).sure, control.products, cut)
 
 
 def comparable(problem: Problem, others: Tensor) -> Tensor:
@@ -196,11 +184,6 @@ def unseen(judged: Judgement, found: Reconstruction, others: Tensor) -> Control:
     return Control("held-out samples", sure=int((matched & (judged.probabilities >= SURE)).sum()))
 
 
-def beaten(judged: Judgement, controls: Sequence[Control]) -> Control | None:
-    """Return the control in which as much was found as in the run; None if there is none."""
-    return next((x for x in controls if judged.sure and (x.sure or 0) >= judged.sure), None)
-
-
 def weighed_against(
     judged: Judgement, controls: Sequence[Control], advice: str = SEED
 ) -> Judgement:
@@ -208,7 +191,8 @@ def weighed_against(
 
     The probabilities were learnt where a control finds nothing. They are not known there, and NaN.
     """
-    if (control := beaten(judged, controls)) is None:
+    control = next((x for x in controls if judged.sure and (x.sure or 0) >= judged.sure), None)
+    if control is None:
         return judged
     return replace(
         judged,

@@ -26,23 +26,6 @@ from exhume.auditing import forms
 from exhume.auditing.settings import Settings
 from exhume.checks import shaped
 from exhume.errors import InputError
-from exhume.files import (
-    LOCK,
-    dense,
-    digest_of,
-    finite,
-    private_folder,
-    read_json,
-    read_metadata,
-    read_tensors,
-    read_text,
-    read_yaml,
-    regular,
-    write_json,
-    write_private,
-    write_tensors,
-    writing,
-)
 from exhume.methods.progress import Checkpoint, Progress, pack
 
 CONFIG, EVENTS = "config.yaml", "events.jsonl"
@@ -81,20 +64,20 @@ class RunFolder:
     def config(self) -> str:
         """The text of config.yaml."""
         with _made_by(AUDIT, self.path / CONFIG) as file:
-            return read_text(file)
+            return files.read_text(file)
 
     @cached_property
     def settings(self) -> Settings:
         """What the audit was asked for."""
         with _made_by(AUDIT, self.path / CONFIG) as file:
-            config = shaped(str(file), read_yaml(file), {"model": str | None})
+            config = shaped(str(file), files.read_yaml(file), {"model": str | None})
             return Settings.of(config, str(file))
 
     @cached_property
     def events(self) -> list[dict[str, Any]]:
         """The whole lines of events.jsonl; a crash may have cut the last one."""
         file, events = self.path / EVENTS, []
-        for line in regular(file).read_bytes().splitlines() if file.exists() else []:
+        for line in files.regular(file).read_bytes().splitlines() if file.exists() else []:
             with suppress(ValueError, RecursionError):  # InputError too
                 events.append(shaped(EVENTS, json.loads(line), EVENT))
         return events
@@ -164,12 +147,12 @@ class RunFolder:
         state = Path(os.environ.get("XDG_STATE_HOME", ""))
         if not state.is_absolute():
             state = Path.home() / ".local" / "state"
-        run = os.fsencode(self.path.resolve()) + digest_of(self.path / CONFIG).encode()
+        run = os.fsencode(self.path.resolve()) + files.digest_of(self.path / CONFIG).encode()
         return state / "exhume" / "runs" / hashlib.sha256(run).hexdigest()
 
     def _tensors(self, name: str, names: tuple[str, ...], command: str) -> list[Tensor]:
         with _made_by(command, self.path / name) as file:
-            tensors = read_tensors(file, names)
+            tensors = files.read_tensors(file, names)
         return [tensors[word].double() for word in names]
 
     # Writing
@@ -180,7 +163,7 @@ class RunFolder:
         check = self._check_resumable if resume else self._check_new
         check()
         created = not self.path.exists()
-        private_folder(self.path)
+        files.private_folder(self.path)
         try:
             with files.held(self.path):
                 check()  # once more: another may have been here until now
@@ -190,8 +173,9 @@ class RunFolder:
                 self.path.rmdir()
 
     def _check_new(self) -> None:
-        folder = self.path.is_dir()
-        if self.path.exists() and (not folder or {x.name for x in self.path.iterdir()} - {LOCK}):
+        if self.path.exists() and (
+            not self.path.is_dir() or {x.name for x in self.path.iterdir()} - {files.LOCK}
+        ):
             there = "is there already and not empty; choose another --out, or go on by --resume."
             raise InputError(f"{self.path}: {there}")
 
@@ -203,14 +187,14 @@ class RunFolder:
 
     def begin(self, settings: Settings) -> None:
         """Write the settings, and no events yet."""
-        write_private(self.path / CONFIG, config_of(settings))
-        write_private(self.path / EVENTS, b"")
+        files.write_private(self.path / CONFIG, config_of(settings))
+        files.write_private(self.path / EVENTS, b"")
         self._remember()
 
     def _remember(self) -> None:
         """Note that this user named the settings of the run; without a place for it, do not."""
         with suppress(InputError, OSError, RuntimeError):
-            private_folder(self._register.parent)
+            files.private_folder(self._register.parent)
             self._register.touch(0o600)
 
     def discard(self) -> None:
@@ -221,18 +205,19 @@ class RunFolder:
     def note(self, event: Mapping[str, Any]) -> None:
         """Add a line to the events."""
         file = self.path / EVENTS
-        with writing(file), file.open("a", encoding="utf-8") as events:
-            events.write(json.dumps(finite(event), allow_nan=False) + "\n")
+        with files.writing(file), file.open("a", encoding="utf-8") as events:
+            events.write(json.dumps(files.finite(event), allow_nan=False) + "\n")
 
     def save(self, progress: Progress, seconds: float) -> None:
         """Write a checkpoint, with its hash; the last one becomes the one before."""
         packed, file = pack(progress, seconds), self.path / CHECKPOINT
         record = json.dumps({"progress": packed.record, "seconds": seconds})
-        tensors = dense(packed.tensors)
+        tensors = files.dense(packed.tensors)
         if file.exists():
-            with writing(file):
+            with files.writing(file):
                 os.replace(file, self.path / BEFORE)
-        write_tensors(file, tensors, {"checkpoint": record, "sha256": _digest(tensors, record)})
+        told = {"checkpoint": record, "sha256": _digest(tensors, record)}
+        files.write_tensors(file, tensors, told)
 
     def resume(self, settings: Settings) -> Checkpoint | None:
         """Return the checkpoint of an unfinished run with these settings; None if it has none yet.
@@ -251,7 +236,7 @@ class RunFolder:
         last = round(begun.seconds, 3) if begun else 0.0
         kept = (e for e in self.events if e["seconds"] <= last and e.get("phase") != JUDGING)
         lines = "".join(json.dumps(event) + "\n" for event in kept)
-        write_private(self.path / EVENTS, lines.encode())
+        files.write_private(self.path / EVENTS, lines.encode())
         return begun
 
     def _checkpoint(self) -> Checkpoint | None:
@@ -274,11 +259,11 @@ class RunFolder:
 
     def keep(self, found: Mapping[str, Tensor]) -> None:
         """Write what was found: the samples and coefficients."""
-        write_tensors(self.path / CANDIDATES, found)
+        files.write_tensors(self.path / CANDIDATES, found)
 
     def finish(self, result: dict[str, Any]) -> None:
         """Write the result; there is nothing to resume then."""
-        write_json(self.path / RESULT, result)
+        files.write_json(self.path / RESULT, result)
         for name in (CHECKPOINT, BEFORE):
             (self.path / name).unlink(missing_ok=True)
 
@@ -286,8 +271,8 @@ class RunFolder:
         """Write the score, and for pictures the originals beside what was recovered of them."""
         with files.held(self.path):
             if pairs:
-                write_tensors(self.path / MATCHED, pairs)
-            write_json(self.path / SCORE, record)
+                files.write_tensors(self.path / MATCHED, pairs)
+            files.write_json(self.path / SCORE, record)
 
 
 def _digest(tensors: Mapping[str, Tensor], record: str) -> str:
@@ -296,7 +281,7 @@ def _digest(tensors: Mapping[str, Tensor], record: str) -> str:
 
 
 def _read_checkpoint(file: Path) -> Checkpoint:
-    tensors, metadata = read_tensors(file), read_metadata(file)
+    tensors, metadata = files.read_tensors(file), files.read_metadata(file)
     if "checkpoint" in metadata and "sha256" not in metadata:
         raise InputError(f"{file}: is of an earlier version; start again in another folder.")
     try:
@@ -334,5 +319,5 @@ def _made_by(command: str, file: Path) -> Iterator[Path]:
 
 def _record(file: Path, form: dict[str, Any], command: str) -> dict[str, Any]:
     with _made_by(command, file):
-        found: dict[str, Any] = shaped(str(file), read_json(file), form)
+        found: dict[str, Any] = shaped(str(file), files.read_json(file), form)
     return found

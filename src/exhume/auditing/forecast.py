@@ -1,7 +1,6 @@
 """Before the run: what it has to go by, what would do better, and about how long it takes."""
 
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 
 from exhume.auditing.settings import Settings
@@ -82,10 +81,10 @@ def _equations(problem: Problem, samples: int) -> int:
 def _better(opened: Opened, samples: int, rank: int | None) -> list[str]:
     """Name the block and the method that have equations enough for so many samples."""
     problem = opened.problem
+    features, layer = problem.features, problem.first_layer
     found: list[str] = []
     if problem.premise is not Premise.CHANGE:
         return found
-    features, layer = problem.features, problem.first_layer
     if problem.drift and opened.parameters != "all":
         every, rows = problem.target.shape if layer is None else (layer.trained.numel(), 1)
         if isinstance(features, ModuleFeatures):
@@ -103,22 +102,13 @@ def _better(opened: Opened, samples: int, rank: int | None) -> list[str]:
 
 def hours(settings: Settings, problem: Problem) -> str | None:
     """Say how long an audit of a problem in its place may take; None where that cannot be told."""
-    method = settings.attack(problem)
-    with suppress(RuntimeError, MemoryError, ValueError):  # the run itself says what is wrong
+    method, limit = settings.attack(problem), settings.time_limit
+    typical = PRODUCTS if isinstance(method, Exhume | Tansley2026 | Replay) else PUBLISHED
+    try:
         pace = _pace(method, problem, settings)
-        products = min(_typical(method), settings.product_limit or WIDEST)
-        return _words(pace * products, settings.time_limit)
-    return None
-
-
-def _words(seconds: float, limit: float | None) -> str:
-    """Write an order of magnitude.
-
-    Example:
-        >>> _words(38.2, 120).replace(NO_BREAK, " "), _words(8000, 60).replace(NO_BREAK, " ")
-        ('takes about 40 s, 2 min 0 s at most (--time-limit)',
-         'would take about 2 h, and ends after 1 min 0 s (--time-limit)')
-    """
+    except (RuntimeError, MemoryError, ValueError):  # the run itself says what is wrong
+        return None
+    seconds = pace * min(typical, settings.product_limit or WIDEST)
     size, unit = next((x for x in UNITS if seconds >= 1.5 * x[0]), UNITS[-1])
     about = f"about {max(1.0, float(f'{seconds / size:.1g}')):g}{NO_BREAK}{unit}"
     if limit is None:
@@ -126,13 +116,6 @@ def _words(seconds: float, limit: float | None) -> str:
     if seconds > limit:
         return f"would take {about}, and ends after {duration(limit)} (--time-limit)"
     return f"takes {about}, {duration(limit)} at most (--time-limit)"
-
-
-def _typical(method: Method) -> int:
-    """Return how many products a run takes: as many as published, or what ours took elsewhere."""
-    if isinstance(method, Exhume | Tansley2026 | Replay):
-        return PRODUCTS
-    return PUBLISHED
 
 
 def _pace(method: Method, problem: Problem, settings: Settings) -> float:

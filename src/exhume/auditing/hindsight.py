@@ -145,13 +145,8 @@ def _no_trace(floor: float, posed: Posed) -> str:
 
 def _elsewhere(floor: float, floors: Mapping[str, float]) -> str:
     """Name the point at which the samples explain the weights far better, if there is one."""
-    clear = {
-        point: value
-        for point, value in floors.items()
-        if value < NO_TRACE and not value > BETTER * floor and not floor <= ROUNDING
-    }
-    if not clear:
+    clear = [at for at, x in floors.items() if x < NO_TRACE and not x > BETTER * floor]
+    if not clear or floor <= ROUNDING:
         return ""
-    point = min(clear, key=clear.__getitem__)
-    there = f"'{point}' they leave {clear[point]:.1e}: audit it there."
-    return f" With features at the point {there}"
+    point = min(clear, key=floors.__getitem__)
+    return f" With features at the point '{point}' they leave {floors[point]:.1e}: audit it there."

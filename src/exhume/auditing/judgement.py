@@ -15,7 +15,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from exhume.auditing.advice import BOUND, LONGER, NOTHING, SEED, Advice, Asked
+from exhume.auditing import advice
+from exhume.auditing.advice import BOUND, LONGER, NOTHING, SEED, Asked
 from exhume.auditing.suspects import EXPLAINED
 from exhume.equation.objective import fitted
 from exhume.equation.problem import Premise, Problem
@@ -49,27 +50,26 @@ class Judgement:
         return int((self.probabilities >= SURE).sum())
 
 
-def judge(problem: Problem, found: Reconstruction, asked: Asked = NOTHING) -> Judgement:
-    """Weigh what an attack found, by the weights alone."""
-    return weighed(problem, found, support(problem, found), asked=asked)
-
-
-def weighed(
+def judge(
     problem: Problem,
     found: Reconstruction,
-    rests: Support,
+    rests: Support | None = None,
     model: dict[str, Any] | None = None,
     asked: Asked = NOTHING,
 ) -> Judgement:
-    """Weigh what an attack found by what it rests on, with another model than the package's."""
+    """Weigh what an attack found, by the weights alone.
+
+    The support is measured if None; the model of the probabilities is the package's if None.
+    """
+    rests = support(problem, found) if rests is None else rests
     chances = probabilities(signs(problem, found, rests), model)
-    tips, more = Advice(problem, found, asked), _more(problem, found)
-    verdict, reason, advice = _verdict(rests, chances, tips)
+    tips, more = advice.advice(problem, found, asked), _more(problem, found)
+    verdict, reason, ways = _verdict(problem, found, rests, chances, tips)
     if more is not None:  # then nothing is complete, and what was found may be mixtures of samples
         there, why = more
         verdict = "partly" if verdict == "reconstructed" else verdict
-        reason, advice = f"{reason} But {why}.", [tips.number(there), *advice]
-    return Judgement(verdict, reason, chances, [said for said in advice if said], rests)
+        reason, ways = f"{reason} But {why}.", [advice.more(there, asked), *ways]
+    return Judgement(verdict, reason, chances, [said for said in ways if said], rests)
 
 
 def signs(problem: Problem, found: Reconstruction, rests: Support) -> Tensor:
@@ -121,36 +121,37 @@ def probabilities(rows: Tensor, model: dict[str, Any] | None = None) -> Tensor:
     return torch.sigmoid(rows @ weights + learnt["intercept"])
 
 
-def _verdict(rests: Support, chances: Tensor, tips: Advice) -> tuple[str, str, list[str]]:
+def _verdict(
+    problem: Problem, found: Reconstruction, rests: Support, chances: Tensor, tips: dict[str, str]
+) -> tuple[str, str, list[str]]:
     """Return the verdict, its reason and what to try next; advice may be empty."""
-    problem, found = tips.problem, tips.found
     count, sure = len(chances), int((chances >= SURE).sum())
     most = max(problem.drift, problem.resolution, EXPLAINED)
     cut = found.outcome in CUT
     residual = f"the residual is {found.residual:.1e}"
     if not rests.enough:
         few = f"{rests.ratio:.2f} equations for each unknown are too few: others would fit as well."
-        return CANNOT, few, [tips.wider, BOUND]
+        return CANNOT, few, [tips["wider"], BOUND]
     if problem.premise.weights_alone:
         many = f"With the premise {problem.premise.value} very different candidates explain the "
-        return CANNOT, f"{many}same weights.", [tips.start, tips.recipe]
+        return CANNOT, f"{many}same weights.", [tips["start"], tips["recipe"]]
     if count and sure == count:
         doubt = "no other candidates fit as well"
         return "reconstructed", f"All {count} candidates are pinned down, and {doubt}.", []
     if sure:
         rest = "the others are not, and are the first to be wrong"
-        way = LONGER if cut else tips.other
+        way = LONGER if cut else tips["other"]
         return "partly", f"{sure} of {count} candidates are pinned down; {rest}.", [way]
     if cut:
         return CANNOT, f"The search was cut off before it ended: {residual}.", [LONGER]
     if found.residual > ABOVE * most:
         far = f"far above the {most:.0e} that precision and moving features may leave"
-        ways = [tips.check, SEED, tips.recipe]
+        ways = [tips["check"], SEED, tips["recipe"]]
         return CANNOT, f"Nothing explains the weights: {residual}, {far}.", ways
     if not rests.measured:
-        return CANNOT, "How far candidates may be off could not be measured.", [tips.memory]
+        return CANNOT, "How far candidates may be off could not be measured.", [tips["memory"]]
     none = f"No candidate is pinned down: {residual}, and each may be off by more than that shows."
-    return "no evidence", none, [tips.other, tips.recipe]
+    return "no evidence", none, [tips["other"], tips["recipe"]]
 
 
 def _more(problem: Problem, found: Reconstruction) -> tuple[int, str] | None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from exhume.auditing import controls, evidence
-from exhume.auditing.advice import Advice, Asked
+from exhume.auditing.advice import Asked, advice
 from exhume.auditing.controls import Control
 from exhume.auditing.folder import CONFIG, JUDGING, SCHEMA, RunFolder, config_of
 from exhume.auditing.judgement import FOUND, Judgement, judge
@@ -109,8 +109,8 @@ def _attacked(
     recorder = Recorder(folder, show)
     try:
         asked = settings.samples, settings.seed, method, settings.time_limit
-        most = settings.product_limit
-        found = reconstruct(opened.problem, *asked, recorder.observe, begun, most)
+        ends = recorder.observe, begun, settings.product_limit
+        found = reconstruct(opened.problem, *asked, *ends)
         recorder.end(found)
         return found
     except KeyboardInterrupt:
@@ -182,11 +182,12 @@ def _judged(
     """Judge what was found, and compare with controls where that is anything."""
     ended = time.perf_counter()
     asked = Asked(opened.parameters, opened.point, settings.samples)
-    judged = judge(opened.problem, found, asked)
+    judged = judge(opened.problem, found, asked=asked)
     if judged.verdict not in FOUND:
         return judged, ()
     if not settings.controls:
-        return judged, controls.not_run("it was not asked for")
+        why = "it was not asked for"
+        return judged, tuple(Control(name, why=why) for name in controls.CONTROLS)
 
     def left() -> float | None:
         spent = found.seconds + time.perf_counter() - ended
@@ -205,7 +206,7 @@ def _judged(
     tried = controls.tried(opened.problem, found, method, left, watch)
     if held_out is not None:
         tried += (controls.unseen(judged, found, held_out),)
-    other = Advice(opened.problem, found, asked).other
+    other = advice(opened.problem, found, asked)["other"]
     return controls.weighed_against(judged, tried, other), tried
 
 
@@ -253,9 +254,7 @@ def _result(
         "problem": {**problem.describe(), "ratio": problem.ratio(count)},
         "threat_model": threat_model,
         "prepared": {
-            "changes": opened.changes,
-            "warnings": opened.warnings,
-            "derivative_error": opened.derivative_error,
+            name: getattr(opened, name) for name in ("changes", "warnings", "derivative_error")
         },
         "display": asdict(problem.display) if problem.display else None,
         "verdict": judged.verdict,

@@ -172,14 +172,13 @@ class Settings:
         """Return the settings that a file holds; older ones lack some, which get their defaults."""
         if unknown := config.keys() - {field.name for field in fields(cls)}:
             raise InputError(f"{source}: {min(unknown)!r} is no setting of this version.")
-        card = config.get("card")
-        told = None if card is None else DataCard.of(card, f"card in {source}")
-        recipe, labels = config.get("recipe"), config.get("labels")
-        if labels is not None:
-            shaped(f"labels in {source}", labels, [int])
-        made = None if recipe is None else Recipe.of(recipe, f"recipe in {source}")
-        known = None if labels is None else tuple(labels)
-        values = {**config, "card": told, "recipe": made, "labels": known}
+        values = dict(config)
+        if values.get("card") is not None:
+            values["card"] = DataCard.of(values["card"], f"card in {source}")
+        if values.get("recipe") is not None:
+            values["recipe"] = Recipe.of(values["recipe"], f"recipe in {source}")
+        if values.get("labels") is not None:
+            values["labels"] = tuple(shaped(f"labels in {source}", values["labels"], [int]))
         kinds = {f"{name}?": kind for name, kind in get_type_hints(cls).items()}
         return cls(**shaped(source, values, kinds))
 

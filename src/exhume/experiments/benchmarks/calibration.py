@@ -19,7 +19,7 @@ from torch import Tensor
 
 import exhume
 from exhume import data, victims
-from exhume.auditing.judgement import CALIBRATION, SIGNS, SURE, signs, weighed
+from exhume.auditing.judgement import CALIBRATION, SIGNS, SURE, judge, signs
 from exhume.equation.problem import Premise
 from exhume.experiments.benchmarks.bases import tuned
 from exhume.experiments.benchmarks.common import drawn, heading, say, show, tracked
@@ -168,7 +168,7 @@ def _attacked(one: Posed, products: int, dense: int) -> dict[str, Any]:
     return {
         **{"name": one.name, "seed": one.seed, "sketched": rests.unknowns > dense},
         "signs": signs(one.problem, found, rests),
-        "judged": partial(weighed, one.problem, found, rests),  # by a model yet to be learnt
+        "judged": partial(judge, one.problem, found, rests),  # by a model yet to be learnt
         "true": one.true(found.samples),
     }
 
