@@ -13,6 +13,7 @@ from torch import nn
 import exhume
 from exhume import DataCard, data, report
 from exhume.auditing.folder import CANDIDATES, CONFIG, RunFolder
+from exhume.auditing.judgement import SURE
 from exhume.auditing.run import Event
 from exhume.errors import InputError
 from exhume.evaluate.runs import score_run
@@ -39,6 +40,8 @@ def test_samples_and_pixels_come_back_in_their_shape(known: Lazy) -> None:
     assert known.error(result.samples) < 1e-2
     assert torch.equal(result.samples.flatten(1), result.found.samples)
     assert result.claims and result.limits and shown
+    assert (result.verdict, result.advice) == ("reconstructed", [])
+    assert result.probabilities.shape == (3,) and result.probabilities.min() > SURE
     assert exhume.evaluate.score(result.found.samples, known.truth).recovered == 1
     assert torch.allclose(result.images(), (result.samples * 0.1 + 0.5).clamp(0, 1))
 

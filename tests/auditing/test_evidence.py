@@ -134,13 +134,7 @@ def test_the_headline(changes: Any, truth: Any, tone: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "truth", "leaks", "sure", "todo"),
     [
-        (
-            verdict("reconstructed", 8),
-            None,
-            "Yes, very likely: all",
-            "8 of 8",
-            "Handle the weights",
-        ),
+        (verdict("reconstructed", 8), None, "Yes, very likely: all", "8 of 8", "Handle the"),
         (verdict("partly", 3), None, "Yes, very likely: not all", "3 of 8", "--seed"),
         (verdict("no evidence", 0), None, "does not show it", "for safety", "--seed"),
         (verdict("cannot tell", 0), None, "cannot tell", "0 of 8 candidates", "--seed"),

@@ -7,9 +7,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from torch import nn
 
-import exhume
 from exhume import data, victims
 from exhume.auditing.advice import LONGER, Asked, advice, more
 from exhume.auditing.evidence import headline
@@ -159,14 +157,3 @@ def test_the_model_is_what_its_file_says() -> None:
     rows = torch.zeros(3, len(SIGNS), dtype=torch.float64)
     rows[:, 0] = torch.tensor([-6.0, -1.0, 2.0])  # the less it may be off, the more likely
     assert probabilities(rows).diff().lt(0).all()
-
-
-def test_an_audit_from_python_has_it_all() -> None:
-    torch.manual_seed(0)
-    model, x = nn.Sequential(nn.Linear(3, 20), nn.Tanh(), nn.Linear(20, 1)), torch.ones(1, 3)
-    before = {name: w.clone() for name, w in model.state_dict().items()}
-    model(x).backward()
-    after = {name: (w - 1e-5 * w.grad).detach() for name, w in model.named_parameters()}
-    found = exhume.audit(model, before, after, (3,), samples=1, norm="sqrt_d", device="cpu")
-    assert found.verdict == "reconstructed" and found.probabilities.shape == (1,)
-    assert found.advice == [] and found.probabilities[0] > SURE

@@ -21,15 +21,7 @@ from safetensors.torch import save_file
 
 from commands import FINISHED, audit, events_of, names, result_of, same, tree
 from exhume import data, methods
-from exhume.auditing.folder import (
-    BEFORE,
-    CANDIDATES,
-    CHECKPOINT,
-    CONFIG,
-    EVENTS,
-    RESULT,
-    RunFolder,
-)
+from exhume.auditing.folder import BEFORE, CANDIDATES, CHECKPOINT, CONFIG, EVENTS, RESULT, RunFolder
 from exhume.auditing.run import Event, Recorder
 from exhume.auditing.settings import Settings
 from exhume.cli import main

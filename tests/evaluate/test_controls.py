@@ -2,7 +2,6 @@
 
 import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,8 +12,6 @@ from exhume.evaluate import chance
 from exhume.evaluate.scoring import AGGREGATES
 from problems import gaussian, on_sphere
 from runs import images
-
-REAL = Path(__file__).parents[3] / "shared" / "data"
 
 
 def test_chance_on_the_sphere_is_the_known_value() -> None:

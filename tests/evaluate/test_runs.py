@@ -96,12 +96,7 @@ def test_the_cause_of_a_miss_is_measured(tmp_path: Path) -> None:
     replace(made, problem=replace(made.problem, target=target)).save(tmp_path / "weak")
     lost = torch.cat([known.inputs[:3], on_sphere(1, 16, seed=9)])
     for model, samples, left, words in (
-        (
-            "model",
-            1.2 * known.inputs,
-            1e-14,
-            r"Only their size is off.*cosine 1\.0000",
-        ),
+        ("model", 1.2 * known.inputs, 1e-14, r"Only their size is off.*cosine 1\.0000"),
         ("weak", lost, 1e-6, r"coefficients of at most .* of the largest, a trace too small"),
         ("model", lost, 1e-14, "explained in more than one way"),
     ):

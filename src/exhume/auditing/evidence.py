@@ -30,14 +30,6 @@ SSIM = 0.4  # An image is recognisable over this SSIM (Haim 2022)
 
 # Without the truth
 
-ELSEWHERE = (
-    "The run that the recipe describes does not end at these weights with any candidates that were "
-    "tried, so nothing is claimed of them. Either the search failed, or what it was told is not "
-    "so: check the rate and the number of steps, the optimiser, the number of samples and their "
-    "labels, and that training began at these weights."
-)
-"""What is said of a recipe by which nothing was found."""
-
 
 def not_by_chance(problem: Problem, found: Reconstruction, rests: Support) -> bool:
     """Tell whether candidates explain the weights, and no others near them do: the strong claim."""
@@ -50,10 +42,7 @@ def _explained(found: Reconstruction) -> bool:
 
 
 def claims(
-    problem: Problem,
-    found: Reconstruction,
-    rests: Support | None = None,
-    chance: str | None = None,
+    problem: Problem, found: Reconstruction, rests: Support | None = None, chance: str | None = None
 ) -> list[str]:
     """List sentences that hold whatever the training data was.
 
@@ -133,7 +122,13 @@ def _of_a_rest(problem: Problem, found: Reconstruction, left: str) -> list[str]:
             "That speaks for these candidates, and proves nothing: others may leave as little."
         ]
     if problem.premise is Premise.REPLAY:
-        return [f"{left} {ELSEWHERE}", *suspects(problem, found)]
+        return [
+            f"{left} The run that the recipe describes does not end at these weights with any "
+            "candidates that were tried, so nothing is claimed of them. Either the search failed, "
+            "or what it was told is not so: check the rate and the number of steps, the optimiser, "
+            "the number of samples and their labels, and that training began at these weights.",
+            *suspects(problem, found),
+        ]
     said = [
         f"{left} Some candidates may be training samples and others not; without the truth "
         "they cannot be told apart."
@@ -227,8 +222,7 @@ def controls(result: Record) -> str | None:
 
 def rank_of(result: Record) -> float | None:
     """Return the dimension of the subspace that candidates were sought in; None if in all."""
-    found = finite(result.get("rank"))
-    return found if found is not None and found > 0 else None
+    return finite(result.get("rank")) or None
 
 
 def ratio_of(result: Record) -> float | None:

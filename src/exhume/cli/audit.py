@@ -22,8 +22,6 @@ from exhume.evaluate.runs import score_run
 from exhume.models.folder import TRUTH
 from exhume.models.opening import Opened
 
-WITHOUT = "an audit does without; score the run, or give --fail-over"
-
 
 def audit(
     model: str | None = None,
@@ -65,9 +63,7 @@ def audit(
     unseen = None if held_out is None else datasets.read(held_out).inputs
     opened = _opened(settings)
     console = new_console()
-    _say_opened(console, settings, opened)
-    if not resume:
-        opened = _before(console, settings, opened, anyway)
+    opened = _before(console, settings, opened, resume, anyway)
     result = _watched(console, settings, opened, out, resume, unseen)
     console.print(
         f"[bold]{result['outcome']}[/]: {result['candidates']} candidates, residual "
@@ -118,7 +114,8 @@ def _watched(
 def _limits(settings: Settings, words: str | None, truth: Path | None) -> tuple[Limit, ...] | None:
     """Return what may come back; refuse, before any time is spent, what could not be scored."""
     if words is None:
-        refuse({"truth": truth}, WITHOUT)
+        needless = "an audit does without; score the run, or give --fail-over"
+        refuse({"truth": truth}, needless)
         return None
     file = truth or (None if settings.trained else Path(settings.model or "") / TRUTH)
     if file is None or not file.is_file():
@@ -138,8 +135,13 @@ def _opened(settings: Settings) -> Opened:
     return settings.open(settings.source(display.to_inputs(pixels) if display else pixels))
 
 
-def _say_opened(console: Console, settings: Settings, opened: Opened) -> None:
-    """Say what the card decided, what was changed in a model, and what weakens the attack."""
+def _before(
+    console: Console, settings: Settings, opened: Opened, resume: bool, anyway: bool
+) -> Opened:
+    """Say what the card decided, what was changed in a model, and what weakens the attack.
+
+    Before a new run, say what it has to go by, too, and how long it takes; refuse a hopeless one.
+    """
     premise = opened.problem.premise.value
     if settings.premise is None and premise != "change":
         console.print(f"premise {premise}, as the model's card says; give --premise for another")
@@ -148,10 +150,8 @@ def _say_opened(console: Console, settings: Settings, opened: Opened) -> None:
         console.print(f"prepared a copy of the model: {brief}", markup=False)
     for warning in opened.warnings:
         console.print(f"warning: {warning}", markup=False)
-
-
-def _before(console: Console, settings: Settings, opened: Opened, anyway: bool) -> Opened:
-    """Say what a run has to go by and how long it takes; refuse one that is hopeless."""
+    if resume:
+        return opened
     expected = forecast(settings, opened)
     for sentence in expected.said:
         console.print(f"before the run: {sentence}", markup=False)

@@ -84,10 +84,8 @@ def _reason(error: Exception) -> str | None:
     if kinds & {"MemoryError", "OutOfMemoryError"}:
         return "the memory is used up; take fewer samples, a smaller model, or --device cpu."
     if any("LinAlgError" in kind for kind in kinds):
-        advice = (
-            "check the scale of the weights and of the inputs, which may be far too large or small"
-        )
-        return f"equations cannot be solved ({quoted(error)}); {advice}."
+        scale = "the scale of the weights and of the inputs, which may be far too large or small"
+        return f"equations cannot be solved ({quoted(error)}); check {scale}."
     return None
 
 

@@ -2,9 +2,8 @@
 
 The papers on networks trained to the margin (Haim 2022, Buzaglo 2023, Shen 2026) give each training
 image its nearest candidate, stretch its contrast and take the SSIM: over 0.4 it is recognisable.
-Alone such a count means little: it grows with the number of candidates, and where images of a kind
-are alike it is high for any of them. So the same candidates are compared with as many images that
-the model never saw, too, and what counts is how far the first count is above the second.
+Such a count grows with the number of candidates, and with the likeness of all images. So it is
+compared with that of as many images that the model never saw.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Pictures and signals of the samples: `gallery` for the page, `gallery_png` for a README."""
+"""Samples to look at: `gallery` and `table` for the page, `gallery_png` for a README."""
 
 import base64
 import io
@@ -27,6 +27,7 @@ LIMIT = 60  # The page shows this many samples at most, so that it stays a few m
 SIDE = 160  # Pixels of the longer side of a picture on the page: more than it is shown with
 # A signal is drawn with this many points at most: more than its width on the page in pixels
 POINTS = 240
+COLUMNS = 40  # of a table, at most: more cannot be read side by side
 
 
 class Item(NamedTuple):
@@ -172,6 +173,38 @@ def _between(values: Array, low: float, high: float) -> Array:
     """Move `low` to 0 and `high` to 1; what is not a number stands at 0."""
     values = np.nan_to_num(values)
     return np.asarray((values - low) / (high - low if high > low else 1.0))
+
+
+def table(run: RunFolder) -> dict[str, Any] | None:
+    """Show candidates in the units of the data, with truth and difference; None for other data.
+
+    A line has the number and grade of its sample (empty but for the first), a word, and values.
+    """
+    try:
+        card = run.settings.card
+    except InputError:  # damaged, and shown as it is
+        return None
+    if card is None or card.table is None or card.dim != run.samples.shape[1]:
+        return None
+    (names, units), matched, lines = card.table, run.matched(), []
+    if matched is None or run.scored is None:
+        order = run.sizes.argsort(descending=True, stable=True)[:LIMIT].tolist()
+        values, total = units.to_pixels(run.samples), len(run.samples)
+        lines = [(f"{i + 1}", "", "found", _words(values[i])) for i in order]
+    else:
+        (true, found), total = (units.to_pixels(rows) for rows in matched), len(matched[0])
+        score = run.scored["score"]
+        grades = [grade(row, score["thresholds"]) for row in score["rows"]]
+        for i in range(min(total, LIMIT)):
+            lines.append((f"{i + 1}", grades[i], "true", _words(true[i])))
+            lines.append(("", "", "found", _words(found[i])))
+            lines.append(("", "", "difference", _words(found[i] - true[i])))
+    left_out = {"left_out": max(0, total - LIMIT), "columns_left_out": len(names[COLUMNS:])}
+    return {"columns": names[:COLUMNS], "lines": lines, **left_out}
+
+
+def _words(values: Tensor) -> list[str]:
+    return [number(x, "–") for x in values[:COLUMNS].tolist()]
 
 
 def gallery_png(run: Path, out: Path, limit: int = 10) -> Path:

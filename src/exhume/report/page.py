@@ -21,8 +21,7 @@ from exhume.auditing.folder import RunFolder, read_run
 from exhume.auditing.judgement import SURE
 from exhume.files import write_private
 from exhume.report import figures
-from exhume.report.gallery import gallery, grade
-from exhume.report.table import table
+from exhume.report.gallery import gallery, grade, table
 from exhume.wording import duration, finite, number, percent
 
 # Longer tables are cut here, so that a browser can still show them; score.json has every row
