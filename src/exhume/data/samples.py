@@ -22,10 +22,6 @@ class Transform(Pixels):
 
     Norms and mean are private: not part of equality, and of the card only that there is a mean.
     A mean image stands in place of the shift, which is then its average, for pictures without it.
-
-    Example:
-        >>> Transform(shift=0.5, scale=0.25).apply(torch.tensor([[0.5, 1.0]])).tolist()
-        [[0.0, 2.0]]
     """
 
     # of each sample before it was rescaled to √d, (n,); None if the rows were not rescaled

@@ -327,13 +327,11 @@ def _unlocks(network: Network, trained: Weights) -> str:
     head, first = network.head_weight, network.first_dense(trained)
     both = "" if first in (None, head) else f" {head} and {first} unlock tansley2026 too."
     last = (
-        f"The initial {head} unlocks exhume and iurada2025 on the last layer, with features at the "
-        f"trained weights (point final).{both} If the last layer began at zero and alone was "
-        f"trained, give {ZERO_HEAD}. "
+        f"The initial {head} unlocks exhume and iurada2025 on the last layer, at the point final."
+        f"{both} If that layer began at zero and alone was trained, give {ZERO_HEAD}. "
     )
     return (
         f"{last if head else ''}All initial weights unlock the points initial, midpoint and both, "
-        "and other blocks. No initial weights are needed with --premise margin, if the "
-        "network is homogeneous and was trained to the margin, and --premise decay, if it came to "
-        "rest under weight decay."
+        "and other blocks. None are needed with --premise margin, if the network is homogeneous "
+        "and was trained to the margin, and --premise decay, if it came to rest under decay."
     )

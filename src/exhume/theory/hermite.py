@@ -11,8 +11,10 @@ from functools import lru_cache, partial
 from itertools import pairwise
 
 import numpy as np
+import scipy
 import torch
 from numpy.polynomial import Chebyshev
+from numpy.polynomial.hermite_e import hermevander
 from torch import Tensor
 
 from exhume.errors import InputError
@@ -141,20 +143,16 @@ def _gaussian_rule(nodes: int) -> tuple[Tensor, Tensor]:
 
 
 def _line(sigma: Map, orders: int, nodes: int) -> tuple[Tensor, Tensor, float]:
-    """Return h_k, E|σ he_k| and E σ²; he_{k+1} = (z he_k − √k he_{k−1})/√(k+1)."""
+    """Return h_k, E|σ he_k| and E σ²."""
     z, weights = _gaussian_rule(nodes)
     values = _finite(sigma, z)
     weighted = weights * values
     energies = weighted * values
     if float(energies[[0, -1]].max()) > 1e-20 * float(energies.sum()):
         raise InputError(f"activation: grows too fast for a Gaussian, up to ±{FAR:g}; bound it.")
-    before, now = torch.zeros_like(z), torch.ones_like(z)
-    found, sizes = [], []
-    for k in range(orders + 1):
-        found.append((weighted * now).sum())
-        sizes.append((weighted * now).abs().sum())
-        before, now = now, (z * now - math.sqrt(k) * before) / math.sqrt(k + 1)
-    return torch.stack(found), torch.stack(sizes), float(energies.sum())
+    units = np.sqrt(scipy.special.factorial(np.arange(orders + 1)))
+    terms = weighted[:, None] * torch.from_numpy(hermevander(z.numpy(), orders) / units)
+    return terms.sum(0), terms.abs().sum(0), float(energies.sum())
 
 
 def _finite(sigma: Map, z: Tensor) -> Tensor:

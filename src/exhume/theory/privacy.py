@@ -43,10 +43,6 @@ def rho_at_error(error: float, dim: int, entropy: float | None = None) -> float:
     """Return the ρ at which the bound of `error_bound` falls to a given relative error.
 
     h(x') − (d/2)·ln(2πe·error), for an isotropic Gaussian (d/2)·ln(1/error).
-
-    Example:
-        >>> round(rho_at_error(0.5, 3072), 1)
-        1064.7
     """
     number("error", error, above=0)
     whole_number("dim", dim)
@@ -107,10 +103,6 @@ def epsilon_of(rho: float, delta: float) -> float:
 
     Bun and Steinke, "Concentrated Differential Privacy: Simplifications, Extensions, and Lower
     Bounds", Proposition 1.3.
-
-    Example:
-        >>> round(epsilon_of(0.5, 1e-5), 4)
-        5.2985
     """
     number("rho", rho, above=0)
     return rho + 2 * math.sqrt(rho * _surprise(delta))

@@ -283,53 +283,47 @@ def smallest_hit(
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # sums in another order would send the search elsewhere
     try:
-        return _searched(sigma, setting, tau, seed, starts, steps)
+        generator = torch.Generator().manual_seed(seed)
+        count = min(setting.samples, ACTIVE)
+        space = min(setting.rank, 2 * count)
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+        inputs, more = normal(1024, space), normal(32_768, space)
+        others, candidates = _starts(normal, starts, count, space)
+        sizes, signs = normal(starts, count), normal(starts, count).sign()
+        fitted = 2 * signs + normal(starts, count)
+        variables = [x.requires_grad_() for x in (others, candidates, sizes, fitted)]
+        span = setting.largest - setting.least
+
+        def violations(w: Tensor) -> Tensor:
+            first = torch.eye(space, dtype=torch.float64)[:1].expand(starts, 1, space)
+            true = torch.cat([first, apart(others, setting.separation)], 1)
+            guess = apart(candidates, setting.tolerance)
+            own = signs * (setting.least + span * torch.sigmoid(sizes))
+            features = sigma.value(torch.cat([true, guess], 1) @ w.T)
+            coefficients = torch.cat([own, -setting.largest * torch.tanh(fitted)], 1)
+            return (coefficients[:, :, None] * features).sum(1)
+
+        optimiser = torch.optim.Adam(variables, lr=0.1)
+        decay = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps, 0.002)
+        for step in range(steps):
+            optimiser.zero_grad()
+            g = violations(inputs)
+            if step < steps // 3:
+                loss = (g.square().mean(1) + 1e-12).log().sum()
+            else:  # a soft step that becomes sharp
+                soft = 2 * tau * 0.05 ** ((step - steps // 3) / (steps - steps // 3))
+                loss = torch.sigmoid((g.abs() - tau) / soft).mean(1).sum()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimiser.step()
+            decay.step()
+        with torch.no_grad():
+            share = (violations(more).abs() > tau).double().mean(1).min().item()
+        return max(share - 3 * math.sqrt(share / len(more)), 0.0)
     finally:
         torch.set_num_threads(threads)
-
-
-def _searched(
-    sigma: Activation, setting: Setting, tau: float, seed: int, starts: int, steps: int
-) -> float:
-    generator = torch.Generator().manual_seed(seed)
-    count = min(setting.samples, ACTIVE)
-    space = min(setting.rank, 2 * count)
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-    inputs, more = normal(1024, space), normal(32_768, space)
-    others, candidates = _starts(normal, starts, count, space)
-    sizes, signs = normal(starts, count), normal(starts, count).sign()
-    fitted = 2 * signs + normal(starts, count)
-    variables = [x.requires_grad_() for x in (others, candidates, sizes, fitted)]
-    span = setting.largest - setting.least
-
-    def violations(w: Tensor) -> Tensor:
-        first = torch.eye(space, dtype=torch.float64)[:1].expand(starts, 1, space)
-        true = torch.cat([first, apart(others, setting.separation)], 1)
-        guess = apart(candidates, setting.tolerance)
-        own = signs * (setting.least + span * torch.sigmoid(sizes))
-        features = sigma.value(torch.cat([true, guess], 1) @ w.T)
-        coefficients = torch.cat([own, -setting.largest * torch.tanh(fitted)], 1)
-        return (coefficients[:, :, None] * features).sum(1)
-
-    optimiser = torch.optim.Adam(variables, lr=0.1)
-    decay = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps, 0.002)
-    for step in range(steps):
-        optimiser.zero_grad()
-        g = violations(inputs)
-        if step < steps // 3:
-            loss = (g.square().mean(1) + 1e-12).log().sum()
-        else:  # a soft step that becomes sharp
-            soft = 2 * tau * 0.05 ** ((step - steps // 3) / (steps - steps // 3))
-            loss = torch.sigmoid((g.abs() - tau) / soft).mean(1).sum()
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimiser.step()
-        decay.step()
-    with torch.no_grad():
-        share = (violations(more).abs() > tau).double().mean(1).min().item()
-    return max(share - 3 * math.sqrt(share / len(more)), 0.0)
 
 
 def _starts(

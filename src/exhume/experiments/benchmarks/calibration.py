@@ -144,11 +144,6 @@ def problems(seed: int) -> Iterator[Posed]:
             yield posed("", sphere(ratio=ratio)).without(f"control: {name}", changed)
     for ratio in RATIOS[3:]:  # more unknowns than the matrix is made for
         yield posed("whole digits", cell(data="digits", samples=9, ratio=ratio))
-    yield from _others(seed)
-
-
-def _others(seed: int) -> Iterator[Posed]:
-    """A fine-tuned network, lazily and for some seeds by replay, and weights alone."""
     victim = tuned(CASES["sgd20"], seed)
     truth, count = victim.truth.inputs, victim.truth.samples
     yield Posed("fine-tuned", victim.change().to("cpu"), truth, count, seed)

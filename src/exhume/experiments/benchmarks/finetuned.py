@@ -8,14 +8,12 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import Tensor
 
 from exhume.auditing import evidence
 from exhume.checks import one_of
-from exhume.data import Data
 from exhume.device import usable_device
 from exhume.equation.problem import Problem
-from exhume.evaluate import Score, residual_at_truth, score, scoring
+from exhume.evaluate import residual_at_truth, score, scoring
 from exhume.experiments.benchmarks import bases
 from exhume.experiments.benchmarks.bases import Base, Case, Tuned, tuned
 from exhume.experiments.benchmarks.common import Watch, drawn, heading, say, show, tracked
@@ -152,19 +150,14 @@ def attacked(
         f"{found.products} products, {found.seconds:.1f} s"
     )
     shares = {"recovered": result.recovered, "exact": result.exact}
-    if picture is not None:
-        drawing(picture, victim.truth, samples, result)
+    if picture is not None:  # private images above what came back of them
+        from exhume.report.gallery import pairs_png  # matplotlib, where there is something to draw
+
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        both = scoring.pictures(victim.truth, samples, result.matched, result.flipped)
+        notes = [f"error {number(x)}" for x in result.errors.tolist()]
+        pairs_png(*both, notes, picture, victim.truth.samples)
     return {"errors": errors, "residual": found.residual, "seconds": found.seconds, **shares}
-
-
-def drawing(path: Path, truth: Data, samples: Tensor, result: Score) -> None:
-    """Draw private images above what came back of them."""
-    from exhume.report.gallery import pairs_png  # matplotlib, where there is something to draw
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    both = scoring.pictures(truth, samples, result.matched, result.flipped)
-    notes = [f"error {number(x)}" for x in result.errors.tolist()]
-    pairs_png(*both, notes, path, truth.samples)
 
 
 def row(case: str, method: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
