@@ -154,12 +154,6 @@ def test_three_questions_are_answered(
         assert words in found[question]
 
 
-def test_every_sample_has_one_grade() -> None:
-    graded = evidence.counts(scored(0.5, 0.25, recognisable=0.75)["score"])
-    assert list(graded.items()) == list(zip(evidence.GRADES, (2, 2, 2, 2), strict=True))
-    assert evidence.counts(scored(1, 1)["score"])["not found"] == 0
-
-
 def test_what_recognisable_images_are_worth() -> None:
     for own, other, words in ((7, 0, "than chance"), (1, 1, "may be chance"), (7, None, "at hand")):
         said = evidence.recognition(seen(own, other)["recognised"])

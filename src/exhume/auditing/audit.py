@@ -76,18 +76,6 @@ def audit(
             of a card. For the premise replay: recipe, a `Recipe` or its file; labels, the samples'
             classes (with mini-batches in their order); public, inputs (N, …) of the same kind. As
             one more control: held_out, inputs (N, …) of that kind that the model never saw.
-
-    Example:
-        >>> import torch
-        >>> _ = torch.manual_seed(0)
-        >>> model = nn.Sequential(nn.Linear(3, 40), nn.Tanh(), nn.Linear(40, 1))
-        >>> before = {name: w.clone() for name, w in model.state_dict().items()}
-        >>> x = torch.tensor([[1.0, 1.0, -1.0]])
-        >>> model(x).backward()
-        >>> after = {name: w - 1e-5 * w.grad for name, w in model.named_parameters()}
-        >>> found = audit(model, before, after, (3,), norm="sqrt_d", samples=1, device="cpu")
-        >>> bool((found.samples - x).norm() < 0.1)
-        True
     """
     named: dict[str, Any] = {"model": model, "initial": initial, "trained": trained}
     if not all(part is None or isinstance(part, str | Path) for part in named.values()):

@@ -24,7 +24,8 @@ Record = Mapping[str, Any]
 LOOSE = 0.1  # A candidate that may be this far off, relative to its norm, is not determined
 GRADES = ("exact", "recovered", "recognisable", "not found")  # of a sample, the best first
 CLEAR = 0.01  # Below this p-value, recognisable images are taken for more than chance
-TESTS = 3  # counts of recognisable images, each of which is compared with chance
+# Counts of recognisable images, each of which is compared with chance, and their words
+COUNTS = {"ssim": "SSIM over 0.4", "cosine80": "cosine over 0.8", "cosine90": "cosine over 0.9"}
 SSIM = 0.4  # An image is recognisable over this SSIM (Haim 2022)
 
 
@@ -267,7 +268,7 @@ def fewest(samples: int) -> int:
         >>> [fewest(n) for n in (1, 3, 5, 6)]
         [300, 11, 6, 5]
     """
-    return next(m for m in whole(1) if CLEAR * comb(samples + m, samples) > TESTS)
+    return next(m for m in whole(1) if CLEAR * comb(samples + m, samples) > len(COUNTS))
 
 
 def measured(seen: Record) -> bool:
@@ -410,12 +411,11 @@ def by_recognition(result: Record, scored: Record) -> bool:
 
 def recognition_rows(seen: Record) -> list[tuple[str, str, str]]:
     """Return each count of recognisable images, and the same of held-out ones beside it."""
-    words = {"ssim": "SSIM over 0.4", "cosine80": "cosine over 0.8", "cosine90": "cosine over 0.9"}
 
     def count(side: Record | None, name: str) -> str:
         return f"{side[name]} of {side['samples']}" if side else "none at hand"
 
-    return [(text, count(seen, x), count(seen["control"], x)) for x, text in words.items()]
+    return [(text, count(seen, x), count(seen["control"], x)) for x, text in COUNTS.items()]
 
 
 def recognition(seen: Record) -> str:

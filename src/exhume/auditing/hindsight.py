@@ -54,12 +54,6 @@ def verdict(
 
     The residual is None where the run diverged. The floor is the residual that the true samples
     leave in the same problem. The ratio is that of equations to unknowns in the run.
-
-    Example:
-        >>> print(verdict(1e-3, 1e-8, recovered=0, samples=10, ratio=4))
-        None of 10 samples recovered. The attack failed although the trace is there: it ended at a
-        residual of 1.0e-03, and the samples themselves leave 1.0e-08. A better search could
-        succeed.
     """
     if recovered >= samples:
         return f"All {samples} samples recovered; they leave a residual of {floor:.1e} themselves."
@@ -73,7 +67,12 @@ def verdict(
             f"{missed.cosine:.4f} or more). Tell the right norm, or the range, of the inputs."
         )
     elif ratio < ENOUGH:
-        why = _too_few(ratio, above, both)
+        found = "candidates that are not samples explain the weights as well"
+        found = "what was found does not even explain the weights" if above else found
+        why = (
+            f"{ratio:.2f} equations for each unknown are too few: {found} ({both}), and no search "
+            "could tell samples from others."
+        )
     elif alone and seen:
         why = (
             f"With the premise {posed.premise.value} weights show what samples look like, and do "
@@ -99,16 +98,6 @@ def verdict(
     why += _elsewhere(floor, posed.floors) if helps else ""
     also = f", {seen} {'more ' if recovered else ''}recognisable" if seen else ""
     return f"{recovered or 'None'} of {samples} samples recovered{also}. {why}"
-
-
-def _too_few(ratio: float, above: bool, both: str) -> str:
-    """Say that others fit as well."""
-    found = "candidates that are not samples explain the weights as well"
-    found = "what was found does not even explain the weights" if above else found
-    return (
-        f"{ratio:.2f} equations for each unknown are too few: {found} ({both}), and no search "
-        "could tell samples from others."
-    )
 
 
 def _beside_the_floor(ended: float, floor: float, both: str, missed: Missed | None) -> str:

@@ -217,7 +217,8 @@ def _result(
     judged: Judgement,
     tried: tuple[Control, ...],
 ) -> dict[str, Any]:
-    problem, count = opened.problem, len(found.samples)
+    problem, rests, count = opened.problem, judged.support, len(found.samples)
+    libraries = {"torch": torch.__version__, "numpy": np.__version__}
     started = datetime.fromtimestamp(time.time() - found.seconds, UTC)
     threat_model = asdict(problem.threat_model)
     settled = Input("settings", CONFIG, sha256(config_of(settings)).hexdigest())
@@ -226,11 +227,7 @@ def _result(
     return {
         "schema": SCHEMA,
         "exhume": VERSION,
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "numpy": np.__version__,
-        },
+        "versions": {"python": platform.python_version(), **libraries},
         "device": settings.device,
         "device_name": device_name(settings.device),
         "seed": found.seed,
@@ -262,13 +259,11 @@ def _result(
         "advice": judged.advice,
         "probabilities": judged.probabilities.tolist(),
         "support": {
-            "equations": judged.support.equations,
-            "unknowns": judged.support.unknowns,
-            "slack": judged.support.slack.tolist(),
-            "errors": judged.support.errors.tolist(),
+            **{"equations": rests.equations, "unknowns": rests.unknowns},
+            **{"slack": rests.slack.tolist(), "errors": rests.errors.tolist()},
         },
         "controls": [asdict(control) for control in tried],
-        "claims": evidence.claims(problem, found, judged.support, judged.chance),
+        "claims": evidence.claims(problem, found, rests, judged.chance),
         "limits": evidence.limits(problem, found),
         "inputs": [asdict(entry) for entry in (settled, *opened.inputs)],
     }

@@ -54,10 +54,6 @@ def limits(words: str) -> tuple[Limit, ...]:
     Example:
         >>> limits("recovered=0.05")
         (Limit(grade='recovered', share=0.05),)
-        >>> limits("recovered")
-        Traceback (most recent call last):
-        exhume.errors.InputError: fail_over: expected a grade and a share, such as
-        recognisable=0.05, got 'recovered'.
     """
     found = []
     for word in words.split(","):

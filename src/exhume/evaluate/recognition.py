@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from exhume.auditing.evidence import CLEAR, SSIM, TESTS, fewest
+from exhume.auditing.evidence import CLEAR, COUNTS, SSIM, fewest
 from exhume.data import Data
 from exhume.errors import InputError
 from exhume.evaluate import metrics
@@ -24,7 +24,6 @@ from exhume.wording import finite
 
 # Cosines over which a likeness is plain, and over which it is that of the best published images
 COSINES = 0.8, 0.9
-COUNTS = "ssim", "cosine80", "cosine90"
 SAME = 1 / 512  # of the largest pixel: less than half a grey level of 256 shows no difference
 
 
@@ -73,7 +72,7 @@ class Recognised:
             own, other = getattr(self, count), getattr(control, count)
             table = [[own, self.samples - own], [other, control.samples - other]]
             p_value = scipy.stats.fisher_exact(table, alternative="greater").pvalue
-            least = min(least, TESTS * p_value)
+            least = min(least, len(COUNTS) * p_value)
         return float(least)
 
     @property
@@ -102,21 +101,14 @@ def recognised(samples: Tensor, data: Data, held_out: Data | None) -> Recognised
     """Count the training images that are recognisable among candidates (k, d), beside a control.
 
     `samples` are in the space of the model's inputs; those of many runs are pooled by `torch.cat`.
-    Of the held-out images (`exhume.data.held_out` draws some) as many are taken as there are
-    training images, or `enough`. Without any, `control` is None, and a count says nothing yet. One
+    As many held-out images are taken (`exhume.data.held_out` draws some) as there are training
+    images, or `enough`. Without any, `control` is None, and a count says nothing yet. One
     that is a training image is refused. Negatives are not recognised.
 
     Where the mean image m was taken off, each training image x_i has a share in it, and so in every
     picture it is compared with: candidates of nothing are the mean image. In the control, the
     held-out h_i may take that share over, m + (h_i − x_i)/n, or leave m as it is, which candidates
     may know of; the better of the two counts, so that the control is rather too high than too low.
-
-    Example:
-        >>> import exhume
-        >>> known = exhume.data.load("digits", 20, centre="pixels")
-        >>> seen = recognised(known.inputs, known, exhume.data.held_out(known))
-        >>> seen.cosine90, seen.control.cosine90
-        (20, 1)
     """
     if not are_images(data.shape):
         sides = "(H, W) with sides of 3 pixels or more, or (C, H, W) with sides of 6"

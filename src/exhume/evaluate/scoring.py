@@ -141,9 +141,7 @@ def measure(
     if others_only:
         costs.fill_diagonal_(math.inf)
         published_costs.fill_diagonal_(math.inf)
-
-    others = distances(x, x) / norms[:, None]
-    nearby = others.fill_diagonal_(math.inf).amin(1)
+    nearby = (distances(x, x) / norms[:, None]).fill_diagonal_(math.inf).amin(1)
 
     matched = pair(costs)
     paired = take(y, matched)
