@@ -241,21 +241,18 @@ class RunFolder:
 
     def _checkpoint(self) -> Checkpoint | None:
         """Return the last checkpoint that is whole; a damaged one after it is removed."""
-        damaged: dict[Path, InputError] = {}
-        for file in (self.path / CHECKPOINT, self.path / BEFORE):
-            if not file.exists():
-                continue
+        there = [file for file in (self.path / CHECKPOINT, self.path / BEFORE) if file.exists()]
+        if not there:
+            return None
+        try:
+            return _read_checkpoint(there[0])
+        except InputError as error:
             try:
-                found = _read_checkpoint(file)
-            except InputError as error:
-                damaged[file] = error
-                continue
-            for other in damaged:  # else it would take the place of the good one
-                other.unlink()
+                found = _read_checkpoint(there[-1])
+            except InputError:
+                raise error from None
+            there[0].unlink()  # else it would take the place of the good one
             return found
-        if damaged:
-            raise next(iter(damaged.values()))
-        return None
 
     def keep(self, found: Mapping[str, Tensor]) -> None:
         """Write what was found: the samples and coefficients."""

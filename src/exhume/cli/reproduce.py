@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from rich.table import Column, Table
+
 from exhume.cli.console import new_console
 from exhume.errors import InputError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from exhume.experiments.claims.claim import Claim
 
 EVERY = "all"  # the name that stands for all experiments
@@ -91,9 +91,7 @@ def _named(name: str | None, scale: str, claims: "Mapping[str, Claim]") -> "tupl
     return tuple(claims.values()) if name == EVERY else (claims[name],)
 
 
-def _table(claims: "Mapping[str, Claim]") -> "Table":
-    from rich.table import Column, Table
-
+def _table(claims: "Mapping[str, Claim]") -> Table:
     table = Table(Column("name", no_wrap=True), "claim", "source", "needs", "minutes", "full")
     table.show_lines = True
     for claim in claims.values():

@@ -1,10 +1,9 @@
 """A gate for releases: how much of the training data may come back before a model is held."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from exhume.auditing import evidence
+from exhume.auditing.evidence import Record
 from exhume.checks import number, one_of
 from exhume.errors import InputError
 from exhume.theory.support import CUT
@@ -21,7 +20,7 @@ class Limit:
     grade: str
     share: float
 
-    def found(self, scored: Mapping[str, Any]) -> float:
+    def found(self, scored: Record) -> float:
         """Return the share that came back, by score.json."""
         score = scored["score"]
         share = score.get(self.grade)
@@ -33,12 +32,12 @@ class Limit:
             )
         return number(f"{self.grade} in the score", share, least=0)
 
-    def undecided(self, scored: Mapping[str, Any]) -> bool:
+    def undecided(self, scored: Record) -> bool:
         """Tell whether what was not measured could be over the limit, where the rest is within."""
         found, more = self.found(scored), evidence.unmeasured(scored) / scored["score"]["samples"]
         return self.grade == GRADES[-1] and found <= self.share < found + more
 
-    def sentence(self, scored: Mapping[str, Any]) -> str:
+    def sentence(self, scored: Record) -> str:
         """Say what came back and what may."""
         found, total = self.found(scored), int(scored["score"]["samples"])
         came = f"{round(found * total)} of {total} training samples came back {self.grade}"
@@ -70,12 +69,7 @@ def limits(words: str) -> tuple[Limit, ...]:
     return tuple(found)
 
 
-def over(
-    asked: tuple[Limit, ...],
-    result: Mapping[str, Any],
-    scored: Mapping[str, Any],
-    anyway: bool = False,
-) -> bool:
+def over(asked: tuple[Limit, ...], result: Record, scored: Record, anyway: bool) -> bool:
     """Tell whether more came back than some limit allows; what is in result.json and score.json.
 
     A search that was cut off and found little has shown nothing, which is an error, unless that is

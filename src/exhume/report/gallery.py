@@ -86,8 +86,7 @@ def pairs(
 ) -> Gallery:
     """Show originals beside reconstructions, best first; of too many, the best and the worst."""
     errors = [row["error"] for row in rows]
-    half, left_out = LIMIT // 2, max(0, len(originals) - LIMIT)
-    order = ranked(errors)
+    order, half, left_out = ranked(errors), LIMIT // 2, max(0, len(originals) - LIMIT)
     items = []
     for i in [*order[:half], *order[half + left_out :]]:
         picture = data_uri(found[i].numpy()) if found[i].isfinite().all() else None

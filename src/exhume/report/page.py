@@ -4,7 +4,6 @@
 the settings of the run.
 """
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path, PurePosixPath, PureWindowsPath
@@ -16,7 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from exhume import wording
 from exhume.auditing import evidence
 from exhume.auditing.answers import answers
-from exhume.auditing.evidence import counts, rank_of, ratio_of
+from exhume.auditing.evidence import Record, counts, rank_of, ratio_of
 from exhume.auditing.folder import RunFolder, read_run
 from exhume.auditing.judgement import SURE
 from exhume.files import write_private
@@ -52,49 +51,44 @@ def write(run: Path, redact: bool = False) -> Path:
     result, scored, extras = folder.result, folder.scored, folder.scored or {}
     ratio, seen = ratio_of(result), extras.get("recognised")
     values = {point: finite(value) for point, value in extras.get("floors", {}).items()}
-    page = (
-        environment()
-        .get_template("report.html.jinja")
-        .render(
-            result=result,
-            problem=result["problem"],
-            config=redacted(folder) if redact else folder.config,
-            redact=redact,
-            scored=scored,
-            baseline=evidence.baseline(scored["chance"]) if scored else None,
-            headline=evidence.headline(result, scored),
-            answers=answers(result, scored),
-            cautions=evidence.cautions(result, scored),
-            controls=evidence.controls(result),
-            cards=cards(folder),
-            counts=counts(scored["score"]) if scored else None,
-            unmeasured=evidence.unmeasured(scored) if scored else 0,
-            gallery=None if redact else gallery(folder),
-            table=None if redact else table(folder),
-            progress=figures.progress(folder.events, finite(extras.get("residual_at_truth"))),
-            rank=rank_of(result),
-            ratio=ratio,
-            law=figures.law(ratio) if ratio and ratio > 0 else None,
-            alone=evidence.weights_alone(result),
-            model=model(folder),
-            floors=[
-                (at, x, at == result.get("point")) for at, x in values.items() if x is not None
-            ],
-            subspace=extras.get("subspace"),
-            recognition=(evidence.recognition_rows(seen), evidence.recognition(seen))
-            if seen
-            else None,
-            level=evidence.LEVEL,
-            rows=ROWS,
-            inputs=inputs(result, extras),
-            grade=grade,
-        )
+    floors = [(at, x, at == result.get("point")) for at, x in values.items() if x is not None]
+    likenesses = (evidence.recognition_rows(seen), evidence.recognition(seen)) if seen else None
+    template = environment().get_template("report.html.jinja")
+    page = template.render(
+        result=result,
+        problem=result["problem"],
+        config=redacted(folder) if redact else folder.config,
+        redact=redact,
+        scored=scored,
+        baseline=evidence.baseline(scored["chance"]) if scored else None,
+        headline=evidence.headline(result, scored),
+        answers=answers(result, scored),
+        cautions=evidence.cautions(result, scored),
+        controls=evidence.controls(result),
+        cards=cards(folder),
+        counts=counts(scored["score"]) if scored else None,
+        unmeasured=evidence.unmeasured(scored) if scored else 0,
+        gallery=None if redact else gallery(folder),
+        table=None if redact else table(folder),
+        progress=figures.progress(folder.events, finite(extras.get("residual_at_truth"))),
+        rank=rank_of(result),
+        ratio=ratio,
+        law=figures.law(ratio) if ratio and ratio > 0 else None,
+        alone=evidence.weights_alone(result),
+        model=model(folder),
+        floors=floors,
+        subspace=extras.get("subspace"),
+        recognition=likenesses,
+        level=evidence.LEVEL,
+        rows=ROWS,
+        inputs=inputs(result, extras),
+        grade=grade,
     )
     name = "report-redacted.html" if redact else "report.html"
     return write_private(folder.path / name, page.encode())
 
 
-def inputs(result: Mapping[str, Any], scored: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+def inputs(result: Record, scored: Record) -> list[tuple[str, str, str]]:
     """Return role, file and SHA-256 of what an audit and its score were given."""
     entries = [*result.get("inputs", ()), *scored.get("inputs", ())]
     return [(entry["role"], entry["file"] or "", entry["sha256"]) for entry in entries]
