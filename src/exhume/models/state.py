@@ -234,17 +234,13 @@ def fit_state(
 
 
 def _renamed(state: Mapping[str, Tensor], module: nn.Module) -> Iterator[StateDict]:
-    """Yield the state under its own names, without what wrappers add, and as that of a part.
-
-    A wrapper (DataParallel, Lightning, a class around a model) adds one prefix to every name; a
-    model inside another (a backbone without its head, say) lacks the name it has there.
-    """
+    """Yield the state under its own names, without what wrappers add, and as that of a part."""
     names = dict(state)
     yield names
     bare = {name.replace(COMPILED, ""): tensor for name, tensor in names.items()}
     if len(bare) == len(names):  # else two names would become one
         yield (names := bare)
-    for part, _ in module.named_children():
+    for part, _ in module.named_children():  # a backbone without its head, say
         yield {f"{part}.{name}": tensor for name, tensor in names.items()}
     for _ in range(4):  # wrappers in wrappers
         prefixes = {name.partition(".")[0] for name in names if "." in name}

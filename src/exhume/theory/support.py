@@ -200,13 +200,10 @@ def _equations(problem: Problem, fit: Fit, unknowns: int, residual: float) -> in
 
 
 def _distinct(features: Features, points: Tensor, rows: int) -> int:
-    """Count the features that are neither zero nor multiples of each other at some points.
-
-    Three random combinations of its values, as a unit vector, tell a feature from all others.
-    """
+    """Count the features that are neither zero nor multiples of each other at some points."""
     generator = torch.Generator().manual_seed(STREAM)
     mixed = torch.randn(len(points) * rows, 3, generator=generator, dtype=torch.float64)
-    values = features.linearize(points).combine(mixed.to(points))  # (p, 3)
+    values = features.linearize(points).combine(mixed.to(points))  # (p, 3): enough to tell them
     sizes = values.norm(dim=1)
     unit = torch.nn.functional.normalize(values[sizes > TOLERANCE * sizes.max()], dim=1)
     sign = unit.gather(1, unit.abs().argmax(1, keepdim=True)).sign()

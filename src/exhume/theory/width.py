@@ -263,12 +263,9 @@ def ring_kernel(kernel: Callable[[Array], Array], rank: int, first: Array, secon
         nodes = 9 / math.sqrt(rank - 3) * nodes  # beyond it there is nothing left of the density
         weights = weights * np.exp((rank - 4) / 2 * np.log1p(-(nodes**2)))
     weights = weights / weights.sum()
-    level = np.multiply.outer(first, second)
-    spread = np.sqrt(np.multiply.outer(1 - first**2, 1 - second**2))
-    average = np.zeros_like(level)
-    for node, weight in zip(nodes, weights, strict=True):
-        average += weight * kernel(level + spread * node)
-    return average
+    level = np.multiply.outer(first, second)[..., None]
+    spread = np.sqrt(np.multiply.outer(1 - first**2, 1 - second**2))[..., None]
+    return kernel(level + spread * nodes) @ weights
 
 
 def smallest_hit(
