@@ -265,7 +265,7 @@ def ring_kernel(kernel: Callable[[Array], Array], rank: int, first: Array, secon
     weights = weights / weights.sum()
     level = np.multiply.outer(first, second)[..., None]
     spread = np.sqrt(np.multiply.outer(1 - first**2, 1 - second**2))[..., None]
-    return kernel(level + spread * nodes) @ weights
+    return np.asarray(kernel(level + spread * nodes) @ weights)
 
 
 def smallest_hit(
