@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from exhume import data, victims
-from exhume.auditing.advice import LONGER, Asked, advice, more
+from exhume.auditing import judgement
 from exhume.auditing.evidence import headline
-from exhume.auditing.judgement import SIGNS, SURE, calibration, judge, probabilities
+from exhume.auditing.judgement import SIGNS, SURE, Asked, advice, judge
 from exhume.equation.objective import fitted
 from exhume.equation.problem import FirstLayer, Premise, Problem
 from exhume.methods import Reconstruction, reconstruct
@@ -65,7 +65,7 @@ def test_floors_and_weights_alone() -> None:
     assert judged.verdict == "cannot tell" and "--target change" in judged.advice[0]
     started = replace(alone, start=torch.zeros_like(alone.target))  # they were given
     assert "initial" not in " ".join(judge(started, FOUND).advice)
-    assert "--resume" not in LONGER  # a run that is over refuses it
+    assert "--resume" not in judgement.LONGER  # a run that is over refuses it
 
 
 def test_what_cannot_be_measured_is_not_told(monkeypatch) -> None:
@@ -82,6 +82,7 @@ def test_signs_of_more_samples_than_were_asked_for() -> None:
     less = replace(FOUND, outcome=Outcome.SETTLED, explained=6)
     judged = judge(KNOWN.problem, less)
     assert judged.verdict == "partly" and "6 candidates explained" in judged.reason
+    assert judged.advice[0] == "There may be more samples: ask for 6 (--samples 6)."
     for rank, verdict, words in ((7, "partly", "in 7 directions"), (4, "reconstructed", "All 4")):
         change = 1e-2 * gaussian(30, rank, seed=1) @ gaussian(rank, 10, seed=2)
         layer = FirstLayer(gaussian(30, 10), gaussian(30, 10) + change)
@@ -115,7 +116,7 @@ def test_eight_of_twenty_samples_are_not_all() -> None:
     for each in (found, replace(found, outcome=Outcome.SETTLED), right):
         judged = judge(problem, each, asked=Asked(point="midpoint", samples=8))
         assert judged.verdict != "reconstructed" and "in 20 directions" in judged.reason
-        assert judged.advice[0].endswith("ask for 20 (--samples 20).")
+        assert "samples: leave the number out, or ask for 20 (--samples 20)." in judged.advice[0]
         result = result_of(8, (8, 8), verdict=judged.verdict, reason=judged.reason)
         said, why, _ = headline(result | {"probabilities": judged.probabilities.tolist()}, None)
         assert said.startswith(("Partly", "Cannot tell", "No evidence")) and "20 dir" in why
@@ -142,12 +143,10 @@ def test_advice_names_only_what_was_not_used() -> None:
     assert "--premise replay" in fresh["check"] and "--target change" in fresh["start"]
     assert tips(replace(problem, start=problem.target))["start"] == ""
     assert "--device" not in fresh["memory"]
-    assert "leave the number out" in more(6, Asked(samples=3))
-    assert more(6, Asked()) == "There may be more samples: ask for 6 (--samples 6)."
 
 
 def test_the_model_is_what_its_file_says() -> None:
-    learnt = calibration()
+    learnt = judgement.calibration()
     assert set(learnt["weights"]) == set(SIGNS) and "exhume bench calibration" in learnt["made by"]
     assert learnt["learnt from"]["seeds"][1] < learnt["tested on"]["seeds"][0]
     sure = [row for row in learnt["tested on"]["reliability"] if row["low"] >= SURE]
@@ -156,4 +155,4 @@ def test_the_model_is_what_its_file_says() -> None:
     assert all(row["true"] >= 0.95 for row in drawn) and sum(row["count"] for row in drawn) >= 50
     rows = torch.zeros(3, len(SIGNS), dtype=torch.float64)
     rows[:, 0] = torch.tensor([-6.0, -1.0, 2.0])  # the less it may be off, the more likely
-    assert probabilities(rows).diff().lt(0).all()
+    assert judgement.probabilities(rows).diff().lt(0).all()

@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from exhume.auditing.advice import SEED
-from exhume.auditing.judgement import SURE, Judgement, judge
+from exhume.auditing.judgement import SEED, SURE, Judgement, judge
 from exhume.equation.problem import Problem
 from exhume.errors import InputError
 from exhume.features import Features

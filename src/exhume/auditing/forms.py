@@ -37,11 +37,6 @@ def of_schema(schema: Mapping[str, Any], known: Mapping[str, Any]) -> Form:
     """Return the form of what a JSON Schema describes, with the `known` definitions it refers to.
 
     Kinds, and what must be there; words and ranges are the schema's own, as others may write more.
-
-    Example:
-        >>> pair = {"a": {"type": "string"}, "b": {"type": "array", "items": {"enum": ["x"]}}}
-        >>> of_schema({"type": "object", "required": ["a"], "properties": pair}, {})
-        {'a': <class 'str'>, 'b?': [<class 'str'>]}
     """
     schema = known.get(schema.get("$ref", "").rpartition("/")[2], schema)
     kinds = schema.get("type", "string")

@@ -15,11 +15,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from exhume.auditing import advice
-from exhume.auditing.advice import BOUND, LONGER, NOTHING, SEED, Asked
 from exhume.auditing.suspects import EXPLAINED
 from exhume.equation.objective import fitted
 from exhume.equation.problem import Premise, Problem
+from exhume.features.modules import ModuleFeatures
 from exhume.methods import Reconstruction
 from exhume.search.moves import drop_costs
 from exhume.search.subspace import directions
@@ -31,6 +30,27 @@ SURE = 0.95  # from this probability on a candidate counts as found: one in twen
 ABOVE = 10.0  # a residual this many times what may be left is far above it
 FOUND, CANNOT = ("reconstructed", "partly"), "cannot tell"  # verdicts: something, and not known
 CALIBRATION = "calibration.json"
+
+LONGER = "Give it more time: raise --time-limit or --product-limit."
+BOUND = "How many samples each block could give up at most: exhume bound MODEL."
+SEED = "The search may have failed, too: try another --seed."
+RECIPE = "If you know how it was trained, replay it: --premise replay --recipe FILE."
+START = (
+    "If the initial weights are known, explain their change: --target change, and --initial FILE "
+    "too where the model is your own."
+)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """This is what an audit was asked for."""
+
+    parameters: str = "last"  # the block that was attacked
+    point: str | None = None  # where features were taken; None where they do not move
+    samples: int | None = None  # how many were told
+
+
+NOTHING = Asked()  # but the defaults
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,12 +83,11 @@ def judge(
     """
     rests = support(problem, found) if rests is None else rests
     chances = probabilities(signs(problem, found, rests), model)
-    tips, more = advice.advice(problem, found, asked), _more(problem, found)
+    tips, more = advice(problem, found, asked), _more(problem, found, asked)
     verdict, reason, ways = _verdict(problem, found, rests, chances, tips)
     if more is not None:  # then nothing is complete, and what was found may be mixtures of samples
-        there, why = more
         verdict = "partly" if verdict == "reconstructed" else verdict
-        reason, ways = f"{reason} But {why}.", [advice.more(there, asked), *ways]
+        reason, ways = f"{reason} But {more[0]}.", [more[1], *ways]
     return Judgement(verdict, reason, chances, [said for said in ways if said], rests)
 
 
@@ -154,14 +173,53 @@ def _verdict(
     return "no evidence", none, [tips["other"], tips["recipe"]]
 
 
-def _more(problem: Problem, found: Reconstruction) -> tuple[int, str] | None:
-    """Return how many samples there may be if more than candidates, and what speaks for that."""
+def _more(problem: Problem, found: Reconstruction, asked: Asked) -> tuple[str, str] | None:
+    """Return what speaks for more samples than candidates, and how to ask for them; else None."""
     count, tried = len(found.samples), found.explained or 0
     if found.outcome is Outcome.CONVERGED:
         return None
     rank = directions(problem.first_layer)
     if rank is not None and rank > count:
-        return rank, f"the first layer changed in {rank} directions, which takes as many samples"
-    if rank is None and tried > count:  # else these fit what moving features left, with no sample
-        return tried, f"{tried} candidates explained the weights on the way, and {count} do not"
-    return None
+        there = rank
+        why = f"the first layer changed in {rank} directions, which takes as many samples"
+    elif rank is None and tried > count:  # else these fit what moving features left, with no sample
+        there = tried
+        why = f"{tried} candidates explained the weights on the way, and {count} do not"
+    else:
+        return None
+    left = "" if asked.samples is None else "leave the number out, or "
+    return why, f"There may be more samples: {left}ask for {there} (--samples {there})."
+
+
+def advice(problem: Problem, found: Reconstruction, asked: Asked = NOTHING) -> dict[str, str]:
+    """Return a sentence for each thing to try, by its name; an empty one where none is left.
+
+    wider   what has more equations, or fewer unknowns
+    other   what else may find more
+    check   what the audit was told that may not be so
+    recipe  the training run, which leaves less open than any premise
+    start   the initial weights, for weights alone
+    memory  what takes less of it
+    """
+    change, replayed = problem.premise is Premise.CHANGE, problem.premise is Premise.REPLAY
+    blocks: list[str] = []
+    if change and problem.drift > 0 and asked.parameters != "all":
+        blocks.append("another block (--parameters all)")
+    if change and problem.first_layer is not None and found.rank is None:
+        blocks.append("the samples' span (--method tansley2026)")
+    point = change and asked.point not in (None, "both")
+    others = [*blocks, *(["another point (--point both)"] if point else []), "another --seed"]
+    tell = f"Attack {' or '.join(blocks)}, or tell" if blocks else "Tell"
+    steps = "the optimiser (Adam and weight decay need --premise replay, or decay)"
+    # features that never moved may be random ones, without a run
+    network = isinstance(problem.features, ModuleFeatures) or problem.drift > 0
+    place = "" if problem.target.device.type == "cpu" else " (--device cpu)"
+    return {
+        "wider": f"{tell} more of what is known of the inputs: their range or norm.",
+        "other": f"Try {', '.join(others)}.",
+        "check": "Check what the audit was told: that training began at these initial weights, "
+        f"{'the recipe' if replayed else steps}, and the range or norm of inputs.",
+        "recipe": RECIPE if network and not replayed else "",
+        "start": START if problem.start is None else "",
+        "memory": f"Audit where there is more memory{place}, or fewer parameters.",
+    }

@@ -41,10 +41,6 @@ def assign(costs: Tensor) -> Tensor:
     """Pair rows and columns of costs (n, k) one to one at the least total cost.
 
     Infinity forbids a pair. The result is the column of each row, −1 for rows left over (k < n).
-
-    Example:
-        >>> assign(torch.tensor([[1.0, 2.0], [1.0, 9.0], [8.0, 8.0]])).tolist()
-        [1, 0, -1]
     """
     rows, columns = map(torch.from_numpy, scipy.optimize.linear_sum_assignment(costs.numpy()))
     matched = torch.full((len(costs),), -1)
