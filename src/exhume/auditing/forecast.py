@@ -18,8 +18,10 @@ from exhume.theory import counting
 from exhume.theory.support import ENOUGH
 from exhume.wording import NO_BREAK, duration, plural
 
-PRODUCTS = 3000  # of a search of ours that succeeds: 600 to 5,000 in docs/benchmarks.md
-PUBLISHED = 50_000  # of the others: 30,000 to 80,000 as published, half as many for weights alone
+PRODUCTS = 300, 3000  # of a search of ours that succeeds: fewer where equations are many
+PUBLISHED = (
+    50_000,
+)  # of the others: 30,000 to 80,000 as published, half as many for weights alone
 WIDEST = 10**9  # more samples than these are in no weights
 UNITS = ((3600, "h"), (60, "min"), (1, "s"))
 PATIENCE = 0.5  # seconds after which the step that is timed ends: nobody waits for an estimate
@@ -108,14 +110,20 @@ def hours(settings: Settings, problem: Problem) -> str | None:
         pace = _pace(method, problem, settings)
     except (RuntimeError, MemoryError, ValueError):  # the run itself says what is wrong
         return None
-    seconds = pace * min(typical, settings.product_limit or WIDEST)
-    size, unit = next((x for x in UNITS if seconds >= 1.5 * x[0]), UNITS[-1])
-    about = f"about {max(1.0, float(f'{seconds / size:.1g}')):g}{NO_BREAK}{unit}"
+    seconds = [pace * min(products, settings.product_limit or WIDEST) for products in typical]
+    about = " to ".join(dict.fromkeys(map(_rounded, seconds)))
+    about = about if " to " in about else f"about {about}"
     if limit is None:
         return f"takes {about}, and some times as long with controls, or where it does not succeed"
-    if seconds > limit:
+    if seconds[-1] > limit:
         return f"would take {about}, and ends after {duration(limit)} (--time-limit)"
     return f"takes {about}, {duration(limit)} at most (--time-limit)"
+
+
+def _rounded(seconds: float) -> str:
+    """Say a time with one digit."""
+    size, unit = next((x for x in UNITS if seconds >= 1.5 * x[0]), UNITS[-1])
+    return f"{max(1.0, float(f'{seconds / size:.1g}')):g}{NO_BREAK}{unit}"
 
 
 def _pace(method: Method, problem: Problem, settings: Settings) -> float:
