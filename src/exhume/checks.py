@@ -31,15 +31,9 @@ def whole_number(name: str, value: object, least: int = 1) -> int:
     return value
 
 
-def number(name: str, value: object, above: float = -math.inf, least: float = -math.inf) -> float:
+def number(name: str, value: Any, above: float = -math.inf, least: float = -math.inf) -> float:
     """Return a finite number that is greater than `above` and at least `least`."""
-    if (
-        not isinstance(value, int | float)
-        or isinstance(value, bool)
-        or not abs(value) <= sys.float_info.max
-        or not value > above
-        or not value >= least
-    ):
+    if not (_is(value, float) and value > above and value >= least):
         bound = f" above {above:g}" if above > -math.inf else ""
         bound = bound or (f" of at least {least:g}" if least > -math.inf else "")
         raise InputError(
