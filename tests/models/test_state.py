@@ -193,7 +193,10 @@ def test_truncated_files_are_refused(
 @pytest.mark.parametrize(
     ("make", "prefix"),
     [
-        *((network, prefix) for prefix in ("", "module.", "model.", "_orig_mod.module.")),
+        *(
+            (network, prefix)
+            for prefix in ("", "module.", "_orig_mod.module.", "a.b.", "l.model.m.")
+        ),
         (lambda: nn.Sequential(OrderedDict(model=network())), ""),  # the model's own prefix stays
         (lambda: nn.Sequential(OrderedDict(model=network())), "model."),
     ],
