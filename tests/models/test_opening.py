@@ -232,8 +232,11 @@ def test_initial_weights_make_the_change_the_target_of_the_margin(
     problem, x = opened.problem, victim.truth.inputs
     change = torch.cat([(w - initial[name]).flatten() for name, w in trained.items()])
     start = torch.cat([w.flatten() for w in initial.values()])
-    assert opened.target == "change" and problem.premise is Premise.MARGIN
-    assert problem.start is not None
+    assert (
+        opened.target == "change"
+        and problem.premise is Premise.MARGIN
+        and problem.start is not None
+    )
     assert torch.equal(problem.target[:, 0], change) and torch.equal(problem.start[:, 0], start)
     assert problem.threat_model.knows[0] == "the initial weights"
     whole = at_rest(victim).problem
@@ -246,16 +249,21 @@ def test_initial_weights_make_the_change_the_target_of_the_margin(
     assert fit.slack is not None and (fit.coefficients[:, 0] * outputs >= 0).all()
     margins = (fit.slack.deviation + 1) / outputs.abs()
     assert torch.allclose(margins, margins[:1].expand_as(margins), rtol=1e-4)
-    decay = at_rest(victim, initial=initial, premise=Premise.DECAY, target="change").problem
-    assert decay.start is not None
+    assert (
+        at_rest(victim, initial=initial, premise=Premise.DECAY, target="change").problem.start
+        is not None
+    )
     some = at_rest(victim, initial={"3.weight": initial["3.weight"]}).problem
-    first = trained["1.weight"].flatten()
-    assert torch.equal(some.target[: len(first), 0], first)
+    assert torch.equal(
+        some.target[: len(trained["1.weight"].flatten()), 0], trained["1.weight"].flatten()
+    )
     folder = tmp_path / "margin"
     victim.save(folder)
     assert read_model(folder).start is None
-    asked = victim.posed(premise="margin", target="change")
-    assert torch.equal(read_model(folder, target="change").target, asked.target)
+    assert torch.equal(
+        read_model(folder, target="change").target,
+        victim.posed(premise="margin", target="change").target,
+    )
 
 
 @pytest.mark.parametrize(

@@ -55,8 +55,18 @@ class Desk:
         initial, trained = (f"{self.folder / name}.{end}" for end in ENDS)
         named = {"initial": initial, "trained": trained, **files}
         weights = [word for key, file in named.items() if file for word in (f"--{key}", file)]
-        words = ["audit", "--model", f"{NETS}:{name}", *weights, *more, "--out", self.out]
-        words += ["--device", "cpu", "--no-controls"]
+        words = [
+            "audit",
+            "--model",
+            f"{NETS}:{name}",
+            *weights,
+            *more,
+            "--out",
+            self.out,
+            "--device",
+            "cpu",
+            "--no-controls",
+        ]
         self.capsys.readouterr()
         main([str(word) for word in words])
         return self.capsys.readouterr().out
@@ -159,7 +169,12 @@ UNLOCKS = (
         ("wide", ["--input-shape", 16, "--arguments", '{"depth": 2}'], "all", "depth / takes"),
         ("wide", [*MLP, "--parameters", "heads.*"], "all", "heads.* / 4.weight"),
         ("wide", ["--input-shape", 16], "all", "rows of 16 numbers / --range / --norm"),
-        ("convolutional", ["--input-shape", "1,8,8", *TANSLEY], "all", "dense first / 'exhume'"),
+        (
+            "convolutional",
+            ["--input-shape", "1,8,8", *TANSLEY],
+            "all",
+            "dense first layer / 'exhume'",
+        ),
         ("resnet", ["--input-shape", 16], "4.weight", "no 'resnet' / Written"),
         ("wide", MLP, None, UNLOCKS),
         ("wide", [*MLP, "--point", "midpoint"], "4.weight", "1.weight / 'midpoint'"),
