@@ -107,8 +107,8 @@ class Stationary:
     def _chosen(self, problem: Problem, progress: Descending) -> Tensor:
         """Return as many candidates of all starts as one has: those that explain the weights.
 
-        Of all together they leave the largest traces. One that is no sample is worth little beside
-        one that is.
+        They have the largest traces in the fit of all candidates together, where one that is no
+        sample is worth little beside one that is.
         """
         view = softened(problem, self._sharpness(problem, 0))
         pool = problem.domain.project(progress.candidates)
@@ -179,7 +179,7 @@ class Stationary:
 def resized(problem: Problem) -> Problem:
     """Return the problem with its weights multiplied by the power of two that makes outputs usual.
 
-    Of a homogeneous network other sizes are no other problem, but published settings are for
+    The size of a homogeneous network makes it no other problem, but published settings are for
     networks whose logistic loss had become small: their outputs are about `USUAL` at our starts.
     """
     features = problem.features
