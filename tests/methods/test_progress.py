@@ -25,7 +25,7 @@ from problems import case
 SHORT: dict[str, Any] = {"steps": 55, "trials": 2, "probe": 15}
 GENTLE = Buzaglo2023(rate=0.01, scale=0.1, multiplier_rate=0.01, **SHORT)  # published: too far
 SPLIT = Shen2026(Iurada2025(rate=1.0, steps=400), every=70, rule="adaptive")
-SHARP = Stationary(leads=2, lead=0.5, trials=4, steps=3, sharpness=(20.0, 40.0))
+SHARP = Stationary(leads=2, lead=2.0, trials=4, steps=3, sharpness=(20.0, 40.0))
 
 
 def random_features() -> Problem:

@@ -109,7 +109,7 @@ def test_the_search_begins_with_a_surplus_over_samples_or_visible_directions() -
 
 @pytest.mark.parametrize("premise", [Premise.MARGIN, Premise.DECAY])
 def test_the_size_of_the_weights_makes_no_difference(premise: Premise) -> None:
-    problem, method = weights_of(premise), Stationary(trials=2, steps=5, lead=0.5)
+    problem, method = weights_of(premise), Stationary(trials=2, steps=5, lead=2.0)
     weights = {name: 2.0**9 * w for name, w in problem.features.points[0].items()}
     told = Told(problem.domain)
     scaled = weights_problem(problem.features.network, weights, premise, told)
@@ -120,13 +120,13 @@ def test_the_size_of_the_weights_makes_no_difference(premise: Premise) -> None:
 
 def test_published_steps_from_several_starts_come_first(monkeypatch: Any) -> None:
     monkeypatch.setattr(stationary, "RECIPE", Buzaglo2023(rate=1e-3))  # as these weights are few
-    problem, method = planted(seed=1)[0], Stationary(leads=3, lead=2e-3, trials=2, steps=2)
+    problem, method = planted(seed=1)[0], Stationary(leads=3, lead=2.0, trials=2, steps=2)
     moves = moved(method, problem, 3, until=99)
     led = [p for p in moves if p.phase == "lead"]
     assert led and all(p.candidates.shape == (3 * 6, DIM) for p in led)
     begun = moves[len(led)]
     assert begun.phase == "sharpen" and begun.candidates.shape == (6, DIM)
-    assert begun.total_steps == 3 * 12  # 12 = 2e-3 · 6 candidates / 1e-3
+    assert begun.total_steps == 3 * 2 * 6  # starts, steps for each candidate, candidates
     both = moved(Trials(trials=2, steps=2), problem, 3, until=0)[0], begun
     assert both[1].state.fit.cost <= both[0].state.fit.cost  # else it had begun at random
     assert len(method.finish(problem, led[-1]).candidates) == 6

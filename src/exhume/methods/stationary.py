@@ -57,9 +57,7 @@ class Stationary:
 
     surplus: float = 2.0  # candidates in units of the samples
     leads: int = 6  # starts of the published steps, side by side; each finds samples of its own
-    # Their number in units of candidates over the step size. The published runs have 28 for 500
-    # images; a third finds as many of a few
-    lead: float = 10.0
+    lead: float = 18.0  # their number for each candidate: a third of the published 50,000 for 1,000
     # of ReLU in trial after trial, in units of what the first neurons are given; the last stays
     sharpness: tuple[float, ...] = (25.0, 50.0, 125.0, 250.0)
     trials: int = 60  # how many in all
@@ -93,9 +91,7 @@ class Stationary:
     def _led(self, problem: Problem, progress: Descending) -> Descending | Sharpening:
         """Take published steps; begin the first trial where they led, if that beats random."""
         usual, count = resized(problem), len(progress.state.place.candidates)
-        rate = RECIPE.settings_of(usual, progress).rate
-        recipe = replace(RECIPE, steps=math.ceil(self.lead * count / rate))
-        moved = recipe.advance(usual, progress)
+        moved = replace(RECIPE, steps=math.ceil(self.lead * count)).advance(usual, progress)
         if moved.outcome is None:
             return moved
         chosen = self._chosen(problem, moved)
