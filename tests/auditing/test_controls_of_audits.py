@@ -111,7 +111,10 @@ def test_what_was_not_run_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert said == "No control was run: the time limit was reached."
     monkeypatch.setattr(controls, "reconstruct", Mock(side_effect=InputError("no span.")))
     assert "cannot be attacked (no span.)" in attempt()[0].why
-    assert weighed_against(judge(KNOWN.problem, FOUND), late).verdict == "reconstructed"
+    judged = weighed_against(judge(KNOWN.problem, FOUND), late)
+    assert judged.verdict == "reconstructed" and "No control was run" in judged.reason
+    some = weighed_against(judge(KNOWN.problem, FOUND), (Control("other", sure=2),))
+    assert some.verdict == "partly" and "other, the same attack is sure of 2" in some.reason
 
 
 def test_a_control_that_time_cuts_off_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

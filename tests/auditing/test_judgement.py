@@ -16,6 +16,7 @@ from exhume.equation.objective import fitted
 from exhume.equation.problem import FirstLayer, Premise, Problem
 from exhume.methods import Reconstruction, reconstruct
 from exhume.solvers import Outcome
+from exhume.theory.support import support
 from problems import case, gaussian
 from runs import result_of
 
@@ -55,6 +56,19 @@ def test_failures_say_why_and_what_to_try(
     judged = judge(KNOWN.problem, wrong(**changes))
     assert judged.verdict == verdict and reason in judged.reason
     assert advice in " ".join(judged.advice) and judged.sure == 0
+
+
+def test_nothing_is_complete_that_leaves_much() -> None:
+    """However many equations there are: an error is not known better than where it was learnt."""
+    exact = support(KNOWN.problem, FOUND)
+    sure = replace(exact, errors=torch.full((4,), 1e-6, dtype=torch.float64))
+    left = replace(FOUND, residual=0.7, outcome=Outcome.STALLED)
+    judged = judge(KNOWN.problem, left, sure)
+    assert (
+        judged.sure == 4 and judged.verdict == "partly" and "must come from others" in judged.reason
+    )
+    many = replace(sure, equations=10_000 * exact.equations)
+    assert (judge(KNOWN.problem, left, many).probabilities < judged.probabilities).all()
 
 
 def test_floors_and_weights_alone() -> None:

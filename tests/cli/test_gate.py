@@ -85,6 +85,26 @@ def test_a_search_that_was_cut_off_does_not_pass(scored: Path, capsys: Capture) 
     assert "caution: The search did not converge" in capsys.readouterr().out
 
 
+def test_a_search_that_failed_does_not_pass(scored: Path) -> None:
+    record = json.loads((scored / SCORE).read_text())
+    nothing = record["score"] | {"recovered": 0.0, "exact": 0.0}
+    changed(scored / SCORE, score=nothing, residual_at_truth=1e-12)
+    for outcome, residual, ends in (("stalled", 0.7, 2), ("stalled", 1e-9, 0), ("settled", 0.7, 0)):
+        changed(scored / RESULT, outcome=outcome, residual=residual)
+        assert code("gate", scored, "--fail-over", "recovered=0.1") == ends
+    changed(scored / RESULT, outcome="stalled", residual=0.7)
+    assert code("gate", scored, "--fail-over", "recovered=0.1", "--anyway") == 0
+
+
+def test_a_score_of_another_run_is_none(scored: Path, capsys: Capture) -> None:
+    record = json.loads((scored / SCORE).read_text())
+    for entry in record["inputs"]:
+        entry["sha256"] = "0" * 64
+    changed(scored / SCORE, inputs=record["inputs"])
+    assert code("gate", scored, "--fail-over", ALL) == 2
+    assert "other candidates" in capsys.readouterr().err
+
+
 def digits(folder: Path, samples: int = 20) -> tuple[Path, Path]:
     """A run in which digits of one's own are as plain as can be, and of another size; its truth."""
     known = replace(data.load("digits", samples, centre="pixels"), name="own")

@@ -25,7 +25,8 @@ from problems import case
 SHORT: dict[str, Any] = {"steps": 55, "trials": 2, "probe": 15}
 GENTLE = Buzaglo2023(rate=0.01, scale=0.1, multiplier_rate=0.01, **SHORT)  # published: too far
 SPLIT = Shen2026(Iurada2025(rate=1.0, steps=400), every=70, rule="adaptive")
-SHARP = Stationary(leads=2, lead=2.0, trials=4, steps=3, sharpness=(20.0, 40.0))
+LEAD = Buzaglo2023(rate=1e-3, multiplier_rate=1e-4)
+SHARP = Stationary(recipe=LEAD, leads=2, lead=5.0, trials=4, steps=3, sharpness=(20.0, 40.0))
 
 
 def random_features() -> Problem:
@@ -73,6 +74,9 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(name: str) -> None:
     assert len(moves) > 5
     phases, counts = [p.phase for p in moves], [len(p.candidates) for p in moves]
     stops = {0, len(moves) // 2, len(moves) - 2} | {phases.index(phase) for phase in set(phases)}
+    if method is SHARP:
+        led = [p for p in moves if p.phase == "lead"]
+        assert len(led) > 1 and not any(run.diverged for p in led for run in p.runs)
     if name.startswith("shen2026"):
         assert counts[-1] > counts[0] or "tuned" in name
         stops = {counts.index(counts[-1]), len(moves) // 2}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from recipe_problems import DIM, SAMPLES, planted, weights_of
-from torch import Tensor
+from torch import Tensor, nn
 
 from exhume.equation.domain import Box, Domain, Sphere
 from exhume.equation.objective import fitted, fitted_with
@@ -18,12 +18,21 @@ from exhume.features.activations import softplus
 from exhume.methods import reconstruct, stationary
 from exhume.methods.buzaglo2023 import Buzaglo2023
 from exhume.methods.progress import stream
-from exhume.methods.stationary import Sharpening, Stationary, softened, starts, traces
+from exhume.methods.stationary import (
+    Sharpening,
+    Stationary,
+    resized,
+    softened,
+    starts,
+    traces,
+)
 from exhume.models.formulation import Told, weights_problem
+from exhume.models.prepare import prepare
 from exhume.solvers import Outcome
 from problems import case, cosines, gaussian
 
 Unused = tuple[Problem, Sharpening, Stationary]
+GENTLE = Buzaglo2023(rate=1e-3, multiplier_rate=1e-4)  # published steps go too far for few weights
 Trials = partial(Stationary, leads=0)  # without the published steps before them
 
 
@@ -109,18 +118,22 @@ def test_the_search_begins_with_a_surplus_over_samples_or_visible_directions() -
 
 @pytest.mark.parametrize("premise", [Premise.MARGIN, Premise.DECAY])
 def test_the_size_of_the_weights_makes_no_difference(premise: Premise) -> None:
-    problem, method = weights_of(premise), Stationary(trials=2, steps=5, lead=2.0)
+    problem, method = weights_of(premise), Stationary(recipe=GENTLE, lead=2.0, trials=2, steps=5)
     weights = {name: 2.0**9 * w for name, w in problem.features.points[0].items()}
     told = Told(problem.domain)
     scaled = weights_problem(problem.features.network, weights, premise, told)
+    led = [p for p in moved(method, scaled, 3, until=99) if p.phase == "lead"]
+    assert led[-1].residual < led[0].residual and not any(run.diverged for run in led[-1].runs)
     found, other = (reconstruct(one, 3, method=method) for one in (problem, scaled))
     torch.testing.assert_close(other.samples, found.samples, rtol=1e-6, atol=1e-8)
     assert other.residual == pytest.approx(found.residual, rel=1e-6)
 
 
-def test_published_steps_from_several_starts_come_first(monkeypatch: Any) -> None:
-    monkeypatch.setattr(stationary, "RECIPE", Buzaglo2023(rate=1e-3))  # as these weights are few
-    problem, method = planted(seed=1)[0], Stationary(leads=3, lead=2.0, trials=2, steps=2)
+def test_published_steps_from_several_starts_come_first() -> None:
+    problem, method = (
+        planted(seed=1)[0],
+        Stationary(recipe=GENTLE, leads=3, lead=2.0, trials=2, steps=2),
+    )
     moves = moved(method, problem, 3, until=99)
     led = [p for p in moves if p.phase == "lead"]
     assert led and all(p.candidates.shape == (3 * 6, DIM) for p in led)
@@ -131,6 +144,28 @@ def test_published_steps_from_several_starts_come_first(monkeypatch: Any) -> Non
     assert both[1].state.fit.cost <= both[0].state.fit.cost  # else it had begun at random
     assert len(method.finish(problem, led[-1]).candidates) == 6
     assert len(Stationary().init(weights_of(Premise.DECAY), 3, 0).runs) == 1
+
+
+def test_weights_are_multiplied_where_that_is_no_other_problem(monkeypatch: Any) -> None:
+    problem = weights_of()
+    usual = resized(problem)
+    assert usual.features is not problem.features
+    other = replace(problem, target=2 * problem.target, domain=Box(5.0, 6.0))
+    again = resized(other)  # the same features, and another problem
+    torch.testing.assert_close(again.target, 2 * usual.target)
+    assert again.domain == other.domain and again.features is usual.features
+    module = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 1)).eval()
+    network = prepare(module.double(), (3,)).network
+    weights = {k: v.detach() for k, v in network.module.state_dict().items()}
+    made = resized(weights_problem(network, weights, Premise.DECAY)).features.points[0]
+    kept = {k for k in weights if torch.equal(made[k], weights[k])}
+    assert {k for k in weights if "running" in k or "tracked" in k} <= kept
+    assert "0.weight" not in kept and "1.weight" not in kept
+    for grown in (1.2, 1.0 + 1e-9, 0.5, math.inf):  # no homogeneous network
+        monkeypatch.setattr(stationary, "_outputs", lambda _, x, factor, g=grown: g ** (factor - 1))
+        assert resized(fresh := weights_of()) is fresh
+    monkeypatch.setattr(stationary, "_outputs", lambda _, x, factor: 1e-30 * factor)
+    assert resized(fresh := weights_of()) is fresh
 
 
 def test_of_all_starts_those_are_taken_that_explain_the_weights() -> None:

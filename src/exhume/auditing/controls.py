@@ -189,10 +189,17 @@ def weighed_against(
     """Return the judgement, which is *no evidence* where as much was found in a control.
 
     The probabilities were learnt where a control finds nothing. They are not known there, and NaN.
+    Where some is found in a control it is *partly* at most, and that none ended is said.
     """
-    control = next((x for x in controls if judged.sure and (x.sure or 0) >= judged.sure), None)
-    if control is None:
+    if controls and all(x.why is not None or x.cut for x in controls):
+        judged = replace(judged, reason=f"{judged.reason} No control was run to its end.")
+    control = max(controls, key=lambda x: x.sure or 0, default=None)
+    if control is None or not control.sure or not judged.sure:
         return judged
+    if control.sure < judged.sure:
+        said = f"But in a control, {control.name}, the same attack is sure of {control.sure}."
+        verdict = "partly" if judged.verdict == "reconstructed" else judged.verdict
+        return replace(judged, verdict=verdict, reason=f"{judged.reason} {said}")
     return replace(
         judged,
         verdict="no evidence",

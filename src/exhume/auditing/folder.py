@@ -160,20 +160,22 @@ class RunFolder:
     @contextmanager
     def held(self, resume: bool) -> Iterator[None]:
         """Be the only one that writes here, where a run is to begin or to be resumed."""
-        check = self._check_resumable if resume else self._check_new
-        check()
+        self.check(resume)
         created = not self.path.exists()
         files.private_folder(self.path)
         try:
             with files.held(self.path):
-                check()  # once more: another may have been here until now
+                self.check(resume)  # once more: another may have been here until now
                 yield
         finally:
             if created and not any(self.path.iterdir()):
                 self.path.rmdir()
 
-    def _check_new(self) -> None:
-        if self.path.exists() and (
+    def check(self, resume: bool) -> None:
+        """Refuse a folder in which no run can begin, or none be resumed."""
+        if resume:
+            self._check_resumable()
+        elif self.path.exists() and (
             not self.path.is_dir() or {x.name for x in self.path.iterdir()} - {files.LOCK}
         ):
             there = "is there already and not empty; choose another --out, or go on by --resume."

@@ -23,10 +23,12 @@ from exhume.methods import Reconstruction
 from exhume.search.moves import drop_costs
 from exhume.search.subspace import directions
 from exhume.solvers import Outcome
-from exhume.theory.support import CUT, Support, support
+from exhume.theory.support import CUT, NOWHERE, Support, support
 
 SIGNS = ("error", "residual", "weight", "ratio", "settled", "alone")
 SURE = 0.95  # from this probability on a candidate counts as found: one in twenty may be wrong
+WIDEST = 10.0  # equations for each unknown, of the problems that probabilities were learnt on
+MISSING = 0.01  # with more than this left, a sample is missing, whatever is pinned down
 ABOVE = 10.0  # a residual this many times what may be left is far above it
 FOUND, CANNOT = ("reconstructed", "partly"), "cannot tell"  # verdicts: something, and not known
 CALIBRATION = "calibration.json"
@@ -94,8 +96,9 @@ def judge(
 def signs(problem: Problem, found: Reconstruction, rests: Support) -> Tensor:
     """Return what the weights say of each candidate, (n, 6), in the order of SIGNS.
 
-    error     log₁₀ of its standard error, see `theory.support`: 0 for one as large as the
-              candidate, or larger, and where it is not known
+    error     log₁₀ of its standard error, see `theory.support`, with no more equations to spare
+              than where this was learnt; 0 for one as large as the candidate, or larger, and where
+              it is not known
     residual  log₁₀ of what all candidates leave
     weight    log₁₀ of what dropping it would cost, in units of the residual
     ratio     log₁₀ of the equations for each unknown
@@ -104,10 +107,11 @@ def signs(problem: Problem, found: Reconstruction, rests: Support) -> Tensor:
     """
     count, left = len(found.samples), max(found.residual, 1e-14)
     rows = torch.zeros(count, len(SIGNS), dtype=torch.float64)
-    rows[:, 0] = rests.errors.nan_to_num(math.inf).clamp(1e-8, 1.0).log10()
+    beyond = math.sqrt(max(1.0, (rests.ratio - 1) / (WIDEST - 1)))
+    rows[:, 0] = (beyond * rests.errors.nan_to_num(math.inf)).clamp(1e-8, 1.0).log10()
     rows[:, 1] = min(0.0, math.log10(left)) if math.isfinite(left) else 0.0
     rows[:, 2] = (_weights(problem, found) / left).clamp(1e-2, 1e14).log10()
-    rows[:, 3] = math.log10(min(max(rests.ratio, 0.1), 10.0))
+    rows[:, 3] = math.log10(min(max(rests.ratio, 0.1), WIDEST))
     rows[:, 4] = float(found.outcome is Outcome.SETTLED)
     rows[:, 5] = float(problem.premise.weights_alone)
     return rows
@@ -146,7 +150,7 @@ def _verdict(
     """Return the verdict, its reason and what to try next; advice may be empty."""
     count, sure = len(chances), int((chances >= SURE).sum())
     most = max(problem.drift, problem.resolution, EXPLAINED)
-    cut = found.outcome in CUT
+    cut, settled = found.outcome in CUT, found.outcome is Outcome.SETTLED
     residual = f"the residual is {found.residual:.1e}"
     if not rests.enough:
         few = f"{rests.ratio:.2f} equations for each unknown are too few: others would fit as well."
@@ -154,6 +158,9 @@ def _verdict(
     if problem.premise.weights_alone:
         many = f"With the premise {problem.premise.value} very different candidates explain the "
         return CANNOT, f"{many}same weights.", [tips["start"], tips["recipe"]]
+    if count and sure == count and found.residual > MISSING and not settled:
+        missing = f"but {residual}: what is left must come from others"
+        return "partly", f"All {count} candidates are pinned down, {missing}.", [tips["other"]]
     if count and sure == count:
         doubt = "no other candidates fit as well"
         return "reconstructed", f"All {count} candidates are pinned down, and {doubt}.", []
@@ -162,7 +169,8 @@ def _verdict(
         way = LONGER if cut else tips["other"]
         return "partly", f"{sure} of {count} candidates are pinned down; {rest}.", [way]
     if cut:
-        return CANNOT, f"The search was cut off before it ended: {residual}.", [LONGER]
+        checked = [tips["check"]] if found.residual > NOWHERE else []
+        return CANNOT, f"The search was cut off before it ended: {residual}.", [LONGER, *checked]
     if found.residual > ABOVE * most:
         far = f"far above the {most:.0e} that precision and moving features may leave"
         ways = [tips["check"], SEED, tips["recipe"]]

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from exhume import data as datasets
 from exhume.auditing import evidence
+from exhume.auditing.folder import RunFolder
 from exhume.auditing.forecast import forecast, hours
 from exhume.auditing.run import Event, placed, run
 from exhume.auditing.settings import Settings
@@ -59,6 +60,7 @@ def audit(
     from exhume import report as reports
 
     settings = Settings.told(model=named(model, "audit"), controls=controls, **options)
+    RunFolder(out).check(resume)  # before any time is spent
     asked = _limits(settings, fail_over, truth)
     unseen = None if held_out is None else datasets.read(held_out).inputs
     opened = _opened(settings)

@@ -4,8 +4,11 @@ from dataclasses import dataclass
 
 from exhume.auditing import evidence
 from exhume.auditing.evidence import Record
+from exhume.auditing.judgement import ABOVE
+from exhume.auditing.suspects import EXPLAINED
 from exhume.checks import number, one_of
 from exhume.errors import InputError
+from exhume.solvers import Outcome
 from exhume.theory.support import CUT
 from exhume.wording import percent
 
@@ -72,8 +75,9 @@ def limits(words: str) -> tuple[Limit, ...]:
 def over(asked: tuple[Limit, ...], result: Record, scored: Record, anyway: bool) -> bool:
     """Tell whether more came back than some limit allows; what is in result.json and score.json.
 
-    A search that was cut off and found little has shown nothing, which is an error, unless that is
-    to count `anyway`; and images that may be recognisable, without a control that tells, are one.
+    A search that was cut off, or that explains far less than the samples do, and found little has
+    shown nothing, which is an error, unless that is to count `anyway`; and images that may be
+    recognisable, without a control that tells, are one.
     """
     if any(limit.found(scored) > limit.share for limit in asked):
         return True
@@ -84,5 +88,12 @@ def over(asked: tuple[Limit, ...], result: Record, scored: Record, anyway: bool)
         raise InputError(
             f"gate: the search did not end ({result['outcome']}), so that little came back shows "
             "nothing; give the audit a larger limit, or give --anyway."
+        )
+    floor, left = scored.get("residual_at_truth"), result["residual"]
+    failed = floor is not None and left is not None and left > ABOVE * max(floor, EXPLAINED)
+    if not anyway and failed and result["outcome"] == Outcome.STALLED.value:
+        raise InputError(
+            f"gate: the search failed: it left {left:.1e}, and the samples themselves leave "
+            f"{floor:.1e}. That little came back shows nothing; try another seed, or give --anyway."
         )
     return False

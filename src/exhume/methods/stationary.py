@@ -7,7 +7,7 @@ least of the candidates start again: docs/theory.md.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import cast
 from weakref import WeakKeyDictionary
 
@@ -29,10 +29,11 @@ from exhume.solvers.levenberg_marquardt import DampedState, LevenbergMarquardt
 
 SPREAD = 0.2  # share of the norm that the domain draws, for starts: samples seldom fill their box
 PRODUCTS = 15  # at most, a solver step: kinks make exact steps worth little
-RECIPE = Buzaglo2023()  # the published steps, for one output, several classes and weight decay
 USUAL = 13.0  # outputs of networks with a logistic loss of 2e-6, of faces, digits and photographs
 PROBED = 64  # starts at which outputs are looked at: their size is known to a tenth
-_resized: WeakKeyDictionary[Features, Problem | None] = WeakKeyDictionary()  # None: as it is
+POWERS = 20  # of two, at most: beyond a million, weights are no matter of units
+# factor and features of `resized`, which a GPU's graphs belong to; None: as they are
+_resized: WeakKeyDictionary[Features, tuple[float, Features | None]] = WeakKeyDictionary()
 VISIBLE = 1e-3  # share of W₁'s largest singular value below which one is taken for rounding
 
 
@@ -56,6 +57,7 @@ class Stationary:
     """A search for problems whose target is the weights: stationary points of their training."""
 
     surplus: float = 2.0  # candidates in units of the samples
+    recipe: Buzaglo2023 = field(default_factory=Buzaglo2023)  # the published steps
     leads: int = 6  # starts of the published steps, side by side; each finds samples of its own
     lead: float = 18.0  # their number for each candidate: a third of the published 50,000 for 1,000
     # of ReLU in trial after trial, in units of what the first neurons are given; the last stays
@@ -78,7 +80,7 @@ class Stationary:
             return self._begin(problem, samples, seed, starts(problem, count, stream(seed, 0)))
         # only with multipliers of one sign do candidates that are no samples get none
         runs = range(self.leads if problem.rule is Rule.MARGIN else 1)
-        first, *beside = (RECIPE.begin(resized(problem), count, seed, start=k) for k in runs)
+        first, *beside = (self.recipe.begin(resized(problem), count, seed, start=k) for k in runs)
         begun = Descending(seed=seed, samples=samples, state=first, beside=tuple(beside))
         return replace(begun, phase="lead")
 
@@ -91,7 +93,7 @@ class Stationary:
     def _led(self, problem: Problem, progress: Descending) -> Descending | Sharpening:
         """Take published steps; begin the first trial where they led, if that beats random."""
         usual, count = resized(problem), len(progress.state.place.candidates)
-        moved = replace(RECIPE, steps=math.ceil(self.lead * count)).advance(usual, progress)
+        moved = replace(self.recipe, steps=math.ceil(self.lead * count)).advance(usual, progress)
         if moved.outcome is None:
             return moved
         chosen = self._chosen(problem, moved)
@@ -182,17 +184,24 @@ def resized(problem: Problem) -> Problem:
     if features not in _resized:
         x = starts(problem, PROBED, stream(0, 0))
         once, twice = (_outputs(features, x, factor) for factor in (1.0, 2.0))
-        power = round(math.log(USUAL / once) / math.log(twice / once)) if 0 < once < twice else 0
-        _resized[features] = _multiplied(problem, 2.0**power) if power else None
-    return _resized[features] or problem
+        grows = (
+            0 < 1.5 * once < twice < math.inf
+        )  # else it is not homogeneous, and no size is like another
+        power = round(math.log(USUAL / once) / math.log(twice / once)) if grows else 0
+        factor = 2.0**power if abs(power) <= POWERS else 1.0
+        _resized[features] = factor, None if factor == 1 else _multiplied(features, factor)
+    factor, other = _resized[features]
+    if other is None:
+        return problem
+    return replace(problem, features=other, target=factor * problem.target)
 
 
-def _multiplied(problem: Problem, factor: float) -> Problem:
-    """Return the problem of a network whose weights are multiplied."""
-    features = cast(ModuleFeatures, problem.features)
-    points = tuple({name: factor * w for name, w in point.items()} for point in features.points)
-    target = factor * problem.target
-    return replace(problem, features=replace(features, points=points), target=target)
+def _multiplied(features: Features, factor: float) -> Features:
+    """Return the features of a network whose parameters are multiplied."""
+    made = cast(ModuleFeatures, features)
+    own = {name for name, _ in made.network.module.named_parameters()}
+    points = ({k: factor * w if k in own else w for k, w in at.items()} for at in made.points)
+    return replace(made, points=tuple(points))
 
 
 def _outputs(features: Features, x: Tensor, factor: float) -> float:
