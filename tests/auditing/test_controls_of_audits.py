@@ -20,6 +20,7 @@ from exhume.auditing.controls import Control, elsewhere, permuted, tried, weighe
 from exhume.auditing.folder import RESULT
 from exhume.auditing.judgement import judge
 from exhume.auditing.run import Event
+from exhume.auditing.run import run as run_audit
 from exhume.auditing.settings import Settings
 from exhume.cli.main import plain
 from exhume.equation.problem import Problem
@@ -173,6 +174,14 @@ def test_as_much_in_a_control_is_no_evidence(
     assert evidence.headline(result, None)[0].startswith("No evidence")
     assert evidence.likely(result) == (0, 4)
     assert "No evidence" in report.write(out).read_text()
+
+
+def test_held_out_samples_are_named_in_the_result(settings: Settings, tmp_path: Path) -> None:
+    others = gaussian(3, settings.open(settings.source()).problem.dim, seed=8)
+    told = replace(settings, controls=True)
+    result = run_audit(told, told.open(told.source()), tmp_path / "run", held_out=others)[1]
+    assert [x["name"] for x in result["controls"]][-1] == "held-out samples"
+    jsonschema.Draft202012Validator(forms.SCHEMA).validate(result_of(tmp_path / "run"))
 
 
 def test_controls_are_left_out_by_a_word() -> None:

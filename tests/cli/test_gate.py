@@ -120,6 +120,7 @@ def test_pictures_without_a_control_do_not_pass(tmp_path: Path, capsys: Capture)
     said = capsys.readouterr()
     assert "Not measured: 20 of 20" in said.out.replace("\n", " ") and "within" not in said.out
     assert "0 of 20 training samples came back recognisable" in said.out
+    assert "gate: it cannot be said" in said.out
     assert "and 20 more were not measured" in said.out
     assert "--held-out" in said.err
     text = (run / "report.html").read_text()

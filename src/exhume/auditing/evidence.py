@@ -340,7 +340,7 @@ def _without_truth(result: Record) -> tuple[str, str, str]:
     sentence, tone = {
         "reconstructed": (f"Reconstructed: all {candidates} are very likely training samples.", 1),
         "partly": (f"Partly: {sure} of {candidates} are very likely training samples.", 1),
-        "no evidence": (f"No evidence: none of {candidates} can be told from chance.", 0),
+        "no evidence": (f"No evidence: none of {candidates} is pinned down.", 0),
     }.get(verdict, (f"Cannot tell whether any of {candidates} is a training sample.", 0))
     meaning = f"{result.get('reason', result['sentence'])} {measured}, and how sure that is."
     shown = "exposed" if tone else "calm" if verdict == "no evidence" else "open"

@@ -228,7 +228,8 @@ class RunFolder:
         """
         config = self.path / CONFIG
         before, now = vars(self.settings), vars(settings)
-        if changed := [name for name in now if before[name] != now[name]]:
+        changed = [name for name in now if name != "controls" and before[name] != now[name]]
+        if changed:
             names = ", ".join(changed)
             raise InputError(f"{config}: was started with other settings ({names}); use the same.")
         self._remember()

@@ -4,6 +4,7 @@ import time
 from dataclasses import dataclass
 
 from exhume.auditing.settings import Settings
+from exhume.equation.domain import Sphere
 from exhume.equation.problem import Premise, Problem
 from exhume.features.modules import ModuleFeatures
 from exhume.methods import seen_by, threads_for
@@ -19,9 +20,8 @@ from exhume.theory.support import ENOUGH
 from exhume.wording import NO_BREAK, duration, plural
 
 PRODUCTS = 300, 3000  # of a search of ours that succeeds: fewer where equations are many
-PUBLISHED = (
-    50_000,
-)  # of the others: 30,000 to 80,000 as published, half as many for weights alone
+REPLAYED = 1000, 10_000  # of one that simulates training: labels and the rate are fitted, too
+PUBLISHED = (50_000,)  # of the others: 30,000 to 80,000 as published
 WIDEST = 10**9  # more samples than these are in no weights
 UNITS = ((3600, "h"), (60, "min"), (1, "s"))
 PATIENCE = 0.5  # seconds after which the step that is timed ends: nobody waits for an estimate
@@ -95,7 +95,7 @@ def _better(opened: Opened, samples: int, rank: int | None) -> list[str]:
         each = counting.equations(every, 1, samples, rows) / (samples * problem.dim)
         if each >= ENOUGH:
             found.append(f"--parameters all has {each:.2f} for each unknown, if all were trained")
-    if rank is not None and rank <= samples:
+    if rank is not None and rank <= samples and isinstance(problem.domain, Sphere):
         each = _equations(problem, samples) / (samples * rank)
         if each >= ENOUGH:
             found.append(f"in the samples' span, --method tansley2026, there are {each:.2f}")
@@ -105,7 +105,8 @@ def _better(opened: Opened, samples: int, rank: int | None) -> list[str]:
 def hours(settings: Settings, problem: Problem) -> str | None:
     """Say how long an audit of a problem in its place may take; None where that cannot be told."""
     method, limit = settings.attack(problem), settings.time_limit
-    typical = PRODUCTS if isinstance(method, Exhume | Tansley2026 | Replay) else PUBLISHED
+    typical = PRODUCTS if isinstance(method, Exhume | Tansley2026) else PUBLISHED
+    typical = REPLAYED if isinstance(method, Replay) else typical
     try:
         pace = _pace(method, problem, settings)
     except (RuntimeError, MemoryError, ValueError):  # the run itself says what is wrong
@@ -114,7 +115,7 @@ def hours(settings: Settings, problem: Problem) -> str | None:
     about = " to ".join(dict.fromkeys(map(_rounded, seconds)))
     about = about if " to " in about else f"about {about}"
     if limit is None:
-        return f"takes {about}, and some times as long with controls, or where it does not succeed"
+        return f"takes {about}, three times as long with controls, and longer where it fails"
     if seconds[-1] > limit:
         return f"would take {about}, and ends after {duration(limit)} (--time-limit)"
     return f"takes {about}, {duration(limit)} at most (--time-limit)"

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from exhume.auditing.suspects import EXPLAINED
+from exhume.equation.domain import Sphere
 from exhume.equation.objective import fitted
 from exhume.equation.problem import Premise, Problem
 from exhume.features.modules import ModuleFeatures
@@ -213,7 +214,8 @@ def advice(problem: Problem, found: Reconstruction, asked: Asked = NOTHING) -> d
     blocks: list[str] = []
     if change and problem.drift > 0 and asked.parameters != "all":
         blocks.append("another block (--parameters all)")
-    if change and problem.first_layer is not None and found.rank is None:
+    span = problem.first_layer is not None and isinstance(problem.domain, Sphere)
+    if change and span and found.rank is None:
         blocks.append("the samples' span (--method tansley2026)")
     point = change and asked.point not in (None, "both")
     others = [*blocks, *(["another point (--point both)"] if point else []), "another --seed"]
