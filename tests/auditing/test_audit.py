@@ -15,6 +15,7 @@ from exhume import DataCard, data, report
 from exhume.auditing.folder import CANDIDATES, CONFIG, RunFolder
 from exhume.auditing.judgement import SURE
 from exhume.auditing.run import Event
+from exhume.cli.main import main
 from exhume.errors import InputError
 from exhume.evaluate.runs import score_run
 from lazy import Lazy, dense
@@ -115,9 +116,23 @@ def test_a_named_model_is_scored_anywhere(tmp_path: Path, monkeypatch: pytest.Mo
     torch.save(victim.trained, "after.pt")
     data.save(victim.truth, "truth.safetensors")
     files = ("./net.py:model", "before.pt", Path("after.pt"))
-    with pytest.raises(InputError, match=r"rows of 16 numbers, .*--norm"):  # nothing is assumed
-        exhume.audit(*files, (16,), samples=3, out="run", device="cpu")
-    exhume.audit(*files, (16,), samples=3, out="run", device="cpu", norm="sqrt_d")
+    assumed = exhume.audit(*files, (16,), samples=3, device="cpu", product_limit=1, controls=False)
+    assert any("rows of 16 numbers" in said and "norm" in said for said in assumed.warnings)
+    words = [
+        "--initial",
+        "before.pt",
+        "--trained",
+        "after.pt",
+        "--input-shape",
+        "16",
+        "--samples",
+        "3",
+    ]
+    with pytest.raises(SystemExit) as refused:  # whoever types the command is asked
+        main(["audit", "--model", files[0], *words])
+    assert refused.value.code == 2
+    told = exhume.audit(*files, (16,), samples=3, out="run", device="cpu", norm="sqrt_d")
+    assert not any("rows of 16 numbers" in said for said in told.warnings)
     monkeypatch.chdir(tmp_path / "elsewhere")
     record = score_run(Path("../run"), Path("../truth.safetensors"), "../net.py:model")
     assert record["score"]["recovered"] == 1

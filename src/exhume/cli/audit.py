@@ -20,6 +20,7 @@ from exhume.cli.gate import judge
 from exhume.errors import InputError
 from exhume.evaluate.gate import Limit, limits
 from exhume.evaluate.runs import score_run
+from exhume.models.card import NOT_TOLD
 from exhume.models.folder import TRUTH
 from exhume.models.opening import Opened
 
@@ -127,7 +128,9 @@ def _limits(settings: Settings, words: str | None, truth: Path | None) -> tuple[
 
 def _opened(settings: Settings) -> Opened:
     """Open the model, with public images as the network is given them, if there are any."""
-    opened = settings.open(settings.source())
+    opened, card = settings.open(settings.source()), settings.card
+    if card is not None and card.untold and settings.public is None:
+        raise InputError(f"range: {NOT_TOLD.format(card.dim)}")
     if settings.public is None:
         return opened
     display = opened.problem.display

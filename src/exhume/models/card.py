@@ -23,7 +23,7 @@ from exhume.files import read_yaml
 ROOT = "sqrt_d"
 Range = tuple[float, float] | tuple[tuple[float, float], ...]
 NOT_TOLD = (
-    "range: inputs are rows of {} numbers, and nothing says where they lie; tell the range of "
+    "Inputs are rows of {} numbers, and nothing says where they lie; tell the range of "
     "their values (--range, or in a card that of each column), or their norm (--norm, which is "
     "sqrt_d where rows were rescaled to √d): at a norm that is not theirs, rows are not found."
 )
@@ -111,6 +111,11 @@ class DataCard:
     def rows(self) -> bool:
         """Return whether inputs are rows of a table, or other vectors, and no images."""
         return len(self.shape) == 1
+
+    @property
+    def untold(self) -> bool:
+        """Return whether inputs are no images, and nothing says where they lie."""
+        return self.rows and not self.told
 
     @property
     def told(self) -> bool:

@@ -196,8 +196,6 @@ def _open_weights(
             raise InputError(f"{ZERO_HEAD}: {said}; leave one out.")
     last = premise is Premise.REPLAY or (premise is Premise.CHANGE and parameters in (None, "last"))
     prepared, after, card = _prepared(source, check, last)
-    if card.rows and not card.told and source.known.public is None:
-        raise InputError(NOT_TOLD.format(card.dim))
     network = prepared.network
     if premise is Premise.CHANGE:
         parameters = parameters or "last"
@@ -230,6 +228,8 @@ def _open_weights(
                 f"Initial weights were given, and are not used: with the premise {premise.value} "
                 "the trained weights themselves are the target, unless it is said to be the change."
             )
+    if card.untold and source.known.public is None:
+        warnings.append(f"It is assumed: {problem.domain.name}. {NOT_TOLD.format(card.dim)}")
     warned = (*prepared.warnings, *warnings)
     return Opened(problem, parameters, point, prepared.changes, warned, prepared.derivative_error)
 
