@@ -47,15 +47,21 @@ def result_of(samples: int, shape: tuple[int, ...], **changes: Any) -> dict[str,
     dim = math.prod(shape)
     problem = {"name": "random features", "domain": "sphere of radius √d", "shape": list(shape)}
     problem |= {"dim": dim, "width": 4 * dim * samples, "outputs": 1, "ratio": 4.0}
+    rests = {"equations": 4 * dim * samples, "unknowns": dim * samples}
     return {
         **{"schema": 1, "exhume": "0.1.0", "seed": 0, "method": "exhume", "seconds": 33.4},
         "versions": {"python": "3.11.9", "torch": "2.13.0", "numpy": "2.4.0"},
         **{"device": "cpu", "device_name": "CPU, 2 cores", "started": "2026-11-15T08:00:00Z"},
         **{"outcome": "converged", "sentence": "The residual reached its floor."},
         **{"residual": 1.2e-11, "candidates": samples, "samples_given": samples},
-        **{"steps": 35, "products": 220, "problem": problem},
+        **{"steps": 35, "products": 220, "problem": problem, "model": None, "recipe": None},
+        **{"premise": "change", "target": None, "parameters": "last", "point": None, "rank": None},
+        "prepared": {"changes": [], "warnings": [], "derivative_error": None},
         "threat_model": {"knows": ["the last layer", "relu"], "assumes": ["a norm of √d"]},
         "display": {"shift": 0.5, "scale": 0.25} if len(shape) > 1 else None,
         "claims": ["The candidates explain the weights up to rounding."],
         "limits": ["One seed, one model: other seeds may end elsewhere."],
+        **{"verdict": "cannot tell", "reason": "So it is.", "advice": []},
+        "support": {**rests, "slack": [0.0] * samples, "errors": [0.0] * samples},
+        **{"probabilities": [0.5] * samples, "controls": [], "inputs": []},
     } | changes

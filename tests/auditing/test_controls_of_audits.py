@@ -104,7 +104,7 @@ def test_nothing_is_found_where_there_is_nothing() -> None:
 
 
 def test_what_was_not_run_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    result = {"candidates": 4}
+    result = {"candidates": 4, "controls": []}
     late = attempt(left=0.0)
     assert {control.why for control in late} == {"the time limit was reached"}
     assert evidence.controls(result) is None

@@ -44,10 +44,7 @@ def test_a_run_folder_holds_all_that_a_report_needs(workshop: Path) -> None:
     assert torch.allclose(found["samples"].norm(dim=1), torch.tensor(20.0).sqrt().double())
 
     result = result_of(run)
-    network = {"parameters", "point", "premise", "rank", "prepared", "recipe", "target", "inputs"}
-    network |= {"model"}
-    judged = {"verdict", "reason", "advice", "probabilities", "support", "controls"}
-    assert result.keys() == runs.result_of(4, (20,)).keys() | network | judged
+    assert result.keys() == runs.result_of(4, (20,)).keys()
     assert result["verdict"] == "reconstructed" and min(result["probabilities"]) > 0.95
     assert RunFolder(run).events[-1]["residual"] == result["residual"]  # where the chart ends
     assert (result["schema"], result["seed"], result["method"]) == (1, 0, "exhume")

@@ -67,14 +67,6 @@ def test_what_the_gate_cannot_be_asked(
     assert said in capsys.readouterr().err
 
 
-def test_a_score_without_the_grade_cannot_be_judged(scored: Path, capsys: Capture) -> None:
-    file = scored / SCORE
-    record = json.loads(file.read_text())
-    changed(file, score=record["score"] | {"recognisable": None})
-    assert code("gate", scored, "--fail-over", "recognisable=1") == 2
-    assert "score the run again" in capsys.readouterr().err
-
-
 def test_a_search_that_was_cut_off_does_not_pass(scored: Path, capsys: Capture) -> None:
     record = json.loads((scored / SCORE).read_text())
     changed(scored / SCORE, score=record["score"] | {"recovered": 0.0, "exact": 0.0})

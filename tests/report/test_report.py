@@ -133,20 +133,19 @@ def test_the_page_with_the_truth(tmp_path: Path) -> None:
     level = json.loads((run / "score.json").read_text())["chance"]["neighbour"]["error"]
     assert f"chance level {level:.3g}" in text and "dashed line" in text
     assert "100 % (95 % interval 72 % to 100 %): 10 exact, 0 recovered, 0 recognisable" in text
-    assert "How many of them are independent is not known." in text
     assert "1.2\u00a0×\u00a010⁻¹¹" in text and "residual 1.2 × 10⁻¹¹" in text
 
 
 def test_what_is_missing_is_said_to_be_missing(tmp_path: Path) -> None:
     run = run_of(tmp_path / "run", faces(), found=7, residual=None, seconds=None)
-    edit(run, "result.json", problem={"ratio": None})
+    rests = json.loads((run / "result.json").read_text())["support"]
+    edit(run, "result.json", support=rests | {"equations": 0})
     text = page(run)
     assert text.count("<td>–</td>") >= 3 * 3 and "<dd>n/a</dd>" in text
     assert '<span class="none">none</span>' in text
-    assert "this run" not in text and "is not known" in text  # no ratio, no axis
+    assert "this run" not in text  # no ratio, no axis
     bare = run_of(tmp_path / "bare", vectors(2))
-    record = json.loads((bare / "score.json").read_text())
-    (bare / "score.json").write_text(json.dumps({k: record[k] for k in ("score", "chance")}))
+    edit(bare, "score.json", residual_at_truth=None)
     (bare / "events.jsonl").unlink()
     text = page(bare)
     assert "2 of 2 training samples came back" in text and "No progress was recorded" in text
@@ -160,7 +159,7 @@ def test_hostile_strings_are_shown_not_run(tmp_path: Path) -> None:
     words["problem"] = dict.fromkeys(("name", "domain"), HOSTILE)
     words |= {"claims": [HOSTILE], "limits": [HOSTILE], "versions": {HOSTILE: HOSTILE}}
     words["threat_model"] = {"knows": [HOSTILE], "assumes": [HOSTILE]}
-    words["prepared"] = {"changes": [HOSTILE], "warnings": [HOSTILE]}
+    words["prepared"] = {"changes": [HOSTILE], "warnings": [HOSTILE], "derivative_error": None}
     edit(run, "result.json", **words)
     (run / "config.yaml").write_text(f"</pre>{HOSTILE}")
     line = json.dumps({"seconds": 1, "residual": 0.1, "candidates": HOSTILE, "phase": HOSTILE})
@@ -194,7 +193,7 @@ def test_a_long_gallery_shows_the_best_and_the_worst(tmp_path: Path) -> None:
     assert len(set(re.findall(r"<b>(\d+)</b>", text))) == 60 and numbers == sorted(numbers)
     text = page(run_of(tmp_path / "other", faces(70)[:, ::5, ::5], scored=False))
     assert text.count("data:image/png") == 60 and "10 more candidates" in text
-    numbers = [float(x) for x in re.findall(r"</b>([0-9.]+)</figcaption>", text)]
+    numbers = [float(x) for x in re.findall(r"</b>([0-9.]+), p = 0.50</figcaption>", text)]
     assert len(numbers) == 60 and numbers == sorted(numbers, reverse=True)  # largest first
 
 
@@ -225,12 +224,9 @@ def test_weights_alone_show_what_can_be_recognised_beside_held_out_images(tmp_pa
     assert "data:image" not in page(run, redact=True)
 
 
-def test_a_run_of_an_earlier_version_has_no_verdict(tmp_path: Path) -> None:
-    run = run_of(tmp_path / "run", faces(3), scored=False)
-    text = page(run)
-    assert "Likely samples" not in text and "Cannot tell" not in text and "Candidates" in text
-    edit(run, "result.json", verdict="partly", probabilities=[0.99, 0.2, 0.1])
-    text = page(run)
+def test_without_the_truth_candidates_are_marked_by_their_probability(tmp_path: Path) -> None:
+    said = {"verdict": "partly", "probabilities": [0.99, 0.2, 0.1]}
+    text = page(run_of(tmp_path / "run", faces(3), scored=False, **said))
     assert "<dd>1 / 3</dd><small>probability" in text and "Yes, very likely: not all" in text
     assert text.count('dot sure"') == 1 and text.count('dot unsure"') == 2  # those are marked
     assert 'class="bar"' not in text  # nothing was measured, which is not 0 %
@@ -285,13 +281,10 @@ def network_run(path: Path, scored: bool = True, training=TRAINING, **changes: A
 
 
 def test_a_run_on_other_models_has_no_part_on_a_network(tmp_path: Path) -> None:
-    nothing = {"changes": [], "warnings": [], "derivative_error": None}
-    plain = {"parameters": "last", "point": None, "rank": None, "prepared": nothing}
-    for name, changes in {"earlier version": {}, "random features": plain}.items():
-        text = page(run_of(tmp_path / name, vectors(), **changes))
-        assert not {"model", "floor"} & set(ids(text))
-        assert "Attacked:" not in text and "by point" not in text and "Reading:" not in text
-        assert "unknown, the limit is 1" in text and ", 4 equations for each unknown." in text
+    text = page(run_of(tmp_path / "run", vectors()))
+    assert not {"model", "floor"} & set(ids(text))
+    assert "Attacked:" not in text and "by point" not in text and "Reading:" not in text
+    assert "unknown, the limit is 1" in text and ", 4 equations for each unknown." in text
 
 
 @pytest.mark.parametrize("redact", [False, True])
@@ -336,25 +329,25 @@ def test_trained_weights_alone_and_a_ratio_in_a_subspace(tmp_path: Path) -> None
     assert "up to 2.0\u00a0×\u00a010⁻⁴ of the weights" in text
     assert "so a small residual is weak evidence" in text
     run = network_run(tmp_path / "within", rank=8)
-    edit(run, "result.json", problem={"ratio": 0.5, "width": 400})
+    rests = {"equations": 350, "unknowns": 56, "slack": [0.0] * 8, "errors": [0.0] * 8}
+    edit(run, "result.json", support=rests)
     text = page(run)
     assert "<dd>6.25</dd><small>equations for each unknown, r = 8, the limit is 1</small>" in text
     assert ", 6.25 equations for each unknown." in text and "The ratio of this run is 6.25" in text
     assert "8 of 100 dimensions" in text and "below the counting limit" not in text
-    rests = {"equations": 300, "unknowns": 56, "slack": [0.0] * 8, "errors": [0.0] * 8}
-    edit(run, "result.json", support=rests)
-    said = "these are 300 equations for the 56 unknowns of 8 samples of 100 entries, sought in a"
-    assert f"{said} subspace of dimension 8." in page(run)
+    said = "these are 350 equations for the 56 unknowns of 8 samples of 100 entries, sought in a"
+    assert f"{said} subspace of dimension 8." in text
 
 
 def test_a_network_with_parts_missing_or_damaged(tmp_path: Path) -> None:
-    run = network_run(tmp_path, prepared=None, parameters="1.*", model=None)
+    none = {"changes": [], "warnings": [], "derivative_error": None}
+    run = network_run(tmp_path, prepared=none, parameters="1.*", model=None)
     edit(run, "score.json", subspace="no span", floors={"final": 1e-4, "both": None}, verdict=None)
     for config in (f"model: {tmp_path / 'model'}\n", "model: 3\n", "model: [", "- a\n", ""):
         (run / "config.yaml").write_text(config)
         text = page(run)
         facts = text[text.index('id="model"') : text.index('id="method"')]
-        names = ["Features", "Parameters", "Features at"]
+        names = ["Features", "Premise", "Parameters", "Features at"]
         assert re.findall("<dt>(.*?)</dt>", facts) == names and "<dd>1.*</dd>" in facts
     assert "<p>no span</p>" in text and "<td>final</td>" in text and "<td>both</td>" not in text
 
@@ -370,7 +363,7 @@ RESULTS = {"{": "as JSON", "[]": "JSON object", "{}": "has no schema, exhume", O
     [
         *((name, None, FIRST) for name in FILES),
         *(("result.json", text, words) for text, words in RESULTS.items()),
-        ("score.json", "{}", "has no score, chance"),
+        ("score.json", "{}", "has no data, inputs, score, chance"),
         ("candidates.safetensors", "x", AGAIN.format("audit")),
         ("matched.safetensors", "x", AGAIN.format("score")),
         ("matched.safetensors", 2, "does not belong"),

@@ -1,6 +1,6 @@
 """The first screen of a report: does the model leak, how sure is that, and what is to be done."""
 
-from exhume.auditing.evidence import Record, counts, headline, likely, unmeasured
+from exhume.auditing.evidence import Record, counts, likely, unmeasured
 from exhume.auditing.judgement import SURE
 from exhume.wording import number, plural
 
@@ -34,7 +34,7 @@ def _with_truth(result: Record, scored: Record) -> tuple[str, str, str]:
 
 
 def _without_truth(result: Record) -> tuple[str, str, str]:
-    verdict, (sure, count) = result.get("verdict"), likely(result)
+    verdict, (sure, count) = result["verdict"], likely(result)
     counted = f"{sure} of {plural(count, 'candidate')}"
     if verdict in ("reconstructed", "partly"):
         every = "all" if verdict == "reconstructed" else "not all"
@@ -44,18 +44,16 @@ def _without_truth(result: Record) -> tuple[str, str, str]:
         return f"Yes, very likely: {every} of what was sought is found.", told, HANDLE + advice
     known = "This run does not show it." if verdict == "no evidence" else "This run cannot tell."
     none = f"{counted} have a probability of {SURE} or more. {UNSAFE}"
-    if verdict is None:  # of an earlier version, which gave none
-        none = f"No probability was given. {headline(result, None)[1]}"
     return known, none, _next(result)
 
 
 def _controlled(result: Record) -> str:
     """Say it where no control tells what the same attack finds by chance."""
-    ended = [x for x in result.get("controls") or () if x["why"] is None and not x["cut"]]
+    ended = [x for x in result["controls"] if x["why"] is None and not x["cut"]]
     return "" if ended else "No control was run to its end. "
 
 
 def _next(result: Record) -> str:
     """Return the first advice of a run, or that which is always right."""
-    advice = result.get("advice") or ["Compare it with the training data: exhume score RUN."]
+    advice = result["advice"] or ["Compare it with the training data: exhume score RUN."]
     return str(advice[0])

@@ -207,7 +207,7 @@ def limits(problem: Problem, found: Reconstruction) -> list[str]:
 
 def controls(result: Record) -> str | None:
     """Say what the same attack found where there is nothing; None where no control was needed."""
-    said, count, tried = [], int(result["candidates"]), result.get("controls") or ()
+    said, count, tried = [], int(result["candidates"]), result["controls"]
     if tried and len(why := {control["why"] for control in tried}) == 1 and None not in why:
         return f"No control was run: {why.pop()}."
     for control in tried:
@@ -223,26 +223,23 @@ def controls(result: Record) -> str | None:
 
 def rank_of(result: Record) -> float | None:
     """Return the dimension of the subspace that candidates were sought in; None if in all."""
-    return finite(result.get("rank")) or None
+    return finite(result["rank"]) or None
 
 
-def ratio_of(result: Record) -> float | None:
-    """Return the equations for each unknown of a recorded run, independent ones if known."""
-    if (rests := result.get("support")) is not None:
-        return float(rests["equations"] / max(1, rests["unknowns"]))
-    full, rank = finite(result["problem"]["ratio"]), rank_of(result)
-    return full if rank is None or full is None else full * result["problem"]["dim"] / rank
+def ratio_of(result: Record) -> float:
+    """Return the independent equations for each unknown of a recorded run."""
+    return float(result["support"]["equations"] / max(1, result["support"]["unknowns"]))
 
 
 def likely(result: Record) -> tuple[int, int]:
     """Return how many candidates are very likely training samples, and how many there are."""
-    chances = [finite(x) or 0.0 for x in result.get("probabilities") or ()]
+    chances = [finite(x) or 0.0 for x in result["probabilities"]]
     return sum(x >= SURE for x in chances), int(result["candidates"])
 
 
 def weights_alone(result: Record) -> bool:
     """Tell whether the premise was margin or decay, under which many candidates fit alike."""
-    return Premise(result.get("premise") or "change").weights_alone
+    return result["premise"] in {premise.value for premise in Premise if premise.weights_alone}
 
 
 def counts(score: Record) -> dict[str, int]:
@@ -286,7 +283,7 @@ def unmeasured(scored: Record) -> int:
     if (seen := scored.get("recognised")) is None or measured(seen):
         return 0
     pairs = zip(scored["score"]["rows"], seen["ssims"], strict=False)
-    return sum(row.get("grade") == GRADES[-1] and (x or 0.0) > SSIM for row, x in pairs)
+    return sum(row["grade"] == GRADES[-1] and (x or 0.0) > SSIM for row, x in pairs)
 
 
 def headline(result: Record, scored: Record | None) -> tuple[str, str, str]:
@@ -327,24 +324,15 @@ def headline(result: Record, scored: Record | None) -> tuple[str, str, str]:
 def _without_truth(result: Record) -> tuple[str, str, str]:
     """Return the headline of a run whose training data were not given."""
     sure, count = likely(result)
-    verdict, candidates = result.get("verdict"), plural(count, "candidate")
+    verdict, candidates = result["verdict"], plural(count, "candidate")
     measured = "The training data were not given: this is what the weights alone show"
-    if verdict is None:  # of an earlier version, which gave none
-        left, end = f"a residual of {number(result['residual'])}", result["outcome"]
-        sentence = {
-            Outcome.CONVERGED.value: f"{candidates} explain the weights to {left}.",
-            Outcome.SETTLED.value: f"Settled: {candidates}, found again by independent trials, and "
-            f"{left}.",
-        }.get(end, f"Not converged: {candidates}, and {left}.")
-        return sentence, f"{result['sentence']} {measured}.", "open"
+    likely_samples, unknown = "are very likely training samples", f"whether any of {candidates}"
     sentence, tone = {
-        "reconstructed": (f"Reconstructed: all {candidates} are very likely training samples.", 1),
-        "partly": (f"Partly: {sure} of {candidates} are very likely training samples.", 1),
-        "no evidence": (f"No evidence: none of {candidates} is pinned down.", 0),
-    }.get(verdict, (f"Cannot tell whether any of {candidates} is a training sample.", 0))
-    meaning = f"{result.get('reason', result['sentence'])} {measured}, and how sure that is."
-    shown = "exposed" if tone else "calm" if verdict == "no evidence" else "open"
-    return sentence, meaning, shown
+        "reconstructed": (f"Reconstructed: all {candidates} {likely_samples}.", "exposed"),
+        "partly": (f"Partly: {sure} of {candidates} {likely_samples}.", "exposed"),
+        "no evidence": (f"No evidence: none of {candidates} is pinned down.", "calm"),
+    }.get(verdict, (f"Cannot tell {unknown} is a training sample.", "open"))
+    return sentence, f"{result['reason']} {measured}, and how sure that is.", tone
 
 
 def cautions(result: Record, scored: Record | None) -> list[str]:
@@ -354,8 +342,7 @@ def cautions(result: Record, scored: Record | None) -> list[str]:
         found.append(f"A residual is left. {result['sentence']}")
     elif result["outcome"] != Outcome.CONVERGED.value:
         found.append(f"The search did not converge. {result['sentence']}")
-    enough = ratio_of(result)
-    if enough is not None and enough < ENOUGH:
+    if (enough := ratio_of(result)) < ENOUGH:
         found.append(
             f"The ratio of {number(enough)} is under {ENOUGH}, near or below the counting limit of "
             "1: other samples could explain the same weights, so a small residual is no evidence."

@@ -282,8 +282,6 @@ def _digest(tensors: Mapping[str, Tensor], record: str) -> str:
 
 def _read_checkpoint(file: Path) -> Checkpoint:
     tensors, metadata = files.read_tensors(file), files.read_metadata(file)
-    if "checkpoint" in metadata and "sha256" not in metadata:
-        raise InputError(f"{file}: is of an earlier version; start again in another folder.")
     try:
         text = metadata["checkpoint"]
         if metadata["sha256"] != _digest(tensors, text):

@@ -58,18 +58,17 @@ RESULT: Any = of_schema(SCHEMA, SCHEMA["$defs"])
 RESULT["problem"] |= {**dict.fromkeys(("dim", "width", "outputs"), _some), "shape": sizes}
 
 _LEVEL = dict.fromkeys(("error", "signed_error", "cosine", "psnr", "ssim"), MAYBE)
-_ROW = {"grade?": str, "sample": count, "candidate": int | None, **_LEVEL}
+_ROW = {"grade": str, "sample": count, "candidate": int | None, **_LEVEL}
 _CHANCE = {f"{word}?": kind for word, kind in {**_LEVEL, "recovered": MAYBE}.items()}
 
 SCORE = {
-    "data?": str,
-    "inputs?": INPUTS,
+    "data": str,
+    "inputs": INPUTS,
     "score": {
         "samples": _some,
         "candidates": count,
         "thresholds": {"recovered": float, "exact": float},
-        **dict.fromkeys(("recovered", "exact", "recall", "precision"), float),
-        "recognisable?": MAYBE,
+        **dict.fromkeys(("recovered", "exact", "recognisable", "recall", "precision"), float),
         "flips": count,
         **_LEVEL,
         "rows": [_ROW],

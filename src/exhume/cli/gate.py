@@ -34,7 +34,7 @@ def judge(run: Path, asked: tuple[Limit, ...], anyway: bool = False) -> None:
     if folder.scored is None:
         way = "exhume score RUN --truth FILE"
         raise InputError(f"{run / SCORE}: does not exist; compare the run first: {way}.")
-    hashes = {entry["role"]: entry["sha256"] for entry in folder.scored.get("inputs", ())}
+    hashes = {entry["role"]: entry["sha256"] for entry in folder.scored["inputs"]}
     if hashes.get("candidates", own := digest_of(run / CANDIDATES)) != own:
         raise InputError(f"{run / SCORE}: is of other candidates than this run's; score it again.")
     console.print("\n".join(limit.sentence(folder.scored) for limit in asked), markup=False)

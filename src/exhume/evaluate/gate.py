@@ -25,15 +25,7 @@ class Limit:
 
     def found(self, scored: Record) -> float:
         """Return the share that came back, by score.json."""
-        score = scored["score"]
-        share = score.get(self.grade)
-        if share is None:
-            here = ", ".join(word for word in GRADES if score.get(word) is not None)
-            raise InputError(
-                f"fail_over: this score does not say how many samples are {self.grade}, only "
-                f"{here}; score the run again, or name one of these."
-            )
-        return number(f"{self.grade} in the score", share, least=0)
+        return number(f"{self.grade} in the score", scored["score"][self.grade], least=0)
 
     def undecided(self, scored: Record) -> bool:
         """Tell whether what was not measured could be over the limit, where the rest is within."""

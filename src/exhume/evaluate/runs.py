@@ -121,10 +121,9 @@ def _check_same_truth(folder: RunFolder, truth: Path) -> None:
         scored = folder.scored
     if scored is None:
         return
-    before = {entry["sha256"] for entry in scored.get("inputs", ()) if entry["role"] == "truth"}
+    before = {entry["sha256"] for entry in scored["inputs"] if entry["role"] == "truth"}
     if digest_of(truth) not in before:
-        made = "does not say of which truth it is, being of an earlier version"
-        made = f"was made with another truth than {truth}" if before else made
+        made = f"was made with another truth than {truth}"
         advice = "Give --renew if this one is right: that score is gone then"
         raise InputError(f"{folder.path / SCORE}: {made}. {advice}.")
 
@@ -170,8 +169,8 @@ def _against_the_model(
     moved = problem.drift > 0 and premise is Premise.CHANGE
     by_point = feature_space.floors(posed, known) if moved else {}
     features = getattr(problem.features, "lazy", problem.features)  # a training run has no rows
-    found, enough = int((score.errors < RECOVERED).sum()), ratio_of(result) or 0.0
-    asked = Posed(premise, result.get("target"), by_point)
+    found, enough = int((score.errors < RECOVERED).sum()), ratio_of(result)
+    asked = Posed(premise, result["target"], by_point)
     told = result["residual"], floor, found, score.samples, enough, asked
     record: dict[str, Any] = {
         "span_residual": feature_space.span_residual(features, samples, known.inputs),
@@ -182,7 +181,7 @@ def _against_the_model(
     if problem.first_layer is None:
         return record
     try:
-        span = estimate(problem.first_layer, result.get("rank") or settings.rank or "gap")
+        span = estimate(problem.first_layer, result["rank"] or settings.rank or "gap")
     except InputError as error:  # how the model was trained hides the span
         near = "the weights lie near the samples' span, as at the end of training, and not in it"
         return record | {"subspace": near if premise.weights_alone else str(error)}

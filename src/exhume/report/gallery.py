@@ -55,13 +55,12 @@ def gallery(run: RunFolder) -> Gallery | None:
     if matched is not None and run.scored is not None and len(run.shape) > 1:
         if by_recognition(run.result, run.scored):
             return likenesses(run)
-        score = run.scored["score"]
-        return pairs(*matched, score["rows"], score["thresholds"])
+        return pairs(*matched, run.scored["score"]["rows"])
     samples, sizes, shape = run.samples, run.sizes.numpy(), run.shape
     if len(samples) == 0:
         return None
     order = np.argsort(-sizes, kind="stable")[:LIMIT].tolist()
-    chances = [finite(chance) for chance in run.result.get("probabilities") or ()]
+    chances = [finite(chance) for chance in run.result["probabilities"]]
     chances = chances if len(chances) == len(samples) else [None] * len(samples)
     notes = [
         ", ".join([*([number(size)] if size else []), *([] if p is None else [f"p = {p:.2f}"])])
@@ -81,9 +80,7 @@ def gallery(run: RunFolder) -> Gallery | None:
     return Gallery("signals", [("", items)], left_out, stride)
 
 
-def pairs(
-    originals: Tensor, found: Tensor, rows: Sequence[dict[str, Any]], thresholds: dict[str, float]
-) -> Gallery:
+def pairs(originals: Tensor, found: Tensor, rows: Sequence[dict[str, Any]]) -> Gallery:
     """Show originals beside reconstructions, best first; of too many, the best and the worst."""
     errors = [row["error"] for row in rows]
     order, half, left_out = ranked(errors), LIMIT // 2, max(0, len(originals) - LIMIT)
@@ -92,7 +89,7 @@ def pairs(
         picture = data_uri(found[i].numpy()) if found[i].isfinite().all() else None
         note = "no candidate" if picture is None else number(errors[i])
         shown = (data_uri(originals[i].numpy()), picture)
-        items.append(Item(f"{i + 1}", note, grade(rows[i], thresholds), shown))
+        items.append(Item(f"{i + 1}", note, grade(rows[i]), shown))
     if not left_out:
         return Gallery("pairs", [("", items)], 0)
     groups = [(f"The {half} best", items[:half]), (f"The {half} worst", items[half:])]
@@ -123,15 +120,9 @@ def ranked(figures: Sequence[float | None], sign: int = 1) -> list[int]:
     return [int(i) for i in np.argsort(values, kind="stable")]
 
 
-def grade(row: dict[str, Any], thresholds: dict[str, float]) -> str:
+def grade(row: dict[str, Any]) -> str:
     """Return what came back of a sample in a word: exact, recovered, recognisable or missed."""
-    if (told := row.get("grade")) is not None:
-        return "missed" if told == GRADES[-1] else str(told)
-    error = finite(row["error"])  # of an earlier version
-    for name in ("exact", "recovered"):
-        if error is not None and error < thresholds[name]:
-            return name
-    return "missed"
+    return "missed" if row["grade"] == GRADES[-1] else str(row["grade"])
 
 
 def stretch(image: Array) -> Array:
@@ -192,8 +183,7 @@ def table(run: RunFolder) -> dict[str, Any] | None:
         lines = [(f"{i + 1}", "", "found", _words(values[i])) for i in order]
     else:
         (true, found), total = (units.to_pixels(rows) for rows in matched), len(matched[0])
-        score = run.scored["score"]
-        grades = [grade(row, score["thresholds"]) for row in score["rows"]]
+        grades = [grade(row) for row in run.scored["score"]["rows"]]
         for i in range(min(total, LIMIT)):
             lines.append((f"{i + 1}", grades[i], "true", _words(true[i])))
             lines.append(("", "", "found", _words(found[i])))

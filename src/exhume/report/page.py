@@ -51,7 +51,7 @@ def write(run: Path, redact: bool = False) -> Path:
     result, scored, extras = folder.result, folder.scored, folder.scored or {}
     ratio, seen = ratio_of(result), extras.get("recognised")
     values = {point: finite(value) for point, value in extras.get("floors", {}).items()}
-    floors = [(at, x, at == result.get("point")) for at, x in values.items() if x is not None]
+    floors = [(at, x, at == result["point"]) for at, x in values.items() if x is not None]
     likenesses = (evidence.recognition_rows(seen), evidence.recognition(seen)) if seen else None
     template = environment().get_template("report.html.jinja")
     page = template.render(
@@ -73,7 +73,7 @@ def write(run: Path, redact: bool = False) -> Path:
         progress=figures.progress(folder.events, finite(extras.get("residual_at_truth"))),
         rank=rank_of(result),
         ratio=ratio,
-        law=figures.law(ratio) if ratio and ratio > 0 else None,
+        law=figures.law(ratio) if ratio > 0 else None,
         alone=evidence.weights_alone(result),
         model=model(folder),
         floors=floors,
@@ -90,7 +90,7 @@ def write(run: Path, redact: bool = False) -> Path:
 
 def inputs(result: Record, scored: Record) -> list[tuple[str, str, str]]:
     """Return role, file and SHA-256 of what an audit and its score were given."""
-    entries = [*result.get("inputs", ()), *scored.get("inputs", ())]
+    entries = [*result["inputs"], *scored.get("inputs", ())]
     return [(entry["role"], entry["file"] or "", entry["sha256"]) for entry in entries]
 
 
@@ -129,11 +129,11 @@ def cards(run: RunFolder) -> list[tuple[str, str, str]]:
         given = result["samples_given"]
         found = "their number was found" if given is None else f"of {number(given)} asked for"
         sure, count = evidence.likely(result)
-        head = [("Candidates", number(count), found)]
-        if "verdict" in result:  # else it is of an earlier version, which gave none
-            verdict = ("Verdict", result["verdict"], f"the search: {result['outcome']}")
-            likely = ("Likely samples", f"{number(sure)} / {number(count)}", LIKELY)
-            head = [verdict, likely, *head]
+        head = [
+            ("Verdict", result["verdict"], f"the search: {result['outcome']}"),
+            ("Likely samples", f"{number(sure)} / {number(count)}", LIKELY),
+            ("Candidates", number(count), found),
+        ]
     else:
         score, levels = run.scored["score"], run.scored["chance"]
         graded, total = counts(score), int(score["samples"])
@@ -159,18 +159,18 @@ def cards(run: RunFolder) -> list[tuple[str, str, str]]:
 
 
 def model(run: RunFolder) -> dict[str, Any] | None:
-    """Say what of a network was attacked; None for a run on other models, or an earlier version."""
-    result, problem = run.result, run.result["problem"]
-    prepared, card = result.get("prepared") or {}, result.get("model") or {}
+    """Say what of a network was attacked; None for a run on other models."""
+    result, problem, prepared = run.result, run.result["problem"], run.result["prepared"]
+    card = result["model"] or {}
     facts = []
     if card.get("architecture") is not None:
         facts.append(("Architecture", card["architecture"]))
-    if not (facts or result.get("point") or any(prepared.values())):
+    if not (facts or result["point"] or any(prepared.values())):
         return None
     asked = {"Premise": "premise", "Target": "target", "Parameters": "parameters"}
     asked["Features at"] = "point"
     for name, key in asked.items():
-        if result.get(key) is not None:
+        if result[key] is not None:
             facts.append((name, WORDS.get(str(result[key]), str(result[key]))))
     subspace = f"candidates sought in {{}} of {number(problem['dim'])} dimensions"
     stationarity = "up to {} of the weights, as the model's card says"
@@ -178,9 +178,8 @@ def model(run: RunFolder) -> dict[str, Any] | None:
         ("At rest", card.get("stationarity"), stationarity),
         ("Laziness", card.get("laziness"), "the first layer moved by {} of its norm in training"),
         ("Subspace", rank_of(result), subspace),
-        ("Derivatives", prepared.get("derivative_error"), "{} from finite differences, relative"),
+        ("Derivatives", prepared["derivative_error"], "{} from finite differences, relative"),
     ):
         if finite(value) is not None:
             facts.append((name, words.format(number(value))))
-    done = {word: prepared.get(word, []) for word in ("changes", "warnings")}
-    return {"facts": [("Features", str(problem["name"])), *facts], **done}
+    return {"facts": [("Features", str(problem["name"])), *facts], **prepared}
