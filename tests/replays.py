@@ -10,7 +10,7 @@ from exhume.features.network import Weights
 from exhume.models.formulation import Known, Told, replay_problem
 from exhume.models.prepare import prepare
 from exhume.recipes import Recipe
-from exhume.victims.following import follow
+from exhume.victims.victim import follow
 
 
 def small(seed: int = 0) -> nn.Module:

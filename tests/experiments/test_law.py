@@ -20,8 +20,7 @@ from exhume import sweep
 from exhume.cli import law as command
 from exhume.errors import InputError
 from exhume.experiments import Attack, LabelFit, page
-from exhume.experiments.law import Law, LawCurve, Place, summarise, widths
-from exhume.experiments.phases import draw
+from exhume.experiments.law import Law, LawCurve, Place, draw, summarise, widths
 from exhume.experiments.table import Table
 from exhume.report import plots
 from exhume.sweep import Record

@@ -14,8 +14,7 @@ from exhume.experiments import runner
 from exhume.experiments.cells.identifiability import Rank, TensorTerms
 from exhume.experiments.claims import CLAIMS
 from exhume.experiments.claims.claim import Claim, Finding
-from exhume.experiments.document import document, publish, stored
-from exhume.experiments.runner import missing, perform
+from exhume.experiments.runner import document, missing, perform, publish, stored
 from exhume.experiments.table import Table
 from exhume.report import plots
 from exhume.sweep import Record

@@ -5,8 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from exhume.solvers.levenberg_marquardt import conjugate_gradients
-from exhume.solvers.recycling import KEPT, Pair, deflated, newest, normalised
+from exhume.solvers.levenberg_marquardt import (
+    KEPT,
+    Pair,
+    conjugate_gradients,
+    deflated,
+    newest,
+    normalised,
+)
 
 
 def system(size: int, seed: int = 0) -> Tensor:

@@ -25,8 +25,16 @@ from exhume.features.layers import Elementwise
 from exhume.models.architectures import initialise, two_layer
 from exhume.theory import fewest_neurons, identifiability, local_identifiability, moments, recover
 from exhume.theory.identifiability import Identifiability
-from exhume.theory.moments import decompose, dimension, powers, slices
-from exhume.theory.neurons import Neurons, explained, neurons_of, output
+from exhume.theory.moments import (
+    Neurons,
+    decompose,
+    dimension,
+    explained,
+    neurons_of,
+    output,
+    powers,
+    slices,
+)
 from exhume.victims import Victim
 from problems import dense_phi, gaussian, refusals
 from problems import kkt_point as victim

@@ -9,7 +9,7 @@ import torch
 from scipy import optimize
 from torch.nn.functional import normalize
 
-from exhume.experiments.cells.failure import Failure
+from exhume.experiments.cells.fitting import Failure
 from exhume.features.activations import activation as named
 from exhume.theory import hermite, width
 from exhume.theory.width import Setting, WidthBound, kernel_gap, smallest_hit, width_bound

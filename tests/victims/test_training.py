@@ -23,8 +23,8 @@ from exhume.models.architectures import initialise, mlp, resnet, two_layer, vit
 from exhume.recipes import Recipe
 from exhume.victims import training
 from exhume.victims.descent import LOSSES, largest_eigenvalue
-from exhume.victims.following import follow
 from exhume.victims.training import WINDOW, Trained, Training, train
+from exhume.victims.victim import follow
 from problems import gaussian, refusals
 
 ONE = data.sphere(10, 6)

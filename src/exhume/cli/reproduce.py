@@ -44,8 +44,7 @@ def reproduce(
     from exhume import sweep
     from exhume.device import usable_device
     from exhume.experiments.claims import CLAIMS
-    from exhume.experiments.document import publish
-    from exhume.experiments.runner import missing, perform
+    from exhume.experiments.runner import missing, perform, publish
 
     console = new_console()
     if list:

@@ -23,7 +23,7 @@ from exhume.errors import InputError
 from exhume.files import check_new
 from exhume.recipes import read
 from exhume.victims import Victim
-from exhume.victims.flow import Flow
+from exhume.victims.margin import Flow
 
 TRAINING = ("optimizer", "rate", "momentum", "batch", "decay", "until", "steps", "lazy", "dtype")
 # What an architecture takes of the options of `exhume victim` that are not for all

@@ -1,12 +1,17 @@
 """How a model's inputs and the pixels of a picture belong together."""
 
+import base64
+import io
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from exhume.checks import number
 from exhume.errors import InputError
 
+Image = NDArray[np.float64]  # in [0, 1], (H, W) or (C, H, W)
 Levels = float | tuple[float, ...]  # a number for all channels, or one for each
 
 
@@ -58,3 +63,22 @@ def spread(levels: Levels, rows: Tensor) -> float | Tensor:
     if rows.shape[1] % len(levels):
         raise InputError(f"rows of {rows.shape[1]} numbers do not have {len(levels)} channels.")
     return rows.new_tensor(levels).repeat_interleave(rows.shape[1] // len(levels))
+
+
+def displayed(image: Image) -> Image:
+    """Put height first, and channels last if there are three; clip values to [0, 1]."""
+    image = np.clip(np.nan_to_num(image), 0.0, 1.0)
+    if image.ndim == 2:
+        return image
+    return image[0] if len(image) == 1 else np.moveaxis(image, 0, -1)
+
+
+def encoded(image: Image, side: int | None = None) -> str:
+    """Return a picture in [0, 1] as a PNG in base64, with no side longer than that, if given."""
+    from PIL import Image as Pictures
+
+    picture = Pictures.fromarray(np.rint(255 * displayed(image)).astype(np.uint8))
+    picture.thumbnail((side or picture.width, side or picture.height))
+    buffer = io.BytesIO()
+    picture.save(buffer, "PNG", optimize=True)
+    return base64.b64encode(buffer.getvalue()).decode("ascii")

@@ -5,7 +5,6 @@ and `benchmarks` are what `exhume law`, `exhume reproduce` and `exhume bench` sh
 """
 
 from exhume.experiments.cells.attack import UNDETERMINED, Attack
-from exhume.experiments.cells.failure import Failure
-from exhume.experiments.cells.fitting import LabelFit
+from exhume.experiments.cells.fitting import Failure, LabelFit
 
 __all__ = ["UNDETERMINED", "Attack", "Failure", "LabelFit"]

@@ -11,8 +11,7 @@ from matplotlib.figure import Figure
 import exhume
 from exhume import sweep
 from exhume.errors import InputError
-from exhume.experiments import phases
-from exhume.experiments.law import HEADINGS, Summary, curve_of, summarise
+from exhume.experiments.law import HEADINGS, Summary, curve_of, draw, summarise
 from exhume.experiments.runner import measured
 from exhume.files import write_private
 from exhume.report.page import environment
@@ -32,14 +31,14 @@ def perform(
     An InputError is raised if every cell failed.
     """
 
-    def draw(records: Sequence[Record]) -> Figure:
+    def drawn(records: Sequence[Record]) -> Figure:
         summary = summarise(records)
         if not summary.attacks:
             first = summary.failed[0].error
             raise InputError(f"all {len(cells)} cells failed, the first one with {first}")
-        return phases.draw(summary)
+        return draw(summary)
 
-    records, figure = measured(cells, folder, draw, "law", **options)
+    records, figure = measured(cells, folder, drawn, "law", **options)
     summary = summarise(records)
     page = render(summary, records, figure, command, redact)
     write_private(folder / "law.html", page.encode())

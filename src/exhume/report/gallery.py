@@ -1,6 +1,5 @@
 """Samples to look at: `gallery` and `table` for the page, `gallery_png` for a README."""
 
-import base64
 import io
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,13 +9,12 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from numpy.typing import NDArray
-from PIL import Image
 from torch import Tensor
 
 from exhume.auditing.evidence import GRADES, by_recognition
 from exhume.auditing.folder import MATCHED, RunFolder, read_run
 from exhume.auditing.judgement import SURE
-from exhume.equation.pixels import Pixels
+from exhume.equation.pixels import Pixels, displayed, encoded
 from exhume.errors import InputError
 from exhume.files import write_private
 from exhume.wording import finite, fixed, number
@@ -130,21 +128,9 @@ def stretch(image: Array) -> Array:
     return np.clip(_between(image, *np.quantile(np.nan_to_num(image), (0.005, 0.995))), 0.0, 1.0)
 
 
-def displayed(image: Array) -> Array:
-    """Put height first, and channels last if there are three; clip values to [0, 1]."""
-    image = np.clip(np.nan_to_num(image), 0.0, 1.0)
-    if image.ndim == 2:
-        return image
-    return image[0] if len(image) == 1 else np.moveaxis(image, 0, -1)
-
-
 def data_uri(image: Array) -> str:
     """Encode a picture as an inline PNG, no side longer than 160 pixels."""
-    picture = Image.fromarray(np.rint(255 * displayed(image)).astype(np.uint8))
-    picture.thumbnail((SIDE, SIDE))
-    buffer = io.BytesIO()
-    picture.save(buffer, "PNG", optimize=True)
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
+    return f"data:image/png;base64,{encoded(image, SIDE)}"
 
 
 def polyline(signal: Array) -> str:

@@ -13,6 +13,7 @@ from torch.nn.functional import normalize, pad
 from exhume.checks import number
 from exhume.models.state import StateOrFile
 from exhume.theory.moments import (
+    LOCAL,
     Moments,
     View,
     at_scale,
@@ -20,11 +21,13 @@ from exhume.theory.moments import (
     dimension,
     fewest_neurons,
     moments_of,
+    neurons_of,
+    output,
     powers,
     refine,
     view_of,
+    violation,
 )
-from exhume.theory.neurons import LOCAL, neurons_of, output, violation
 
 UNEXPLAINED = 1e-2  # share of the weights that samples may leave unexplained: a KKT point has none
 

@@ -1,9 +1,12 @@
-"""Homogeneous networks trained to the margin, and dense networks held by weight decay.
+"""Homogeneous networks on their way to the margin, or there, and those held by weight decay.
 
-Steps follow the gradient of log Σ_i ℓ_i, and after each one θ is scaled to a fixed least margin. It
-rests on the kinks of ReLU, so two numbers say how far the premise holds: `stationarity`, 1 − cos²
-of θ and the gradient averaged over the last steps, with the slopes at the kinks; and `violation`,
-the relative residual at the samples with slopes of 0 or 1, which does not vanish.
+Along gradient flow θ̇ = −∇L they go by Euler steps: at first dt = 0.01, as published (Haim 2022: a
+million of them, full batches), and dt = η/L once the loss is small. Its curvature falls with it, so
+that a thousand steps or two get as far. To rest, they follow the gradient of log Σ_i ℓ_i, and after
+each step θ is scaled to a fixed least margin. It rests on the kinks of ReLU, so two numbers say how
+far the premise holds: `stationarity`, 1 − cos² of θ and the gradient averaged over the last steps,
+with the slopes at the kinks; and `violation`, the relative residual at the samples with slopes of 0
+or 1, which does not vanish.
 """
 
 import math
@@ -15,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from exhume.checks import number, one_of
+from exhume.checks import number, one_of, whole_number
 from exhume.data import Data
 from exhume.device import usable_device
 from exhume.equation import objective
@@ -24,7 +27,6 @@ from exhume.errors import InputError
 from exhume.models import architectures
 from exhume.models.folder import NetworkModel
 from exhume.victims.descent import LOSSES, Descent, margins
-from exhume.victims.flow import Flow, Flowing
 from exhume.victims.training import Show, state_of
 from exhume.victims.victim import Victim
 
@@ -36,6 +38,12 @@ LARGEST_STEP = 0.05  # no step goes beyond it while weights are tiny and curvatu
 FITTED = 1e-2  # mean loss at which every sample counts as fitted, and growing stops
 WILD = 10.0  # the loss may rise by this factor between two looks; beyond, steps since are undone
 LOOK = 20  # steps between two estimates of the curvature, each of which costs about twelve steps
+
+# Along gradient flow
+SHARE = 0.5  # of 1/λ_max of the curvature: what is stiff halves in a step, all else follows closely
+FIRST = 0.01  # dt at most while samples are not fitted: the way out of tiny weights depends on it
+SMALL = 0.1  # mean loss from which on they are, and only the curvature limits a step
+FALL = 0.2  # share of the loss that a step may take away: so it ends near what was asked for
 
 
 @dataclass(frozen=True)
@@ -62,6 +70,25 @@ class ToRest:
             words = f"{outputs} outputs {held} take {' or '.join(sorted(allowed))}"
             raise InputError(f"loss: {words}, got {name!r} (see decay).")
         return name
+
+
+@dataclass(frozen=True)
+class Flow:
+    """A `Flow` says how far a network follows gradient flow from its initial weights."""
+
+    loss: str | None = None  # logistic for one output, cross_entropy for several
+    small: float = 1e-4  # standard deviation of the first layer at the start, as published
+    until: float = 3e-6  # mean loss at which it ends; published networks are at 2e-6 to 4e-6
+    steps: int = 100_000  # at most; a thousand or two are enough for those of the bench
+
+    def loss_for(self, outputs: int) -> str:
+        """Return the name of the loss of a network with so many outputs, or refuse."""
+        number("until", self.until, above=0)
+        whole_number("steps", self.steps)
+        own = "logistic" if outputs == 1 else "cross_entropy"
+        if self.loss not in (None, own):
+            raise InputError(f"loss: {outputs} outputs along the flow take {own}, not {self.loss}.")
+        return own
 
 
 def kkt_mlp(
@@ -96,7 +123,7 @@ def kkt_mlp(
     initial, start = state_of(module), time.perf_counter()
     decay = how.decay if isinstance(how, ToRest) else None
     if isinstance(how, Flow):
-        done = Flowing(module, data, name, how).reach(show)
+        done = _Flowing(module, data, name, how).reach(show)
     else:
         done = _Rest(module, data, name, how).reach(show)
     trained = state_of(module)
@@ -152,6 +179,54 @@ def _initialise(module: nn.Module, small: float, seed: int) -> None:
                 parameter.copy_(drawn / math.sqrt(layer.in_features))
 
 
+def _off(weights: Sequence[Tensor], ahead: Sequence[Tensor]) -> float:
+    """Return 1 − cos² of θ and a direction; 1 where they point away from each other."""
+    theta, along = (torch.cat([x.detach().flatten() for x in parts]) for parts in (weights, ahead))
+    cosine = torch.cosine_similarity(theta.double(), along.double(), 0)
+    return float(1 - cosine.clamp_min(0) ** 2)
+
+
+class _Flowing(Descent):
+    """Full batches along θ̇ = −∇L, without momentum and without decay."""
+
+    def __init__(self, module: nn.Module, data: Data, loss: str, how: Flow) -> None:
+        super().__init__(module, data, LOSSES[loss])
+        self.until, self.steps = how.until, how.steps
+
+    def reach(self, show: Show | None) -> dict[str, Any]:
+        """Follow the flow to its end, and return where that is; the loss may not rise on the way.
+
+        `stationarity` is 1 − cos² of θ and −∇L there, `time` the sum of all dt.
+        """
+        time, share, eta, latest, risen = 0.0, SHARE, 0.0, math.inf, 0
+        for step in range(self.steps + 1):
+            outputs = self.network(self.inputs)
+            here = outputs.detach()
+            value = float(self.loss.value(here, self.labels))
+            slope = self.loss.slope(here, self.labels)
+            gradient = torch.autograd.grad(outputs, self.weights, slope)
+            if value <= self.until or not math.isfinite(value):
+                break
+            if value > latest:
+                share, risen = share / 2, risen + 1
+            if value > latest or step % LOOK == 0:
+                eta = value * share / max(self.sharpness(here), 1e-30)
+                if show is not None:
+                    show(step, value)
+            slope_squared = float(sum(g.square().sum() for g in gradient))
+            dt = min(eta / value, FALL * value / max(slope_squared, 1e-30))
+            dt = dt if value <= SMALL else min(dt, FIRST)
+            self.step(gradient, dt)
+            time, latest = time + dt, value
+        if not value <= self.until:
+            missed = f"a loss of {value:.1e}, not {self.until:g}, after {step} steps along the flow"
+            raise InputError(f"training: {missed}; give wider layers, fewer samples or more steps.")
+        off = _off(self.weights, [-g for g in gradient])
+        reached = [float(m) for m in margins(here, self.labels).aminmax()]
+        result = {"loss": value, "steps": step, "time": time, "risen": risen}
+        return result | {"stationarity": off, "margins": reached}
+
+
 class _Rest(Descent):
     """Descent with momentum on log Σ ℓ at a fixed least margin, or on the loss with decay."""
 
@@ -199,12 +274,7 @@ class _Rest(Descent):
                 self._shrink(outputs.detach())
             step += 1
         outputs = self.network(self.inputs).detach()
-        theta = torch.cat([w.detach().flatten() for w in self.weights]).double()
-        cosine = torch.cosine_similarity(theta, torch.cat([g.flatten() for g in mean]).double(), 0)
-        loss, off = (
-            float(self.loss.value(outputs, self.labels)),
-            float(1 - cosine.clamp_min(0) ** 2),
-        )
+        loss, off = float(self.loss.value(outputs, self.labels)), _off(self.weights, mean)
         result: dict[str, Any] = {"loss": loss, "stationarity": off, "steps": step}
         if not self.squared:
             result["margins"] = [float(m) for m in margins(outputs, self.labels).aminmax()]

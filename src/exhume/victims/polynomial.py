@@ -20,7 +20,7 @@ from exhume.errors import InputError
 from exhume.features.activations import polynomial as named
 from exhume.models import architectures
 from exhume.models.folder import NetworkModel
-from exhume.theory.neurons import Neurons, output, violation
+from exhume.theory.moments import Neurons, output, violation
 from exhume.victims.victim import Victim
 
 STARTS = 200  # random starts for eigenvectors: the tensors here have a few dozen at most

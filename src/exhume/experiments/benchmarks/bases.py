@@ -20,8 +20,8 @@ from exhume.models.architectures import vit
 from exhume.models.formulation import Known, Told, network_problem, replay_problem
 from exhume.models.prepare import prepare
 from exhume.recipes import Recipe
-from exhume.victims.following import follow
 from exhume.victims.training import Trained, Training, train
+from exhume.victims.victim import follow
 from exhume.wording import finite
 
 PUBLIC = 400  # inputs of the same kind that the auditor has: as many as people collect in an hour

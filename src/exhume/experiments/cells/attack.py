@@ -1,24 +1,23 @@
 """One victim, one attack, one score: the cell that every experiment is a grid of."""
 
-import base64
-import io
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from exhume import data, victims
 from exhume.checks import number, one_of, whole_number
 from exhume.data import Data
+from exhume.data.sets import DEFAULT_CLASSES
+from exhume.equation.pixels import encoded
 from exhume.equation.problem import Problem
 from exhume.errors import InputError
 from exhume.evaluate import RECOVERED, Score, chance, residual_at_truth, score, span_residual
-from exhume.experiments.cells.samples import Samples, check_size
+from exhume.evaluate.scoring import pictures
 from exhume.features.activations import activation as named_activation
 from exhume.features.weights import Seeded, Weights, materialise
 from exhume.methods import METHODS, Observer, Reconstruction, reconstruct
@@ -27,6 +26,67 @@ from exhume.methods.tansley2026 import Tansley2026
 from exhume.models import architectures
 from exhume.victims import Victim
 from exhume.victims.descent import LOSSES
+
+# The most numbers in a set of samples or in the parameters that are attacked: 800 MB in float64,
+# where a larger number is more likely a slip than a wish.
+MOST_NUMBERS = 10**8
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Samples are training data by name and sizes."""
+
+    data: str = "sphere"  # `sphere`, or a set of `exhume.data.load`
+    dim: int | None = None  # d of sphere data; images have their own
+    rank: int | None = None  # of sphere data: the samples lie in a random subspace of so many
+    size: int | None = None  # of images: the side that they are shrunk to
+    classes: str | None = None  # of images: a word of `exhume.data.load`; each set has its default
+    samples: int = 12  # n
+    seed: int = 0  # of everything random in the cell, the draw of the samples among it
+
+    def check(self) -> None:
+        """Refuse what could not be run, before any work."""
+        one_of("data", self.data, ("sphere", *DEFAULT_CLASSES))
+        whole_number("samples", self.samples)
+        whole_number("seed", self.seed, 0)
+        self.check_given(whole_number, "dim", "rank", "size")
+        if self.data != "sphere":
+            self.check_absent(f"{self.data}; it is for sphere", "dim", "rank")
+            return
+        self.check_absent("sphere; it is for images", "size", "classes")
+        if self.dim is None:
+            raise InputError("dim: sphere data needs a dimension, for example 60.")
+        if self.rank is not None and self.rank > self.dim:
+            raise InputError(f"rank: expected at most the dimension, {self.dim}, got {self.rank}.")
+        check_size("dim · samples", self.dim * self.samples)
+        check_size("dim · rank", self.dim * (self.rank or 1))
+
+    def check_given(self, check: Callable[..., Any], *fields: str, **options: Any) -> None:
+        """Check fields that are not left out."""
+        for field in fields:
+            if (value := getattr(self, field)) is not None:
+                check(field, value, **options)
+
+    def check_absent(self, what: str, *fields: str) -> None:
+        """Refuse fields that would be ignored."""
+        for field in fields:
+            if (value := getattr(self, field)) is not None:
+                raise InputError(f"{field}: got {value!r}, but it is not for {what}; leave it out.")
+
+    def known(self) -> Data:
+        """Return the training data."""
+        if self.data == "sphere":
+            return data.sphere(self.dim or 0, self.samples, self.seed, rank=self.rank)
+        words: Any = self.classes
+        return data.load(self.data, self.samples, self.seed, classes=words, size=self.size)
+
+
+def check_size(what: str, numbers: int) -> None:
+    """Refuse what no memory would hold, before any of it is made."""
+    if numbers > MOST_NUMBERS:
+        most = f"at most {MOST_NUMBERS:,} numbers"
+        raise InputError(f"{what}: expected {most}, got {numbers:,}; take fewer.")
+
 
 UNDETERMINED = "undetermined"  # nothing was attacked: any candidates would explain the weights
 SUBSPACE = "tansley2026"  # the method that confines candidates to a subspace
@@ -255,17 +315,6 @@ def subspace_is(method: str, architecture: str, rank: int | None) -> str | None:
 
 def picture(known: Data, candidates: Tensor, result: Score, count: int) -> str:
     """Draw the first samples above their candidates, scaled as in the score, as a PNG in base64."""
-    from PIL import Image
-
-    matched = result.matched[:count]
-    signs = torch.where(result.flipped[:count, None], -1.0, 1.0)
-    norms = None if known.transform.norms is None else known.transform.norms[:count]
-    found = known.images(signs * candidates[matched.clamp_min(0)], norms)
-    found[matched < 0] = 0.5  # a sample without a candidate is grey
-    rows = [torch.cat(list(images), -1) for images in (known.images()[:count], found)]
-    image = torch.cat(rows, -2).clamp(0, 1).numpy()
-    if image.ndim == 3:  # channels last, and only if there are three
-        image = image[0] if len(image) == 1 else np.moveaxis(image, 0, -1)
-    buffer = io.BytesIO()
-    Image.fromarray(np.rint(255 * image).astype(np.uint8)).save(buffer, "PNG", optimize=True)
-    return base64.b64encode(buffer.getvalue()).decode("ascii")
+    shown = pictures(known, candidates, result.matched, result.flipped)
+    rows = [torch.cat(list(images[:count].nan_to_num(0.5)), -1) for images in shown]  # none is grey
+    return encoded(torch.cat(rows, -2).numpy())

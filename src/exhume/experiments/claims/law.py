@@ -10,8 +10,7 @@ from matplotlib.figure import Figure
 from exhume.experiments.cells.attack import Attack
 from exhume.experiments.cells.fitting import Flips, LabelFit
 from exhume.experiments.claims.claim import Finding, Scale, claim, judged, seeds, undecided
-from exhume.experiments.law import FITTED, MOMENTUM, OURS
-from exhume.experiments.phases import phases
+from exhume.experiments.law import FITTED, MOMENTUM, OURS, phases
 from exhume.experiments.table import ABOVE, NEAR, Table, Threshold, fall, near, percent, place, rise
 from exhume.report.plots import bars, lines, pictures, sheet
 from exhume.sweep import Cell, Grid, Record

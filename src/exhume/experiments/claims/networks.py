@@ -11,7 +11,7 @@ from exhume.experiments.cells.attack import Attack
 from exhume.experiments.cells.identifiability import Determined
 from exhume.experiments.claims.claim import Claim, Finding, Scale, judged, seeds, undecided
 from exhume.experiments.claims.law import LAW
-from exhume.experiments.phases import phases
+from exhume.experiments.law import phases
 from exhume.experiments.table import Table, Threshold, percent
 from exhume.sweep import Cell, Grid, Record
 

@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from exhume.experiments.cells.attack import SUBSPACE, Attack
-from exhume.experiments.cells.failure import Failure
+from exhume.experiments.cells.fitting import Failure
 from exhume.experiments.claims.claim import Finding, Scale, claim, judged, seeds, undecided
 from exhume.experiments.law import OURS
 from exhume.experiments.table import Curve, Table, Threshold, near, percent, place, rise
