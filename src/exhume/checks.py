@@ -4,6 +4,7 @@ import math
 import sys
 import types
 from collections.abc import Callable, Collection, Mapping, Sequence
+from numbers import Integral
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from exhume.errors import InputError
@@ -26,9 +27,9 @@ def whole_number(name: str, value: object, least: int = 1) -> int:
         Traceback (most recent call last):
         exhume.errors.InputError: samples: expected a whole number of at least 1, got 0.
     """
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
         raise InputError(f"{name}: expected a whole number of at least {least}, got {value!r}.")
-    return value
+    return int(value)
 
 
 def number(name: str, value: Any, above: float = -math.inf, least: float = -math.inf) -> float:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -46,7 +47,7 @@ def test_chance_has_the_aggregates_of_a_score() -> None:
     level = chance(data, candidates=2, seed=7, trials=2)
     assert tuple(level.sphere) == tuple(level.neighbour) == AGGREGATES
     assert level.sphere["ssim"] is not None and level.neighbour["psnr"] is not None
-    json.dumps(level.to_dict(), allow_nan=False)
+    json.dumps(asdict(level), allow_nan=False)
     assert chance(data, candidates=2, seed=7, trials=2) == level
     assert chance(data, candidates=2, seed=8, trials=2) != level
     assert chance(data.inputs, candidates=2).sphere["ssim"] is None

@@ -21,7 +21,7 @@ from safetensors.numpy import load_file, save_file
 from exhume import data, report
 from exhume.errors import InputError
 from exhume.evaluate.runs import score_run
-from exhume.report import figures
+from exhume.report import plots as figures
 from problems import gaussian, on_sphere
 from runs import make_run, result_of
 
@@ -119,7 +119,8 @@ def test_every_page_is_whole_private_and_offline(
     assert not re.search(r"url\((?!#)", text)
     assert "nan" not in re.sub(r"data:image[^\"]*", "", text).lower().split()
     plots = "".join(re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL))
-    assert plots.count("var(--") > 20 and not any(colour in plots for colour in figures.VARIABLES)
+    assert plots.count("var(--") > 20
+    assert not any(colour in plots for colour in figures.PAGE_VARIABLES)
     assert ("<polyline" in text) == (truth is vectors and not redact)
     assert ("data:image/png" in text) == (truth is not vectors and not redact)
     assert ("redacted" in text.lower()) == redact or "a redacted report" in text

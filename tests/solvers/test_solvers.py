@@ -13,9 +13,8 @@ from torch import Tensor
 import problems
 from exhume.equation.domain import Box, Sphere, SphereInBox
 from exhume.equation.objective import fitted, gradient
-from exhume.methods.iurada2025 import Iurada2025
+from exhume.methods.iurada2025 import Iurada2025, Momentum
 from exhume.solvers import Outcome, Solver, solve
-from exhume.solvers.gradient import Momentum
 from exhume.solvers.levenberg_marquardt import LevenbergMarquardt, conjugate_gradients, damped_step
 from problems import ACTIVATIONS, case, gaussian, make_features, make_problem, on_sphere
 

@@ -43,11 +43,11 @@ def sphere(
     y = X g + noise · N(0, 1) with g ~ N(0, I/d): the synthetic set-up of Iurada 2025, the same on
     every platform. With a rank r, rows are U z with Gaussian z, U the basis of a `subspace`.
     """
-    _whole("dim", dim)
-    _whole("samples", samples)
+    whole_number("dim", dim)
+    whole_number("samples", samples)
     number("noise", noise, least=0)
     basis = None if rank is None else subspace(dim, rank, seed).numpy()
-    generator = np.random.default_rng(_whole("seed", seed, least=0))
+    generator = np.random.default_rng(whole_number("seed", seed, least=0))
     rows = generator.standard_normal((samples, dim if rank is None else rank))
     rows = rows if basis is None else rows @ basis.T
     rows *= math.sqrt(dim) / np.linalg.norm(rows, axis=1, keepdims=True)
@@ -61,8 +61,8 @@ def subspace(dim: int, rank: int, seed: int = 0) -> Tensor:
 
     It depends on the seed alone, not on the samples, so that an attacker may be told of it.
     """
-    _whole("dim", dim)
-    _whole("seed", seed, least=0)
+    whole_number("dim", dim)
+    whole_number("seed", seed, least=0)
     if not 1 <= rank <= dim:
         raise InputError(f"rank={rank}: expected a whole number from 1 to the dimension, {dim}")
     generator = np.random.default_rng([seed, SUBSPACE])
@@ -103,11 +103,11 @@ def load(
     if name not in DEFAULT_CLASSES:
         raise InputError(f"data set {name!r}: there are {', '.join(DEFAULT_CLASSES)}, and sphere")
     one_of("centre", centre, ("all", "pixels"))
-    _whole("samples", samples)
+    whole_number("samples", samples)
     source = open_source(name, root)
     source = source if size is None else source.shrunk(size, name)
     groups = _groups(source, DEFAULT_CLASSES[name] if classes is None else classes, name)
-    generator, count = np.random.default_rng(_whole("seed", seed, least=0)), len(groups)
+    generator, count = np.random.default_rng(whole_number("seed", seed, least=0)), len(groups)
     if seed != 0 or source.bundled:
         groups = [generator.permutation(group) for group in groups]
     most = min(count * len(rows) + turn for turn, rows in enumerate(groups))
@@ -163,14 +163,14 @@ def held_out(
     if known.name not in DEFAULT_CLASSES:
         raise InputError(f"{known.name}: no source to draw from; see from_arrays")
     count = known.samples if samples is None else samples
-    _whole("samples", count)
+    whole_number("samples", count)
     source = open_source(known.name, root)
     height, width = source.sides
     if height % known.shape[-1] == width % known.shape[-1] == 0:
         source = source.shrunk(known.shape[-1], known.name)
     rows, taken = _look_up(source, known.images().flatten(1).cpu().numpy(), known.name)
     labels = np.zeros(source.size, np.int64) if source.labels is None else source.labels
-    free = np.random.default_rng(_whole("seed", seed, least=0)).permutation(
+    free = np.random.default_rng(whole_number("seed", seed, least=0)).permutation(
         np.setdiff1d(np.arange(source.size), taken)
     )
     members = {label: iter(free[labels[free] == label]) for label in np.unique(labels[rows])}
@@ -269,8 +269,3 @@ def _as_numbers(values: NDArray[Any] | Tensor, word: str) -> NDArray[Any]:
     if not np.isfinite(array).all():
         raise InputError(f"{word} holds a value that is not finite")
     return array
-
-
-def _whole(word: str, value: int | np.integer[Any], least: int = 1) -> int:
-    """Return a whole number, which may be one of numpy's, as `np.arange` gives them."""
-    return whole_number(word, value.item() if isinstance(value, np.integer) else value, least)

@@ -1,7 +1,6 @@
 """What a score has to be compared with: chance, look-alikes, a prior that is wrong."""
 
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -34,10 +33,6 @@ class Chance:
     # stand in for several). Images of a kind resemble each other, so this is the level to beat
     # there. None with a single sample
     neighbour: dict[str, float | None] | None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything, for JSON."""
-        return asdict(self)
 
 
 def chance(truth: Data | Tensor, candidates: int, seed: int = 0, trials: int = 5) -> Chance:

@@ -77,7 +77,7 @@ def score_run(
         "data": known.name,
         "inputs": [asdict(entry) for entry in inputs(files)],
         "score": found.to_dict(),
-        "chance": chance(known, len(samples), seed=result["seed"]).to_dict(),
+        "chance": asdict(chance(known, len(samples), seed=result["seed"])),
     }
     if trust and (not own or model is not None):
         settings = settings if model is None else replace(settings, model=model)

@@ -185,11 +185,8 @@ def layer_norm(
     cudnn_enable: bool = True,
 ) -> Tensor:
     """Return (x − mean)/√(var + eps) · weight + bias over the last dimensions, as torch's does."""
-    dims = tuple(range(-len(normalized_shape), 0))
-    centred = input - input.mean(dims, keepdim=True)
-    normal = centred * (centred.square().mean(dims, keepdim=True) + eps).rsqrt()
-    if weight is not None:
-        normal = normal * weight
+    normal = _normalised(input, tuple(range(-len(normalized_shape), 0)), eps)
+    normal = normal if weight is None else normal * weight
     return normal if bias is None else normal + bias
 
 
@@ -205,11 +202,14 @@ def batch_norm(
 ) -> Tensor:
     """Return (x − mean)/√(var + eps) · weight + bias with the statistics of a batch (n, c, …)."""
     dims, shape = (0, *range(2, input.ndim)), (-1, *(1,) * (input.ndim - 2))
-    centred = input - input.mean(dims, keepdim=True)
-    normal = centred * (centred.square().mean(dims, keepdim=True) + eps).rsqrt()
-    if weight is not None:
-        normal = normal * weight.view(shape)
+    normal = _normalised(input, dims, eps)
+    normal = normal if weight is None else normal * weight.view(shape)
     return normal if bias is None else normal + bias.view(shape)
+
+
+def _normalised(input: Tensor, dims: tuple[int, ...], eps: float) -> Tensor:
+    centred = input - input.mean(dims, keepdim=True)
+    return centred * (centred.square().mean(dims, keepdim=True) + eps).rsqrt()
 
 
 def hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:

@@ -304,7 +304,7 @@ def inputs(given: Mapping[str, object]) -> tuple[Input, ...]:
     for role, part in given.items():
         tensors = {role: part} if isinstance(part, Tensor) else part
         if isinstance(tensors, Mapping):
-            entries.append(Input(role, None, _digest_of_tensors(tensors)))
+            entries.append(Input(role, None, digest_of_tensors(tensors)))
         elif isinstance(part, Path | str):
             files = state_files(part) if isinstance(part, Path) else _source_files(part)
             entries += [Input(role, file.name, digest_of(file)) for file in files]
@@ -319,14 +319,14 @@ def _source_files(model: str) -> list[Path]:
     return [file] if file.is_file() else []
 
 
-def _digest_of_tensors(tensors: Mapping[str, Tensor]) -> str:
+def digest_of_tensors(tensors: Mapping[str, Tensor]) -> str:
     """Return the SHA-256 of tensors: of their names, kinds, shapes and bytes, by name.
 
     Example:
         >>> one = {"a": torch.zeros(2), "b": torch.ones(1)}
-        >>> _digest_of_tensors(one) == _digest_of_tensors(dict(reversed(one.items())))
+        >>> digest_of_tensors(one) == digest_of_tensors(dict(reversed(one.items())))
         True
-        >>> _digest_of_tensors(one) == _digest_of_tensors(one | {"a": torch.zeros(2, 1)})
+        >>> digest_of_tensors(one) == digest_of_tensors(one | {"a": torch.zeros(2, 1)})
         False
     """
     found = hashlib.sha256()

@@ -19,7 +19,7 @@ from exhume.auditing.evidence import Record, counts, rank_of, ratio_of
 from exhume.auditing.folder import RunFolder, read_run
 from exhume.auditing.judgement import SURE
 from exhume.files import write_private
-from exhume.report import figures
+from exhume.report import plots
 from exhume.report.gallery import gallery, grade, table
 from exhume.wording import duration, finite, number, percent
 
@@ -70,10 +70,10 @@ def write(run: Path, redact: bool = False) -> Path:
         unmeasured=evidence.unmeasured(scored) if scored else 0,
         gallery=None if redact else gallery(folder),
         table=None if redact else table(folder),
-        progress=figures.progress(folder.events, finite(extras.get("residual_at_truth"))),
+        progress=plots.progress(folder.events, finite(extras.get("residual_at_truth"))),
         rank=rank_of(result),
         ratio=ratio,
-        law=figures.law(ratio) if ratio > 0 else None,
+        law=plots.law(ratio) if ratio > 0 else None,
         alone=evidence.weights_alone(result),
         model=model(folder),
         floors=floors,

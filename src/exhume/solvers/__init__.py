@@ -1,4 +1,4 @@
-"""Solvers move the candidates: momentum as published, and Levenberg-Marquardt, which is ours."""
+"""Solvers move the candidates: Levenberg-Marquardt is ours; `methods.iurada2025` has momentum."""
 
 import math
 from dataclasses import dataclass, replace

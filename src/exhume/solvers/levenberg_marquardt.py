@@ -51,13 +51,6 @@ def deflated(
     """Return the preconditioner QQᵀ + (I − QQᵀA) M (I − AQQᵀ), for a base M and QᵀAQ = I.
 
     `damped` is λS. On the span of Q it is the inverse of A, and elsewhere close to M.
-
-    Example:
-        >>> matrix = torch.tensor([[2.0, 1.0], [1.0, 3.0]])
-        >>> pairs = [normalised(q[None], q[None] @ matrix) for q in torch.eye(2)]
-        >>> inverse = deflated(lambda r: r, pairs, torch.zeros_like, lambda r: r)
-        >>> (inverse(torch.tensor([[1.0, 0.0]])) @ matrix).allclose(torch.tensor([[1.0, 0.0]]))
-        True
     """
     if not pairs:
         return base
@@ -102,11 +95,6 @@ def conjugate_gradients(
     Stops when the preconditioned residual √⟨r, M⁻¹r⟩ has fallen by `tolerance`, or the run's budget
     is spent, and returns how many products were used, too. The path is given what was reached after
     1, 2, 4, 8, … of them.
-
-    Example:
-        >>> D, used = conjugate_gradients(lambda q: 2 * q, torch.ones(1, 3), lambda r: r, 1e-6, 9)
-        >>> D.tolist(), used
-        ([[0.5, 0.5, 0.5]], 1)
     """
     solution, residual = torch.zeros_like(right_side), right_side
     search = scaled = preconditioner(residual)

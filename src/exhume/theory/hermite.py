@@ -105,7 +105,7 @@ def sign_ambiguity(activation: Function) -> SignAmbiguity:
     a_i x_i add up to zero leave no trace.
     """
     sigma = _function(activation)
-    z, weights = _gaussian_rule(NODES)
+    z, weights = gaussian_rule()
     above, below = _finite(sigma, z), _finite(sigma, -z)
     even, odd = (above + below) / 2, (above - below) / 2
     slope = (weights * odd * z).sum()
@@ -134,8 +134,8 @@ def _panels(edges: list[float], nodes: int) -> tuple[Tensor, Tensor]:
     return ((low + high) / 2 + half * at).flatten(), (half * weights).flatten()
 
 
-def _gaussian_rule(nodes: int) -> tuple[Tensor, Tensor]:
-    """Return a rule for E f(g), split at 0, at all halves and, for sharp functions, towards 0."""
+def gaussian_rule(nodes: int = NODES) -> tuple[Tensor, Tensor]:
+    """Return z and weights for E f(g), split at 0, at all halves and, for sharp ones, towards 0."""
     right = [0.0, *(2.0**-k for k in range(12, 1, -1))]
     right += [0.5 * k for k in range(1, round(2 * FAR) + 1)]
     z, weights = _panels([*(-edge for edge in reversed(right[1:])), *right], nodes)
@@ -144,7 +144,7 @@ def _gaussian_rule(nodes: int) -> tuple[Tensor, Tensor]:
 
 def _line(sigma: Map, orders: int, nodes: int) -> tuple[Tensor, Tensor, float]:
     """Return h_k, E|σ he_k| and E σ²."""
-    z, weights = _gaussian_rule(nodes)
+    z, weights = gaussian_rule(nodes)
     values = _finite(sigma, z)
     weighted = weights * values
     energies = weighted * values

@@ -7,7 +7,6 @@ loss need not fall steadily c stays at 1 − momentum, and it may rise to `SPIKE
 """
 
 import copy
-import hashlib
 import json
 import math
 import sys
@@ -27,6 +26,7 @@ from exhume.data import Data
 from exhume.device import tensor_cores, usable_device
 from exhume.errors import InputError
 from exhume.files import finite, read_metadata, read_tensors, write_tensors
+from exhume.models.state import digest_of_tensors
 from exhume.victims.descent import LOSSES, Descent, largest_eigenvalue
 
 OPTIMIZERS = ("gd", "sgd", "adam")
@@ -120,7 +120,7 @@ def train(
     kept = None
     if checkpoint is not None:
         samples = {"inputs": data.inputs, "targets": data.targets}
-        same = {"initial weights": _digest(initial), "data": _digest(samples)}
+        same = {"initial weights": digest_of_tensors(initial), "data": digest_of_tensors(samples)}
         kept = _Checkpoint(checkpoint, {**asdict(settings), "dtype": str(dtype), **same})
     with tensor_cores(False), set_multithreading_enabled(False):  # steps are short: one thread
         run = _Run(network, data, settings)
@@ -207,14 +207,6 @@ class _Checkpoint:
             f"was left by a training with another {differing[0]}; give it the same, or remove it"
         )
         raise InputError(f"{self.path}: {words}.")
-
-
-def _digest(tensors: Mapping[str, Tensor]) -> str:
-    total = hashlib.sha256()
-    for name, tensor in tensors.items():
-        total.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-        total.update(tensor.detach().cpu().contiguous().numpy().data)
-    return total.hexdigest()
 
 
 class _Run(Descent):
