@@ -19,7 +19,7 @@ PASSING = ("seconds", "started", "inputs")  # what differs between runs in diffe
 
 
 def exhume_(*words: object) -> None:
-    """Run a command; an audit without controls, which take twice its time."""
+    """Run a command; an audit without controls, which take three times its time."""
     quick = ("--no-controls",) if words[:1] == ("audit",) else ()
     main([str(word) for word in (*words[:1], *quick, *words[1:])])
 

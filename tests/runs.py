@@ -63,5 +63,10 @@ def result_of(samples: int, shape: tuple[int, ...], **changes: Any) -> dict[str,
         "limits": ["One seed, one model: other seeds may end elsewhere."],
         **{"verdict": "cannot tell", "reason": "So it is.", "advice": []},
         "support": {**rests, "slack": [0.0] * samples, "errors": [0.0] * samples},
-        **{"probabilities": [0.5] * samples, "controls": [], "inputs": []},
+        **{
+            "probabilities": [0.5] * samples,
+            "again": [None] * samples,
+            "controls": [],
+            "inputs": [],
+        },
     } | changes

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import jsonschema
@@ -16,7 +15,15 @@ from torch import Tensor
 from commands import PASSING, audit, events_of, result_of, same
 from exhume import data, report, victims
 from exhume.auditing import controls, evidence, forms
-from exhume.auditing.controls import Control, elsewhere, permuted, tried, weighed_against
+from exhume.auditing.controls import (
+    Control,
+    Repeat,
+    again,
+    elsewhere,
+    permuted,
+    tried,
+    weighed_against,
+)
 from exhume.auditing.folder import RESULT
 from exhume.auditing.judgement import judge
 from exhume.auditing.run import Event
@@ -27,9 +34,10 @@ from exhume.equation.problem import Problem
 from exhume.errors import InputError
 from exhume.features import Features
 from exhume.features.replay import TrainingRun
-from exhume.methods import method_named, reconstruct
+from exhume.methods import Reconstruction, reconstruct
 from exhume.models.formulation import Known
 from exhume.recipes import Recipe
+from exhume.solvers import Outcome
 from problems import case, gaussian
 from replays import posed, small, trained
 
@@ -89,14 +97,43 @@ def test_other_initial_weights_are_of_the_same_kind(run: Problem) -> None:
     assert elsewhere(replace(KNOWN.problem, features=unknown), 0) is None
 
 
-def attempt(left: float | None = None, **changes: Any) -> tuple[Control, ...]:
-    problem = replace(KNOWN.problem, **changes)
-    return tried(problem, FOUND, method_named("exhume", problem), lambda: left, lambda name: None)
+def repeat(left: float | None = None, found: Reconstruction = FOUND) -> Repeat:
+    return Repeat(found, "exhume", lambda: left, lambda phase: None)
+
+
+def attempt(left: float | None = None, sought: bool = False) -> tuple[Control, ...]:
+    return tried(KNOWN.problem, repeat(left), sought)
+
+
+def test_another_start_leads_to_samples_and_not_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    most = replace(FOUND, products=2000)  # more than it took: not every start is as good
+    assert again(KNOWN.problem, repeat(found=most)).tolist() == [1.0] * 4
+    # pairs are one to one: a candidate that is there twice was found once
+    twice = FOUND.samples[[0, 0, 1, 2]] * torch.tensor([[1.0], [-1.0], [1.05], [1.2]])
+    ended = again(KNOWN.problem, repeat(found=replace(most, samples=twice)))
+    assert sorted(ended[:2].tolist()) == [-1.0, 1.0] and ended[2:].tolist() == [1.0, -1.0]
+    assert again(KNOWN.problem, repeat(left=0.0)) is None
+    failed = replace(FOUND, samples=-twice, residual=0.1, outcome=Outcome.STALLED)
+    other = Mock(return_value=failed)
+    monkeypatch.setattr(controls, "reconstruct", other)
+    assert again(KNOWN.problem, repeat()).tolist() == [1.0, 1.0, 0.0, 0.0]
+    assert other.call_args.args[2] != FOUND.seed
+    assert other.call_args.kwargs["product_limit"] == FOUND.products
+    monkeypatch.setattr(controls, "reconstruct", Mock(side_effect=InputError("no span.")))
+    assert again(KNOWN.problem, repeat()) is None
+
+
+def test_what_is_found_again_is_more_likely_a_sample() -> None:
+    loose = replace(FOUND, samples=KNOWN.inputs + 0.05 * gaussian(4, 10), residual=3e-2)
+    sought = torch.tensor([1.0, -1.0, 0.0, 0.0]).double()
+    plain_, judged = (judge(KNOWN.problem, loose, again=x).probabilities for x in (None, sought))
+    assert judged[0] > plain_[0] and judged[1] < plain_[1]
+    assert torch.equal(judged[2:], plain_[2:])
 
 
 def test_nothing_is_found_where_there_is_nothing() -> None:
     judged = judge(KNOWN.problem, FOUND)
-    found = attempt()
+    found = attempt(sought=True)
     assert [control.sure for control in found] == [0, 0]
     assert all(control.residual > 0.1 and not control.cut for control in found)
     assert all(0 < control.products <= 2 * FOUND.products for control in found)
@@ -104,12 +141,16 @@ def test_nothing_is_found_where_there_is_nothing() -> None:
 
 
 def test_what_was_not_run_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    result = {"candidates": 4, "controls": []}
+    result = {"candidates": 4, "controls": [], "again": [None] * 4}
     late = attempt(left=0.0)
     assert {control.why for control in late} == {"the time limit was reached"}
     assert evidence.controls(result) is None
     said = evidence.controls(result | {"controls": [asdict(control) for control in late]})
     assert said == "No control was run: the time limit was reached."
+    sought = evidence.controls(result | {"again": [True, False, False, True]})
+    assert sought == "Found again from another start: 2 of 4."
+    sought = evidence.controls(result | {"again": [True, None, None, None]})
+    assert "start: 1 of 4. Its search failed, so that this says nothing against the" in sought
     monkeypatch.setattr(controls, "reconstruct", Mock(side_effect=InputError("no span.")))
     assert "cannot be attacked (no span.)" in attempt()[0].why
     judged = weighed_against(judge(KNOWN.problem, FOUND), late)
@@ -123,7 +164,7 @@ def test_a_control_that_time_cuts_off_says_so(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("exhume.methods.time.perf_counter", lambda: float(next(clock)))
     found = attempt(left=8.0)
     assert all(control.cut and control.products < FOUND.products for control in found)
-    said = evidence.controls({"candidates": 4, "controls": [asdict(x) for x in found]})
+    said = evidence.controls({"candidates": 4, "again": [], "controls": [asdict(x) for x in found]})
     assert said.count("cut off by the time limit") == 2 and "sure of 0 of 4" in said
 
 
@@ -136,14 +177,21 @@ def test_an_audit_compares_with_controls_and_can_be_stopped_in_one(
     result = result_of(tmp_path / "whole")
     jsonschema.Draft202012Validator(forms.SCHEMA).validate(result)
     plain_run = result_of(workshop / "run")
-    assert {x for x in result if result[x] != plain_run[x]} <= {"controls", *PASSING}
+    assert {x for x in result if result[x] != plain_run[x]} <= {
+        *("again", "probabilities", "controls"),
+        *PASSING,
+    }
+    assert (result["again"], plain_run["again"]) == ([True] * 4, [None] * 4)
     assert [x["sure"] for x in result["controls"]] == [0, 0]
     assert {x["why"] for x in plain_run["controls"]} == {"it was not asked for"}
     phases = dict.fromkeys(event.phase for event in shown)
-    assert list(phases)[-2:] == ["control: target permuted", "control: other initial weights"]
+    names = ["another start", "control: target permuted", "control: other initial weights"]
+    assert list(phases)[-3:] == names
     assert sorted(event.seconds for event in shown) == [event.seconds for event in shown]
     assert not any("control" in event["phase"] for event in events_of(tmp_path / "whole"))
     page = report.write(tmp_path / "whole").read_text()
+    assert page.count(", found again<") == 4
+    assert "Found again from another start: 4 of 4. The same attack" in page
     assert page.count("where there is nothing to find: target permuted: sure of 0 of 4") == 2
 
     def stop(event: Event) -> None:
@@ -176,11 +224,15 @@ def test_as_much_in_a_control_is_no_evidence(
     assert "No evidence" in report.write(out).read_text()
 
 
-def test_held_out_samples_are_named_in_the_result(settings: Settings, tmp_path: Path) -> None:
+@pytest.mark.parametrize("attacked", [True, False])
+def test_held_out_samples_are_named_in_the_result(
+    settings: Settings, tmp_path: Path, attacked: bool
+) -> None:
     others = gaussian(3, settings.open(settings.source()).problem.dim, seed=8)
-    told = replace(settings, controls=True)
+    told = replace(settings, controls=attacked)
     result = run_audit(told, told.open(told.source()), tmp_path / "run", held_out=others)[1]
     assert [x["name"] for x in result["controls"]][-1] == "held-out samples"
+    assert [x["why"] is None for x in result["controls"]] == [attacked, attacked, True]
     jsonschema.Draft202012Validator(forms.SCHEMA).validate(result_of(tmp_path / "run"))
 
 

@@ -137,7 +137,7 @@ def test_the_headline(changes: Any, truth: Any, tone: str, words: str) -> None:
         (verdict("no evidence", 0), None, "does not show it", "for safety", "--seed"),
         (verdict("cannot tell", 0), None, "cannot tell", "0 of 8 candidates", "--seed"),
         ({"advice": []}, None, "cannot tell", "0 of 8 candidates", "exhume score"),
-        ({}, scored(0.5, 0, error=0.1), "Yes: 4 of 8", "is 0.1, and 0.9 by chance", "Handle"),
+        ({}, scored(0.5, 0, error=0.1), "Yes: 4 of 8", "other sample has 0.9", "Handle"),
         ({}, seen(7, None), "Not measured", "pictures with no others", "--held-out"),
         ({}, scored(0, 0), "Not to this attack", "a better attack may", "--seed"),
     ],
@@ -152,7 +152,11 @@ def test_three_questions_are_answered(
 
 
 def test_what_recognisable_images_are_worth() -> None:
-    for own, other, words in ((7, 0, "than chance"), (1, 1, "may be chance"), (7, None, "at hand")):
+    for own, other, words in (
+        (7, 0, "held-out"),
+        (1, 1, "may be chance"),
+        (7, None, "at hand"),
+    ):
         said = evidence.recognition(seen(own, other)["recognised"])
         assert said.startswith("The best cosine of a training image") and "is 0.7." in said
         assert words in said

@@ -7,6 +7,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from torch import Tensor
 
 from exhume import data, victims
 from exhume.auditing import judgement
@@ -98,12 +99,37 @@ def test_signs_of_more_samples_than_were_asked_for() -> None:
     assert judged.verdict == "partly" and "6 candidates explained" in judged.reason
     assert judged.advice[0] == "There may be more samples: ask for 6 (--samples 6)."
     for rank, verdict, words in ((7, "partly", "in 7 directions"), (4, "reconstructed", "All 4")):
-        change = 1e-2 * gaussian(30, rank, seed=1) @ gaussian(rank, 10, seed=2)
-        layer = FirstLayer(gaussian(30, 10), gaussian(30, 10) + change)
-        judged = judge(replace(KNOWN.problem, first_layer=layer), less)
+        rows = torch.cat([KNOWN.inputs, gaussian(3, 10, seed=2)])[:rank]
+        judged = judge(replace(KNOWN.problem, first_layer=moved_along(rows)), less)
         assert judged.verdict == verdict and words in judged.reason
     few = judge(KNOWN.problem, reconstruct(KNOWN.problem, 2, product_limit=400))
     assert few.verdict in ("cannot tell", "no evidence")
+
+
+def moved_along(rows: Tensor) -> FirstLayer:
+    """Return a first layer whose change spans these rows."""
+    initial = gaussian(30, rows.shape[1])
+    return FirstLayer(initial, initial + 1e-2 * gaussian(30, len(rows), seed=1) @ rows)
+
+
+def test_the_first_layer_speaks_for_candidates_in_its_span() -> None:
+    rests, at = support(KNOWN.problem, FOUND), SIGNS.index("outside")
+
+    def outside(rows: Tensor, **changes: Any) -> Tensor:
+        problem = replace(KNOWN.problem, first_layer=moved_along(rows))
+        return judgement.signs(problem, replace(FOUND, **changes), rests)[:, at]
+
+    torch.testing.assert_close(outside(KNOWN.inputs), torch.full((4,), 0.3).double().log10())
+    others = gaussian(4, 10, seed=3)
+    basis = torch.linalg.qr(others.double().T)[0]
+    shares = (FOUND.samples - FOUND.samples @ basis @ basis.T).norm(dim=1) / 10**0.5
+    torch.testing.assert_close(outside(others), (10 * shares).log10(), atol=1e-4, rtol=1e-4)
+    assert (outside(others) > 0).all()
+    # it is not known where they were sought there, or where most directions are in the span
+    assert not outside(others, rank=4).any() and not outside(gaussian(6, 10, seed=3)).any()
+    # fewer candidates than samples may be mixtures of them
+    fewer = torch.cat([KNOWN.inputs, others])[:5]
+    assert not outside(fewer).any()
 
 
 def test_the_smallest_coefficients_are_the_first_to_be_doubted() -> None:
@@ -167,6 +193,10 @@ def test_the_model_is_what_its_file_says() -> None:
     assert all(row["true"] >= 0.95 for row in sure) and sum(row["count"] for row in sure) >= 100
     drawn = [row for row in learnt["tested on"]["sketched"] if row["low"] >= SURE]
     assert all(row["true"] >= 0.95 for row in drawn) and sum(row["count"] for row in drawn) >= 50
+    neither, *one, both = learnt["tested on"]["signs"]  # left out of those not always known
+    low, high = neither["log_likelihood"], both["log_likelihood"]
+    assert all(low < x["log_likelihood"] < high for x in one)
+    assert both["sure"] > neither["sure"] and both["wrong"] <= 0.05 * both["sure"]
     rows = torch.zeros(3, len(SIGNS), dtype=torch.float64)
     rows[:, 0] = torch.tensor([-6.0, -1.0, 2.0])  # the less it may be off, the more likely
     assert judgement.probabilities(rows).diff().lt(0).all()

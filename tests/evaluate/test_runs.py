@@ -206,7 +206,7 @@ def test_a_score_of_images_counts_what_can_be_recognised(tmp_path: Path) -> None
     assert evidence.recognition_rows(record["recognised"])[2] == (
         "cosine over 0.9", "20 of 20", f"{seen.control.cosine90} of 20",
     )  # fmt: skip
-    assert "than chance explains" in evidence.recognition(record["recognised"])
+    assert "than held-out ones" in evidence.recognition(record["recognised"])
     (tmp_path / "other").mkdir()
     datasets.save(others, tmp_path / "held-out")
     again = scored(tmp_path / "other", known, 2 * found, held_out=tmp_path / "held-out")

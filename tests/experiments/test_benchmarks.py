@@ -1,5 +1,6 @@
 """Every benchmark at a tiny size, on budgets of products and steps, prints what it measured."""
 
+import json
 import re
 from collections.abc import Callable
 from functools import partial
@@ -14,9 +15,11 @@ from rich.console import Console
 
 import exhume
 from exhume import data, victims
+from exhume.auditing.judgement import SIGNS, probabilities
 from exhume.cli.main import main
 from exhume.evaluate import Score, score
 from exhume.experiments.benchmarks import (
+    calibration,
     common,
     controls,
     finetuned,
@@ -86,6 +89,28 @@ def test_controls(bench: Bench, monkeypatch: Patch) -> None:
     assert row(said, "control")[1] == "target permuted: ratio 1.3"
     assert "adversarial: 2 runs, 0 strongly claimed, 0 wholly recovered" in said
     assert "true recovery: 2 runs, 2 strongly claimed, 2 wholly recovered" in said
+
+
+def test_calibration(bench: Bench, monkeypatch: Patch, tmp_path: Path) -> None:
+    every, out, figure = calibration.problems, tmp_path / "out.json", tmp_path / "out.svg"
+    monkeypatch.setattr(calibration, "problems", lambda seed: islice(every(seed), 2, 7, 2))
+    told = ("--seeds", 2, "--products", 300, "--out", out, "--figure", figure)
+    said = bench("calibration", *told)
+    learnt = json.loads(out.read_text())
+    assert tuple(learnt["weights"]) == SIGNS and learnt["weights"]["again"] > 0
+    assert learnt["tested on"]["candidates"] == 12 and "svg" in figure.read_text()
+    assert row(said, "none")[2] == str(learnt["tested on"]["signs"][-1]["sure"])
+
+
+@pytest.mark.parametrize(("sign", "side"), [("again", 1.0), ("outside", -1.0)])
+def test_signs_that_are_not_always_known_are_weighed_by_their_odds(sign: str, side: float) -> None:
+    model = {"intercept": 0.0, "weights": dict.fromkeys(SIGNS, 0.0)}
+    rows = torch.zeros(9, len(SIGNS)).double()
+    rows[:, SIGNS.index(sign)] = side * torch.tensor([1, 1, 1, 1, -1, -1, -1, -1, 0])
+    true = torch.tensor([1, 1, 1, 0, 0, 0, 0, 1, 1]).bool()
+    chances = probabilities(rows, calibration.with_more(model, rows, true))
+    torch.testing.assert_close(chances[[0, 4, 8]], torch.tensor([0.75, 0.25, 0.5]).double(),
+                               atol=1e-4, rtol=0)  # fmt: skip
 
 
 def test_count(bench: Bench) -> None:

@@ -132,7 +132,7 @@ def test_the_page_with_the_truth(tmp_path: Path) -> None:
     assert page(run) == text  # the same run, the same bytes
     assert "<h1>10 of 10 training samples came back: 10 exact.</h1>" in text
     level = json.loads((run / "score.json").read_text())["chance"]["neighbour"]["error"]
-    assert f"chance level {level:.3g}" in text and "dashed line" in text
+    assert f"nearest other sample has {level:.3g}" in text and "dashed line" in text
     assert "100 % (95 % interval 72 % to 100 %): 10 exact, 0 recovered, 0 recognisable" in text
     assert "1.2\u00a0×\u00a010⁻¹¹" in text and "residual 1.2 × 10⁻¹¹" in text
 

@@ -1,6 +1,6 @@
 """The first screen of a report: does the model leak, how sure is that, and what is to be done."""
 
-from exhume.auditing.evidence import Record, counts, likely, unmeasured
+from exhume.auditing.evidence import Record, counts, level, likely, unmeasured
 from exhume.auditing.judgement import SURE
 from exhume.wording import number, plural
 
@@ -21,9 +21,7 @@ def answers(result: Record, scored: Record | None) -> list[tuple[str, str]]:
 def _with_truth(result: Record, scored: Record) -> tuple[str, str, str]:
     graded, total = counts(scored["score"]), int(scored["score"]["samples"])
     found, compared = total - graded["not found"], "Candidates were compared with the training data"
-    chance = scored["chance"]["neighbour"] or scored["chance"]["sphere"]
-    errors = number(scored["score"].get("error")), number(chance.get("error"))
-    sure = f"{compared}: the mean error is {errors[0]}, and {errors[1]} by chance."
+    sure = f"{compared}: the mean error is {number(scored['score'].get('error'))}; {level(scored)}."
     if found:
         return f"Yes: {found} of {plural(total, 'training sample')} came back.", sure, HANDLE
     if unmeasured(scored):

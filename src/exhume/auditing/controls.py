@@ -1,7 +1,8 @@
-"""Controls: the same attack where there is nothing to find, for what it finds there is chance.
+"""The same attack once more: from another start, and where there is nothing to find.
 
-They can only take away. So they follow an attack that found something, with the same method, seed
-and number of candidates, and with no more products than it took.
+What comes back from another start is less likely chance (`again`); what the attack finds in a
+control is. Both have the method and number of candidates of the attack, and no more products than
+it took. Controls can only take away, so they follow an attack that found something.
 """
 
 import math
@@ -9,9 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import maximum_bipartite_matching
 from torch import Tensor
 
-from exhume.auditing.judgement import SEED, SURE, Judgement, judge
+from exhume.auditing.judgement import ABOVE, MATCHED, SEED, SURE, Judgement, allowed, judge
 from exhume.equation.problem import Problem
 from exhume.errors import InputError
 from exhume.features import Features
@@ -106,7 +109,8 @@ def _order(count: int, generator: torch.Generator, device: torch.device) -> Tens
     return torch.randperm(count, generator=generator).to(device)
 
 
-MATCHED = 0.1  # as near as a candidate must be to a training sample to count as that one
+FAILURES = (InputError, RuntimeError, MemoryError)  # torch's own for memory, too
+STREAM = 0x5EED  # added to the seed for another start: no seed that is likely asked for next
 CONTROLS: dict[str, Callable[[Problem, int], Problem | None]] = {
     "target permuted": permuted,
     "other initial weights": elsewhere,
@@ -125,39 +129,75 @@ class Control:
     why: str | None = None  # it was not run
 
 
-def tried(
-    problem: Problem,
-    found: Reconstruction,
-    method: Method,
-    left: Callable[[], float | None],
-    watch: Callable[[str], Observer | None],
-) -> tuple[Control, ...]:
+@dataclass(frozen=True)
+class Repeat:
+    """The same attack can be run once more, with no more products than it took."""
+
+    found: Reconstruction  # by the attack
+    method: str | Method
+    left: Callable[[], float | None]  # how many seconds there are; None for any number
+    watch: Callable[[str], Observer | None]  # makes the observer of a phase
+
+    def attack(
+        self, problem: Problem, phase: str, seed: int, share: int
+    ) -> tuple[Reconstruction, bool] | None:
+        """Attack a problem in one of so many equal shares of the time that is left, if any is.
+
+        Returned are what was found, and whether the time was up before there were as many products.
+        """
+        seconds, most = self.left(), max(1, self.found.products)
+        if seconds is not None and seconds <= 0:
+            return None
+        seconds = None if seconds is None else seconds / share
+        asked = len(self.found.samples), seed, self.method, seconds, self.watch(phase)
+        other = reconstruct(problem, *asked, product_limit=most)
+        return other, other.outcome is Outcome.BUDGET and other.products < most
+
+
+def again(problem: Problem, repeat: Repeat) -> Tensor | None:
+    """Tell of each candidate whether another start leads to it: 1, −1, or 0 if not known, (n,).
+
+    That is a sign of `judgement`. Candidates of both are paired one to one, no farther apart than
+    `MATCHED`. Those left over are not known if the other start explained the weights far less: its
+    search failed. None where there was no time for one.
+    """
+    found, share = repeat.found, 1 + len(CONTROLS)  # controls are still to come
+    try:
+        ended = repeat.attack(problem, "another start", found.seed + STREAM, share)
+    except FAILURES:
+        return None
+    if ended is None:
+        return None
+    other, most = ended[0], ABOVE * max(found.residual, allowed(problem))
+    near = csr_array(_near(found.samples, other.samples).numpy())
+    paired = torch.from_numpy(maximum_bipartite_matching(near, "column")) >= 0
+    return torch.where(paired, 1.0, -1.0 if other.residual <= most else 0.0).double()
+
+
+def tried(problem: Problem, repeat: Repeat, sought: bool = False) -> tuple[Control, ...]:
     """Run each control after an attack.
 
-    `left` says how many seconds there are, None for any number; controls that are still to come
-    have equal shares of them. `watch` makes the observer of the control of a name.
+    If candidates of the attack were `sought` again, those of a control are judged as if they had
+    been found again, which takes no other start and makes it no weaker.
     """
     controls: list[Control] = []
-    most = max(1, found.products)
     for name, changed in CONTROLS.items():
-        seconds = left()
-        if seconds is not None and seconds <= 0:
-            controls.append(Control(name, why="the time limit was reached"))
-            continue
-        share = None if seconds is None else seconds / (len(CONTROLS) - len(controls))
-        asked = len(found.samples), found.seed, method, share, watch(name)
+        seed, share = repeat.found.seed, len(CONTROLS) - len(controls)
         try:
-            other = changed(problem, found.seed)
-            if other is None:
-                controls.append(Control(name, why="there is no such problem with these features"))
+            other = changed(problem, seed)
+            ended = None if other is None else repeat.attack(other, f"control: {name}", seed, share)
+            if other is None or ended is None:
+                why = "there is no such problem with these features"
+                why = why if other is None else "the time limit was reached"
+                controls.append(Control(name, why=why))
                 continue
-            control = reconstruct(other, *asked, product_limit=most)
-            sure = judge(other, control).sure
-        except (InputError, RuntimeError, MemoryError) as error:  # torch's own for memory, too
+            control, cut = ended
+            best = torch.ones(len(control.samples)).double() if sought else None
+            sure = judge(other, control, again=best).sure
+        except FAILURES as error:
             controls.append(Control(name, why=f"it cannot be attacked ({error})"))
             continue
         residual = control.residual if math.isfinite(control.residual) else None
-        cut = control.outcome is Outcome.BUDGET and control.products < most
         controls.append(Control(name, residual, sure, control.products, cut))
     return tuple(controls)
 
@@ -177,10 +217,14 @@ def unseen(judged: Judgement, found: Reconstruction, others: Tensor) -> Control:
     A candidate within `MATCHED` of one of them, relative to its norm and with either sign, comes
     from what all samples of the kind have in common.
     """
-    x = found.samples
-    near = torch.minimum(torch.cdist(x, others), torch.cdist(-x, others))
-    matched = (near < MATCHED * others.norm(dim=1)).any(1)
+    matched = _near(found.samples, others).any(1)
     return Control("held-out samples", sure=int((matched & (judged.probabilities >= SURE)).sum()))
+
+
+def _near(x: Tensor, others: Tensor) -> Tensor:
+    """Tell of x_i (n, d) and o_j (N, d) whether ‖o_j ± x_i‖ < `MATCHED` ‖o_j‖, (n, N)."""
+    distances = torch.minimum(torch.cdist(x, others), torch.cdist(-x, others))
+    return torch.lt(distances, MATCHED * others.norm(dim=1))
 
 
 def weighed_against(

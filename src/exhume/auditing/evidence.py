@@ -206,10 +206,14 @@ def limits(problem: Problem, found: Reconstruction) -> list[str]:
 
 
 def controls(result: Record) -> str | None:
-    """Say what the same attack found where there is nothing; None where no control was needed."""
+    """Say what the same attack found once more, and where there is nothing; None if not needed."""
     said, count, tried = [], int(result["candidates"]), result["controls"]
+    known = [each for each in result["again"] if each is not None]
+    other = [f"Found again from another start: {sum(known)} of {count}."] if known else []
+    if known and len(known) < count:
+        other += ["Its search failed, so that this says nothing against the others."]
     if tried and len(why := {control["why"] for control in tried}) == 1 and None not in why:
-        return f"No control was run: {why.pop()}."
+        return " ".join([*other, f"No control was run: {why.pop()}."])
     for control in tried:
         if control["why"] is not None:
             said.append(f"{control['name']}: not run, {control['why']}")
@@ -218,7 +222,9 @@ def controls(result: Record) -> str | None:
         left = control["residual"]  # of held-out samples there is none
         rest = "" if left is None else f" (residual {number(left)}{cut})"
         said.append(f"{control['name']}: sure of {control['sure']} of {count}{rest}")
-    return f"The same attack where there is nothing to find: {'; '.join(said)}." if said else None
+    if said:
+        other.append(f"The same attack where there is nothing to find: {'; '.join(said)}.")
+    return " ".join(other) or None
 
 
 def rank_of(result: Record) -> float | None:
@@ -361,13 +367,21 @@ def cautions(result: Record, scored: Record | None) -> list[str]:
     return found
 
 
+def level(scored: Record) -> str:
+    """Say what the mean error is to be compared with, in a phrase."""
+    sphere, neighbour = scored["chance"]["sphere"], scored["chance"]["neighbour"]
+    if neighbour:  # samples of one kind resemble each other, so that chance would be too easy
+        return f"the nearest other sample has {number(neighbour.get('error'))}"
+    return f"random guesses have {number(sphere.get('error'))}"
+
+
 def baseline(chance: Record) -> str:
-    """Name the mean errors that chance would give."""
+    """Name the mean errors of what was not found in the weights."""
     levels = [f"{number(chance['sphere'].get('error'))} (random guesses)"]
     if chance["neighbour"]:
         nearest = number(chance["neighbour"].get("error"))
         levels.insert(0, f"{nearest} (the nearest other training sample)")
-    return f"By chance the mean error would be {' or '.join(levels)}."
+    return f"With nothing found the mean error would be {' or '.join(levels)}."
 
 
 LEVEL = (
@@ -411,7 +425,7 @@ def recognition(seen: Record) -> str:
     said = f"The best cosine of a training image with a candidate is {number(best)}."
     if not measured(seen):
         return f"{said} {NO_CONTROL}"
-    p = f"p = {number(seen['p_value'])}"
+    as_many = f"chance gives so many more with a probability of {number(seen['p_value'])}"
     if seen["p_value"] < CLEAR:
-        return f"{said} More training images can be recognised than chance explains ({p})."
-    return f"{said} What can be recognised may be chance ({p})."
+        return f"{said} More training images can be recognised than held-out ones: {as_many}."
+    return f"{said} What can be recognised may be chance: {as_many}, {CLEAR} or less is clear."

@@ -19,14 +19,16 @@ from exhume.auditing.suspects import EXPLAINED
 from exhume.equation.domain import Sphere
 from exhume.equation.objective import fitted
 from exhume.equation.problem import Premise, Problem
-from exhume.features.modules import ModuleFeatures
+from exhume.features.modules import BlockFeatures, ModuleFeatures
 from exhume.methods import Reconstruction
 from exhume.search.moves import drop_costs
-from exhume.search.subspace import directions
+from exhume.search.subspace import directions, span
 from exhume.solvers import Outcome
 from exhume.theory.support import CUT, NOWHERE, Support, support
 
-SIGNS = ("error", "residual", "weight", "ratio", "settled", "alone")
+SIGNS = ("error", "residual", "weight", "ratio", "settled", "alone", "again", "outside")
+INSIDE = 0.3  # of `MATCHED`: a candidate that is nearer to the span is no likelier a sample
+MATCHED = 0.1  # as near as a candidate must be to a training sample to count as that one
 SURE = 0.95  # from this probability on a candidate counts as found: one in twenty may be wrong
 WIDEST = 10.0  # equations for each unknown, of the problems that probabilities were learnt on
 MISSING = 0.01  # with more than this left, a sample is missing, whatever is pinned down
@@ -65,6 +67,7 @@ class Judgement:
     probabilities: Tensor  # that each candidate is a training sample, (n,) float64
     advice: list[str]  # what to try next, a sentence each
     support: Support  # what the candidates rest on
+    again: Tensor | None = None  # whether each was found from another start, see `signs`
     chance: str | None = None  # the control in which the same attack found as much
 
     @property
@@ -79,23 +82,27 @@ def judge(
     rests: Support | None = None,
     model: dict[str, Any] | None = None,
     asked: Asked = NOTHING,
+    again: Tensor | None = None,
 ) -> Judgement:
     """Weigh what an attack found, by the weights alone.
 
     The support is measured if None; the model of the probabilities is the package's if None.
+    `again` says of each candidate whether another start found it, (n,), see `signs`.
     """
     rests = support(problem, found) if rests is None else rests
-    chances = probabilities(signs(problem, found, rests), model)
+    chances = probabilities(signs(problem, found, rests, again), model)
     tips, more = advice(problem, found, asked), _more(problem, found, asked)
     verdict, reason, ways = _verdict(problem, found, rests, chances, tips)
     if more is not None:  # then nothing is complete, and what was found may be mixtures of samples
         verdict = "partly" if verdict == "reconstructed" else verdict
         reason, ways = f"{reason} But {more[0]}.", [more[1], *ways]
-    return Judgement(verdict, reason, chances, [said for said in ways if said], rests)
+    return Judgement(verdict, reason, chances, [said for said in ways if said], rests, again)
 
 
-def signs(problem: Problem, found: Reconstruction, rests: Support) -> Tensor:
-    """Return what the weights say of each candidate, (n, 6), in the order of SIGNS.
+def signs(
+    problem: Problem, found: Reconstruction, rests: Support, again: Tensor | None = None
+) -> Tensor:
+    """Return what the weights say of each candidate, (n, 8), in the order of SIGNS.
 
     error     log₁₀ of its standard error, see `theory.support`, with no more equations to spare
               than where this was learnt; 0 for one as large as the candidate, or larger, and where
@@ -105,6 +112,10 @@ def signs(problem: Problem, found: Reconstruction, rests: Support) -> Tensor:
     ratio     log₁₀ of the equations for each unknown
     settled   1 where trials that dropped many candidates found them again, else 0
     alone     1 where trained weights alone were explained, else 0
+    again     1 where another start led to it, −1 where none did, 0 where that is not known
+    outside   log₁₀ of its share outside the samples' span, which another block shows, see
+              `_outside`; over `MATCHED`, so that no candidate with a positive one is that near to a
+              sample; 0 where it is not known
     """
     count, left = len(found.samples), max(found.residual, 1e-14)
     rows = torch.zeros(count, len(SIGNS), dtype=torch.float64)
@@ -115,7 +126,35 @@ def signs(problem: Problem, found: Reconstruction, rests: Support) -> Tensor:
     rows[:, 3] = math.log10(min(max(rests.ratio, 0.1), WIDEST))
     rows[:, 4] = float(found.outcome is Outcome.SETTLED)
     rows[:, 5] = float(problem.premise.weights_alone)
+    rows[:, 6] = 0 if again is None else again
+    rows[:, 7] = _outside(problem, found)
     return rows
+
+
+def _outside(problem: Problem, found: Reconstruction) -> Tensor | float:
+    """Return log₁₀(‖x − UUᵀx‖ / (`MATCHED` ‖x‖)) of each candidate x, (n,); 0 if not known.
+
+    U (d, r) spans the change of the first layer, which is no part of the equation: if it were, the
+    residual would tell as much. It is not known where candidates were sought in that span, nor
+    where it has more than half of all directions, so that others are near it by chance.
+    """
+    apart = problem.premise is Premise.CHANGE and not isinstance(problem.features, BlockFeatures)
+    samples = span(problem.first_layer) if apart and found.rank is None else None
+    x = found.samples.double().cpu()
+    if samples is None or 2 * samples.rank > problem.dim or not x.isfinite().all():
+        return 0.0
+    shares: Tensor = (x - x @ samples.basis @ samples.basis.T).norm(dim=1) / x.norm(dim=1)
+    # Fewer candidates than samples may be mixtures, which lie in the span, too: that is no merit
+    least = INSIDE if samples.rank <= len(x) else 1.0
+    return (shares / MATCHED).nan_to_num(1.0).clamp(least, 1 / MATCHED).log10()
+
+
+def worth_again(problem: Problem, found: Reconstruction, rests: Support) -> bool:
+    """Tell whether another start could tell more of the candidates than is known already.
+
+    Not where others fit as well whatever it leads to, nor where nothing explains the weights.
+    """
+    return rests.enough and not problem.premise.weights_alone and found.residual <= NOWHERE
 
 
 def _weights(problem: Problem, found: Reconstruction) -> Tensor:
@@ -139,7 +178,7 @@ def calibration() -> dict[str, Any]:
 
 
 def probabilities(rows: Tensor, model: dict[str, Any] | None = None) -> Tensor:
-    """Return 1/(1 + exp(−b − Σ_j w_j x_ij)) of signs x, (n, 6) → (n,)."""
+    """Return 1/(1 + exp(−b − Σ_j w_j x_ij)) of signs x, (n, 8) → (n,)."""
     learnt = calibration() if model is None else model
     weights = torch.tensor([learnt["weights"][name] for name in SIGNS], dtype=torch.float64)
     return torch.sigmoid(rows @ weights + learnt["intercept"])
@@ -150,7 +189,7 @@ def _verdict(
 ) -> tuple[str, str, list[str]]:
     """Return the verdict, its reason and what to try next; advice may be empty."""
     count, sure = len(chances), int((chances >= SURE).sum())
-    most = max(problem.drift, problem.resolution, EXPLAINED)
+    most = allowed(problem)
     cut, settled = found.outcome in CUT, found.outcome is Outcome.SETTLED
     residual = f"the residual is {found.residual:.1e}"
     if not rests.enough:
@@ -180,6 +219,11 @@ def _verdict(
         return CANNOT, "How far candidates may be off could not be measured.", [tips["memory"]]
     none = f"No candidate is pinned down: {residual}, and each may be off by more than that shows."
     return "no evidence", none, [tips["other"], tips["recipe"]]
+
+
+def allowed(problem: Problem) -> float:
+    """Return the residual that precision and moving features may leave."""
+    return max(problem.drift, problem.resolution, EXPLAINED)
 
 
 def _more(problem: Problem, found: Reconstruction, asked: Asked) -> tuple[str, str] | None:

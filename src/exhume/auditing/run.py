@@ -17,7 +17,14 @@ from torch import Tensor
 from exhume.auditing import controls, evidence
 from exhume.auditing.controls import Control
 from exhume.auditing.folder import CONFIG, JUDGING, SCHEMA, RunFolder, config_of
-from exhume.auditing.judgement import FOUND, Asked, Judgement, advice, judge
+from exhume.auditing.judgement import (
+    FOUND,
+    Asked,
+    Judgement,
+    advice,
+    judge,
+    worth_again,
+)
 from exhume.auditing.settings import Settings
 from exhume.device import device_name
 from exhume.equation.problem import Premise
@@ -178,34 +185,40 @@ def _judged(
     show: Show | None,
     held_out: Tensor | None,
 ) -> tuple[Judgement, tuple[Control, ...]]:
-    """Judge what was found, and compare with controls where that is anything."""
+    """Judge what was found, from another start too, and compare with controls if it is anything."""
     ended = time.perf_counter()
     asked = Asked(opened.parameters, opened.point, settings.samples)
     judged = judge(opened.problem, found, asked=asked)
-    if judged.verdict not in FOUND:
-        return judged, ()
-    if not settings.controls:
-        why = "it was not asked for"
-        return judged, tuple(Control(name, why=why) for name in controls.CONTROLS)
 
     def left() -> float | None:
         spent = found.seconds + time.perf_counter() - ended
         return None if settings.time_limit is None else settings.time_limit - spent
 
-    def watch(name: str) -> Observer | None:
+    def watch(phase: str) -> Observer | None:
         before = found.seconds + time.perf_counter() - ended
 
         def shown(event: Event) -> None:
             seconds = round(before + event.seconds, 3)
             if show is not None:
-                show(replace(event, seconds=seconds, phase=f"control: {name}"))
+                show(replace(event, seconds=seconds, phase=phase))
 
         return Recorder(None, shown).observe  # which writes nothing: events are the attack's
 
-    tried = controls.tried(opened.problem, found, method, left, watch)
-    if held_out is not None:
+    problem, repeat = opened.problem, controls.Repeat(found, method, left, watch)
+    if settings.controls and worth_again(problem, found, judged.support):
+        again = controls.again(problem, repeat)
+        judged = judge(problem, found, judged.support, asked=asked, again=again)
+    if judged.verdict not in FOUND:
+        return judged, ()
+    if settings.controls:
+        tried = controls.tried(problem, repeat, sought=judged.again is not None)
+    else:
+        tried = tuple(Control(name, why="it was not asked for") for name in controls.CONTROLS)
+    if held_out is not None:  # no attack, so that it takes no time
         tried += (controls.unseen(judged, found, held_out),)
-    other = advice(opened.problem, found, asked)["other"]
+    elif not settings.controls:
+        return judged, tried
+    other = advice(problem, found, asked)["other"]
     return controls.weighed_against(judged, tried, other), tried
 
 
@@ -217,6 +230,7 @@ def _result(
     tried: tuple[Control, ...],
 ) -> dict[str, Any]:
     problem, rests, count = opened.problem, judged.support, len(found.samples)
+    sought = torch.zeros(count) if judged.again is None else judged.again
     libraries = {"torch": torch.__version__, "numpy": np.__version__}
     started = datetime.fromtimestamp(time.time() - found.seconds, UTC)
     threat_model = asdict(problem.threat_model)
@@ -257,6 +271,7 @@ def _result(
         "reason": judged.reason,
         "advice": judged.advice,
         "probabilities": judged.probabilities.tolist(),
+        "again": [None if x == 0 else x > 0 for x in sought.tolist()],
         "support": {
             **{"equations": rests.equations, "unknowns": rests.unknowns},
             **{"slack": rests.slack.tolist(), "errors": rests.errors.tolist()},

@@ -64,8 +64,9 @@ class Settings:
         recipe: for replay, how the model was trained (see `exhume.recipes.Recipe`).
         labels: for replay, the samples' classes, such as 3,0,3, in any order; where training took
             mini-batches, in the order of the samples. Found if left out.
-        controls: where something was found, attack where there is nothing to find, too: the target
-            permuted, and other initial weights. As much there means no evidence.
+        controls: attack once more from another start; where something was found, also where there
+            is nothing to find: the target permuted, and other initial weights. As much there means
+            no evidence.
         public: for replay, a folder of images of the same kind as the samples, to start from.
     """
 

@@ -53,8 +53,8 @@ def audit(
         truth: for --fail-over, the training data; that in the model's folder if left out.
         held_out: samples of the same kind that the model never saw, in a file as the truth: one
             more control. With --fail-over images are drawn if left out.
-        controls: where something was found, attack where there is nothing to find, too, and
-            compare; --no-controls saves the time, twice that of the attack at most.
+        controls: where something was found, attack from another start, and where there is nothing
+            to find, and compare; --no-controls saves the time, three times the attack's at most.
         anyway: begin even where there are too few equations for anything to be found.
         **options: those of `Settings`, which has their names, types, defaults and help.
     """
@@ -95,7 +95,7 @@ def _watched(
     held_out: Tensor | None,
 ) -> dict[str, Any]:
     """Attack the model, show where that is, and return the result."""
-    limit = settings.time_limit
+    limit, phases = settings.time_limit, {""}
     with Live(Text("starting …"), console=console, refresh_per_second=8, transient=True) as live:
 
         def show(event: Event) -> None:
@@ -106,6 +106,9 @@ def _watched(
                 f"step {event.step}   {event.seconds:.1f} s{left}"
             )
             live.update(Text(line))
+            if not console.is_terminal and event.phase not in phases:  # a pipe has no live line
+                console.print(line, markup=False)
+                phases.add(event.phase)
 
         try:
             return run(settings, opened, out, resume, show, held_out)[1]

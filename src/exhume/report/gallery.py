@@ -58,11 +58,14 @@ def gallery(run: RunFolder) -> Gallery | None:
     if len(samples) == 0:
         return None
     order = np.argsort(-sizes, kind="stable")[:LIMIT].tolist()
-    chances = [finite(chance) for chance in run.result["probabilities"]]
-    chances = chances if len(chances) == len(samples) else [None] * len(samples)
+    chances = [finite(chance) for chance in _each(run, "probabilities")]
     notes = [
-        ", ".join([*([number(size)] if size else []), *([] if p is None else [f"p = {p:.2f}"])])
-        for size, p in zip(sizes.tolist(), chances, strict=True)
+        ", ".join(
+            [number(size)] * bool(size)
+            + ([] if p is None else [f"p = {p:.2f}"])
+            + ["found again"] * bool(twice)
+        )
+        for size, p, twice in zip(sizes.tolist(), chances, _each(run, "again"), strict=True)
     ]
     marks = ["" if p is None else "sure" if p >= SURE else "unsure" for p in chances]
     items = [Item(f"{i + 1}", notes[i], marks[i]) for i in order]
@@ -76,6 +79,12 @@ def gallery(run: RunFolder) -> Gallery | None:
     lines = [polyline(x) for x in samples[order, ::stride].numpy()]
     items = [item._replace(points=x) for item, x in zip(items, lines, strict=True)]
     return Gallery("signals", [("", items)], left_out, stride)
+
+
+def _each(run: RunFolder, word: str) -> list[Any]:
+    """Return what a result says of each candidate; None for all where they are not as many."""
+    values, count = run.result[word], len(run.samples)
+    return list(values) if len(values) == count else [None] * count
 
 
 def pairs(originals: Tensor, found: Tensor, rows: Sequence[dict[str, Any]]) -> Gallery:
@@ -166,7 +175,8 @@ def table(run: RunFolder) -> dict[str, Any] | None:
     if matched is None or run.scored is None:
         order = run.sizes.argsort(descending=True, stable=True)[:LIMIT].tolist()
         values, total = units.to_pixels(run.samples), len(run.samples)
-        lines = [(f"{i + 1}", "", "found", _words(values[i])) for i in order]
+        words = ["found again" if twice else "found" for twice in _each(run, "again")]
+        lines = [(f"{i + 1}", "", words[i], _words(values[i])) for i in order]
     else:
         (true, found), total = (units.to_pixels(rows) for rows in matched), len(matched[0])
         grades = [grade(row) for row in run.scored["score"]["rows"]]

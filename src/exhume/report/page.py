@@ -135,9 +135,8 @@ def cards(run: RunFolder) -> list[tuple[str, str, str]]:
             ("Candidates", number(count), found),
         ]
     else:
-        score, levels = run.scored["score"], run.scored["chance"]
+        score = run.scored["score"]
         graded, total = counts(score), int(score["samples"])
-        level = (levels["neighbour"] or levels["sphere"]).get("error")
         if finite(run.scored.get("residual_at_truth")) is not None:
             residual_note = f"at the truth {number(run.scored['residual_at_truth'])}"
         back, exact = total - graded["not found"], graded["exact"]
@@ -148,7 +147,7 @@ def cards(run: RunFolder) -> list[tuple[str, str, str]]:
         head = [
             ("Came back", f"{number(back)} / {number(total)}", share),
             ("Recovered", recovered, f"{number(exact)} of them exact"),
-            ("Mean error", number(score["error"]), f"chance level {number(level)}"),
+            ("Mean error", number(score["error"]), evidence.level(run.scored)),
         ]
     return [
         *head,

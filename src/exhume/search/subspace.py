@@ -6,6 +6,7 @@ An optimiser that rescales each entry (Adam) breaks this, as the spectrum shows:
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -67,18 +68,28 @@ def estimate(layer: FirstLayer, rank: int | str = "gap") -> Subspace:
     return Subspace(vectors[:, :r].contiguous(), spectrum, kept, gap)
 
 
-def directions(layer: FirstLayer | None) -> int | None:
-    """Return in how many directions a first layer changed: as many as there are samples.
+@lru_cache(maxsize=1)  # one audit asks for that of its layer many times, some seconds each
+def span(layer: FirstLayer | None) -> Subspace | None:
+    """Return the samples' span, where a first layer's change shows it.
 
-    Fewer if these depend on each other linearly. None where the span does not end clearly, where
-    there is no such layer, and where its inputs are too many to look.
+    None where the span does not end clearly, where there is no such layer, and where its inputs are
+    too many to look.
     """
     if layer is None or layer.initial.shape[1] > LOOKED:
         return None
     try:
-        return estimate(layer).rank
+        return estimate(layer)
     except InputError:  # there are as many samples as directions, or the weights are not from there
         return None
+
+
+def directions(layer: FirstLayer | None) -> int | None:
+    """Return in how many directions a first layer changed: as many as there are samples.
+
+    Fewer if these depend on each other linearly; None where `span` is.
+    """
+    found = span(layer)
+    return None if found is None else found.rank
 
 
 def _grams(layer: FirstLayer) -> Grams:

@@ -2,24 +2,34 @@
 
 Problems of our own, whose truth is known: random features, two trained layers, fine-tuned networks,
 weights alone; ratios from 0.3 to 10; the right number of samples and too few; and controls that
-hold no sample to be found. How far candidates may be off is sketched for every other problem, as it
-is for images. What is learnt is calibration.json of `exhume.auditing.judgement`.
+hold no sample to be found. Each is attacked from another start, too, where an audit does so. How
+far candidates may be off is sketched for every other problem, as it is for images. What is learnt
+is calibration.json of `exhume.auditing.judgement`.
 """
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from scipy.optimize import minimize
 from torch import Tensor
+from torch.nn.functional import binary_cross_entropy
 
 import exhume
 from exhume import data, victims
-from exhume.auditing.judgement import CALIBRATION, SIGNS, SURE, judge, signs
+from exhume.auditing.judgement import (
+    CALIBRATION,
+    SIGNS,
+    SURE,
+    judge,
+    probabilities,
+    signs,
+)
 from exhume.equation.problem import Premise
 from exhume.experiments.benchmarks.bases import tuned
 from exhume.experiments.benchmarks.common import drawn, heading, say, show, tracked
@@ -29,6 +39,7 @@ from exhume.experiments.benchmarks.posing import (
     Posed,
     activation,
     by_kind,
+    once_more,
     posed,
     summed,
     table,
@@ -43,10 +54,14 @@ RATIOS = (0.3, 0.6, 1.0, 1.3, 1.8, 3.0, 10.0)  # p·m/(d·n), on both sides of t
 BINS = (0.0, 0.05, 0.2, 0.5, 0.8, SURE, 1.0)  # of probabilities, for the table
 REPLAYED = 3  # times the budget, for a simulated run: it takes that many
 RIDGE = 1e-3  # on standardised weights, for a candidate: signs that never disagree would have ∞
+MORE = 2  # signs, the last ones, that are not always known
+MOST = 10.0  # weight of such a sign: those that never disagree would have ∞
 COLUMNS = (
     "probability: {low:.2f} to {high:.2f} | candidates: {count} | mean probability: {said:.3f} | "
     "are samples: {true:.3f}"
 )
+WITHOUT = "without: {without} | log-likelihood: {log_likelihood:.1f} | over 0.95: {sure} | "
+WITHOUT += "of these no samples: {wrong}"
 VERDICTS = "problem: {name} | runs: {runs} | verdicts: {verdicts} | wrongly sure of: {wrong}"
 
 
@@ -80,7 +95,8 @@ def calibration(
     half = chosen[len(chosen) // 2]
     learnt = [run for run in runs if run["seed"] < half]
     tested = [run for run in runs if run["seed"] >= half]
-    model = fitted(_joined(learnt, "signs"), _joined(learnt, "true"))
+    rows, true = _joined(learnt, "signs"), _joined(learnt, "true")
+    model = with_more(fitted(rows[:, :-MORE], true), rows, true)
     measured = _measured(tested, model, half)
     record = {
         "made by": f"exhume bench calibration --seeds {len(chosen)} --first-seed {first_seed} "
@@ -103,22 +119,36 @@ def calibration(
 
 def _measured(
     tested: list[dict[str, Any]], model: dict[str, Any], half: int
-) -> dict[str, list[dict[str, float]]]:
+) -> dict[str, list[dict[str, Any]]]:
     """Judge runs by a model; show and return how often it is right."""
     for run in tested:
-        judged = run["judged"](model)
+        judged = run["judged"](model=model)
         run |= {"said": judged.probabilities, "verdict": judged.verdict}
     sketched = [run for run in tested if run["sketched"]]
     tables = {
         "reliability": (tested, f"on the seeds from {half} on, which nothing was learnt from"),
         "sketched": (sketched, "of these, where errors were sketched"),
     }
-    rows = {}
+    rows: dict[str, list[dict[str, Any]]] = {}
     for name, (runs, title) in tables.items():
         rows[name] = reliability(_joined(runs, "said"), _joined(runs, "true"))
         show(COLUMNS, rows[name], title)
+    known, true = _joined(tested, "signs"), _joined(tested, "true")
+    rows["signs"] = []
+    for without in (SIGNS[-MORE:], *((name,) for name in SIGNS[-MORE:]), ()):
+        left = known.index_fill(1, torch.tensor([SIGNS.index(x) for x in without]).long(), 0.0)
+        said = _likelihood(probabilities(left, model), true)
+        rows["signs"].append({"without": ", ".join(without) or "none", **said})
+    show(WITHOUT, rows["signs"], "what signs are worth that are not always known")
     show(VERDICTS, [summed(name, runs) for name, runs in by_kind(tested).items()])
     return rows
+
+
+def _likelihood(said: Tensor, true: Tensor) -> dict[str, float]:
+    """Return the log-likelihood, how many candidates are over 0.95, and how many of them wrong."""
+    sure, left = said >= SURE, binary_cross_entropy(said, true.double(), reduction="sum")
+    counts = {"sure": int(sure.sum()), "wrong": int((sure & ~true).sum())}
+    return {"log_likelihood": -left.item(), **counts}
 
 
 def problems(seed: int) -> Iterator[Posed]:
@@ -160,10 +190,12 @@ def _attacked(one: Posed, products: int, dense: int) -> dict[str, Any]:
     budget = REPLAYED * products if one.problem.premise is Premise.REPLAY else products
     found = reconstruct(one.problem, one.told, one.seed, product_limit=budget)
     rests = support(one.problem, found, dense)
+    sought = once_more(one, found, rests)
     return {
         **{"name": one.name, "seed": one.seed, "sketched": rests.unknowns > dense},
-        "signs": signs(one.problem, found, rests),
-        "judged": partial(judge, one.problem, found, rests),  # by a model yet to be learnt
+        "signs": signs(one.problem, found, rests, sought),
+        # by a model yet to be learnt
+        "judged": partial(judge, one.problem, found, rests, again=sought),
         "true": one.true(found.samples),
     }
 
@@ -172,13 +204,14 @@ def fitted(rows: Tensor, true: Tensor) -> dict[str, Any]:
     """Learn intercept and weights by logistic regression with a ridge, on standardised signs.
 
     Each weight is held to the side on which its sign speaks for a sample: small error and residual,
-    a large weight and ratio. What is left of the others is for the intercept.
+    a large weight and ratio. What is left of the others is for the intercept. All signs but the
+    last, which `with_more` adds.
     """
     x, y = rows.double(), true.double()
     mean, spread = x.mean(0), x.std(0).clamp_min(1e-3)
     side = torch.tensor([-1.0, -1.0, 1.0, 1.0, 0.0, -1.0], dtype=torch.float64)
     scaled = (x - mean) / spread
-    free = torch.zeros(len(SIGNS) + 1, dtype=torch.float64, requires_grad=True)
+    free = torch.zeros(len(side) + 1, dtype=torch.float64, requires_grad=True)
 
     def weights() -> Tensor:
         held = side * torch.nn.functional.softplus(free[1:])
@@ -198,7 +231,24 @@ def fitted(rows: Tensor, true: Tensor) -> dict[str, Any]:
     with torch.no_grad():
         own = weights() / spread
         intercept = float(free[0] - (own * mean).sum())
-    return {"intercept": intercept, "weights": dict(zip(SIGNS, own.tolist(), strict=True))}
+    return {"intercept": intercept, "weights": dict(zip(SIGNS, own.tolist(), strict=False))}
+
+
+def with_more(model: dict[str, Any], rows: Tensor, true: Tensor) -> dict[str, Any]:
+    """Learn what the signs add that are not always known, all other weights held.
+
+    They are 0 where they are not known, so that a candidate keeps its probability there.
+    """
+    side, more = torch.tensor([1.0, -1.0], dtype=torch.float64), SIGNS[-MORE:]
+
+    def added(sizes: Sequence[float]) -> dict[str, Any]:
+        weights = (side * torch.tensor(sizes)).tolist()
+        return {**model, "weights": model["weights"] | dict(zip(more, weights, strict=True))}
+
+    def loss(sizes: Sequence[float]) -> float:
+        return binary_cross_entropy(probabilities(rows, added(sizes)), true.double()).item()
+
+    return added(minimize(loss, [1.0] * MORE, bounds=[(0.0, MOST)] * MORE).x)
 
 
 def reliability(said: Tensor, true: Tensor) -> list[dict[str, float]]:

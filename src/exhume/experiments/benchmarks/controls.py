@@ -16,12 +16,21 @@ from exhume.auditing.controls import CONTROLS, untrained
 from exhume.auditing.evidence import not_by_chance
 from exhume.auditing.judgement import judge
 from exhume.experiments.benchmarks.common import drawn, heading, say, show, tracked
-from exhume.experiments.benchmarks.posing import Posed, activation, by_kind, posed, summed, table
+from exhume.experiments.benchmarks.posing import (
+    Posed,
+    activation,
+    by_kind,
+    once_more,
+    posed,
+    summed,
+    table,
+)
 from exhume.experiments.cells.attack import Attack
 from exhume.features.weights import Seeded, Stored
 from exhume.methods import reconstruct
 from exhume.models import architectures
 from exhume.solvers import Outcome
+from exhume.theory.support import support
 
 DIM, COUNT = 12, 4  # of most problems: an attack on them takes a tenth of a second
 # Distinct features of the redundant models: 0.6 equations for each unknown, so that others fit
@@ -65,11 +74,12 @@ def controls(seeds: int = 10, first_seed: int = 400, products: int = 1500) -> No
 def _attacked(kind: str, one: Posed, products: int) -> dict[str, Any]:
     """Attack a problem; return what is said of it, and whether that is so."""
     found = reconstruct(one.problem, one.told, one.seed, product_limit=products)
-    judged, true = judge(one.problem, found), one.true(found.samples)
+    rests, true = support(one.problem, found), one.true(found.samples)
+    judged = judge(one.problem, found, rests, again=once_more(one, found, rests))
     return {
         **{"kind": kind, "name": one.name, "verdict": judged.verdict},
         "converged": found.outcome is Outcome.CONVERGED,
-        "claimed": not_by_chance(one.problem, found, judged.support),
+        "claimed": not_by_chance(one.problem, found, rests),
         "whole": bool(true.all()),
         "said": judged.probabilities,
         "true": true,

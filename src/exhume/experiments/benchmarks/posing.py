@@ -9,14 +9,16 @@ import torch
 from torch import Tensor
 
 from exhume import data, victims
-from exhume.auditing.controls import permuted, untrained
-from exhume.auditing.judgement import SURE
+from exhume.auditing.controls import Repeat, again, permuted, untrained
+from exhume.auditing.judgement import SURE, worth_again
 from exhume.data import Data
 from exhume.equation.problem import Problem
 from exhume.evaluate import RECOVERED
 from exhume.evaluate.metrics import distances
 from exhume.experiments.benchmarks.bases import loaded
 from exhume.experiments.cells.attack import Attack
+from exhume.methods import Reconstruction
+from exhume.theory.support import Support
 
 
 def of_another(problem: Problem, seed: int) -> Problem:
@@ -56,6 +58,13 @@ class Posed:
         near = distances(self.truth, candidates) / self.truth.norm(dim=1, keepdim=True)
         found: Tensor = near.amin(0) < RECOVERED
         return found & (not self.control)
+
+
+def once_more(one: Posed, found: Reconstruction, rests: Support) -> Tensor | None:
+    """Attack from another start where an audit would; say what that leads to, as `again` does."""
+    if not worth_again(one.problem, found, rests):
+        return None
+    return again(one.problem, Repeat(found, "exhume", lambda: None, lambda phase: None))
 
 
 def posed(name: str, cell: Attack) -> Posed:
