@@ -13,8 +13,7 @@ from torch import Tensor
 import exhume.errors
 from exhume.equation.pixels import Pixels
 from exhume.equation.problem import Problem
-from exhume.errors import InputError
-from problems import THREAT, gaussian, make_features, make_problem
+from problems import THREAT, gaussian, make_features, make_problem, refusals
 
 SOURCE = Path(exhume.errors.__file__).parent
 
@@ -53,27 +52,21 @@ def posed(target: Tensor, *shape: int) -> Callable[[], object]:
     return lambda: Problem(target, make_features(5, 40), THREAT, shape or (5,))
 
 
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (posed(torch.ones(40)), "expected shape"),
-        (posed(torch.ones(39, 1)), "expected shape"),
-        (posed(torch.ones(1, 40)), "expected shape"),
-        (posed(torch.ones(40, 0)), "expected shape"),
-        (posed(torch.full((40, 1), math.nan)), "NaN"),
-        (posed(torch.full((40, 1), math.inf)), "infinite"),
-        (posed(torch.zeros(40, 2)), "zero everywhere"),
-        (posed(torch.ones(40, 2)), "move both with problem.to"),
-        (posed(torch.ones(40, 2).double(), 2, 3), "has 6 entries, but the features take 5"),
-        (lambda: Pixels(float("nan")), "shift: expected a finite number"),
-        (lambda: Pixels("0.5"), "shift: expected a finite number"),
-        (lambda: Pixels(0.0, 0.0), "scale: expected a number above 0"),
-        (lambda: Pixels((0.0, None)), "shift: expected a finite number"),
-        (lambda: Pixels(()), "shift: expected a number, or one for each channel"),
-        (lambda: Pixels((0.0, 1.0), (1.0, 1.0, 1.0)), "2 shifts but 3 scales"),
-        (lambda: Pixels((0.0, 1.0)).to_pixels(torch.ones(1, 5)), "do not have 2 channels"),
-    ],
+test_what_no_attack_could_use_is_refused = refusals(
+    (posed(torch.ones(40)), "expected shape"),
+    (posed(torch.ones(39, 1)), "expected shape"),
+    (posed(torch.ones(1, 40)), "expected shape"),
+    (posed(torch.ones(40, 0)), "expected shape"),
+    (posed(torch.full((40, 1), math.nan)), "NaN"),
+    (posed(torch.full((40, 1), math.inf)), "infinite"),
+    (posed(torch.zeros(40, 2)), "zero everywhere"),
+    (posed(torch.ones(40, 2)), "move both with problem.to"),
+    (posed(torch.ones(40, 2).double(), 2, 3), "has 6 entries, but the features take 5"),
+    (lambda: Pixels(float("nan")), "shift: expected a finite number"),
+    (lambda: Pixels("0.5"), "shift: expected a finite number"),
+    (lambda: Pixels(0.0, 0.0), "scale: expected a number above 0"),
+    (lambda: Pixels((0.0, None)), "shift: expected a finite number"),
+    (lambda: Pixels(()), "shift: expected a number, or one for each channel"),
+    (lambda: Pixels((0.0, 1.0), (1.0, 1.0, 1.0)), "2 shifts but 3 scales"),
+    (lambda: Pixels((0.0, 1.0)).to_pixels(torch.ones(1, 5)), "do not have 2 channels"),
 )
-def test_what_no_attack_could_use_is_refused(call: Callable[[], object], words: str) -> None:
-    with pytest.raises(InputError, match=words):
-        call()

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from exhume.errors import InputError
 from exhume.evaluate import chance
 from exhume.evaluate.scoring import AGGREGATES
-from problems import gaussian, on_sphere
+from problems import gaussian, on_sphere, refusals
 from runs import images
 
 
@@ -53,13 +52,7 @@ def test_chance_has_the_aggregates_of_a_score() -> None:
     assert chance(data.inputs, candidates=2).sphere["ssim"] is None
 
 
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (lambda: chance(on_sphere(3, 9), candidates=0), "candidates: expected"),
-        (lambda: chance(on_sphere(3, 9), candidates=1, trials=0), "trials: expected"),
-    ],
+test_refusals = refusals(
+    (lambda: chance(on_sphere(3, 9), candidates=0), "candidates: expected"),
+    (lambda: chance(on_sphere(3, 9), candidates=1, trials=0), "trials: expected"),
 )
-def test_refusals(call, words: str) -> None:
-    with pytest.raises(InputError, match=words):
-        call()

@@ -198,20 +198,6 @@ def test_the_error_on_a_sphere_is_convex_in_the_information(dim: int) -> None:
     assert (errors < [error_bound(r, dim) for r in rho.tolist()]).all()
 
 
-def test_a_noisy_channel_on_the_sphere_respects_its_bound() -> None:
-    """x on a circle, y = x + noise: the posterior mean's error and information, by simulation."""
-    count, noise = 20_000, 0.4
-    x = on_sphere(count, 2) / math.sqrt(2)
-    y = x + noise * gaussian(count, 2, seed=1)
-    kappa = (y.norm(dim=1) / noise**2).numpy()  # the posterior is von Mises around y
-    length = special.ive(1, kappa) / special.ive(0, kappa)
-    mean = torch.from_numpy(length)[:, None] * y / y.norm(dim=1, keepdim=True)
-    error = float((x - mean).square().sum(1).mean())
-    nats = kappa * length - kappa - np.log(special.ive(0, kappa))  # from the uniform distribution
-    least = privacy.sphere_error_bound(float(nats.mean()), 2)
-    assert least < error < 1.2 * least
-
-
 @given(st.floats(1e-3, 1e3), st.integers(1, 5000), st.floats(-2, 0), st.floats(1e-12, 0.5))
 @settings(deadline=None)
 def test_inverses_go_round(rho: float, dim: int, less: float, delta: float) -> None:

@@ -22,8 +22,6 @@ from exhume.evaluate import residual_at_truth
 from exhume.files import read_tensors
 from exhume.models.folder import read_model, read_network
 from exhume.victims import Victim, margin
-from exhume.victims.margin import ToRest
-from exhume.victims.polynomial import _eigenneurons
 from problems import kkt_point, refusals
 
 PARITY, FOUR = (data.load("digits", n, classes="parity", centre="pixels") for n in (10, 4))
@@ -204,21 +202,6 @@ def test_gradient_flow(known: Data) -> None:
     assert own["start"] == pytest.approx(cosine.item() ** 2)
 
 
-@pytest.mark.parametrize("depth", [2, 3])
-@pytest.mark.parametrize("least", [9.21, 9.3, 20.0, 1.0])
-def test_shrinking_is_exact_and_slow(least: float, depth: int) -> None:
-    """s^L = wanted over least for L layers, no more than a fiftieth a layer."""
-    factor = min(max((9.21 / least) ** (1 / depth), 0.98), 1.02)
-    hidden = [nn.Linear(5, 5, bias=False)] * (depth - 2)
-    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 5), *hidden, nn.Linear(5, 1, bias=False))
-    run = margin._Rest(net.double(), FOUR, "logistic", ToRest(level=math.exp(-9.21)))
-    run.step([torch.ones_like(w) for w in run.weights], 1e-3)
-    before = [tensor.detach().clone() for tensor in run.live]
-    run._shrink(run.labels * torch.tensor([[least], [30.0], [25.0], [least + 1]]).double())
-    for old, new in zip(before, run.live, strict=True):  # the velocity too
-        torch.testing.assert_close(new.detach(), factor * old)
-
-
 def test_the_start_is_the_published_one_and_the_end_at_the_least_margin() -> None:
     initial = made(widths=(300, 50), small=1e-2, steps=2).initial
     sizes = (("1.weight", 1e-2, 0.03), ("1.bias", 1e-2, 0.2), ("3.weight", 1 / 30, 0.03))
@@ -316,20 +299,6 @@ def test_a_kkt_point_is_one(degree: int, width: int) -> None:
     assert "KKT" in made.problem.threat_model.assumes[0]
     first, last = made.trained["1.weight"], made.trained["3.weight"][0]
     assert torch.allclose(first.square().sum(1), degree * last.square())  # balanced
-
-
-@pytest.mark.parametrize("degree", [3, 4, 5])
-def test_orthogonal_samples_have_the_eigenvectors_of_theory(degree: int) -> None:
-    """u ∝ Σ_S ± b_i^{−1/(α−2)} x_i: 2³ − 1 subsets, with all signs where α is even."""
-    b = torch.tensor([1.0, 2.0, 0.5], dtype=torch.float64)
-    found = _eigenneurons(torch.eye(3).double(), b, degree, torch.Generator().manual_seed(0))
-    assert len(found) == {3: 7, 4: 13, 5: 7}[degree]
-    for w in found:
-        a = (b * w**degree).sum()
-        assert torch.allclose(w, degree * a * b * w ** (degree - 1), atol=1e-9)
-        inside = w.abs() > 1e-6
-        sizes = w[inside].abs() * b[inside] ** (1 / (degree - 2))
-        assert torch.allclose(sizes, sizes[:1].expand_as(sizes))
 
 
 def beyond(known: Data, factor: float) -> Data:
