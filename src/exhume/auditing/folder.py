@@ -173,19 +173,17 @@ class RunFolder:
 
     def check(self, resume: bool) -> None:
         """Refuse a folder in which no run can begin, or none be resumed."""
-        if resume:
-            self._check_resumable()
-        elif self.path.exists() and (
-            not self.path.is_dir() or {x.name for x in self.path.iterdir()} - {files.LOCK}
+        if resume and not (self.path / CONFIG).is_file():
+            raise InputError(f"{self.path}: holds no run to resume; start one without --resume.")
+        if resume and (self.path / RESULT).exists():
+            raise InputError(f"{self.path}: this run is complete; see {self.path / RESULT}.")
+        if (
+            not resume
+            and self.path.exists()
+            and (not self.path.is_dir() or {x.name for x in self.path.iterdir()} - {files.LOCK})
         ):
             there = "is there already and not empty; choose another --out, or go on by --resume."
             raise InputError(f"{self.path}: {there}")
-
-    def _check_resumable(self) -> None:
-        if not (self.path / CONFIG).is_file():
-            raise InputError(f"{self.path}: holds no run to resume; start one without --resume.")
-        if (self.path / RESULT).exists():
-            raise InputError(f"{self.path}: this run is complete; see {self.path / RESULT}.")
 
     def begin(self, settings: Settings) -> None:
         """Write the settings, and no events yet."""

@@ -2,6 +2,7 @@
 
 from enum import Enum
 
+import scipy
 import torch
 from torch import Tensor
 
@@ -117,29 +118,15 @@ def non_negative(
             return solution.clamp_min(0), lower
         fewest, patience = (count, 3) if count < fewest else (fewest, patience - 1)
         free = free ^ wrong
-    return _one_by_one(gram, products, slack)
+    return _one_by_one(gram, products)
 
 
-def _one_by_one(gram: Tensor, products: Tensor, slack: Tensor) -> tuple[Tensor, Tensor]:
-    """The same from λ = 0 (Lawson and Hanson 1974): slower, and safe where K is nearly singular."""
-    multipliers = torch.zeros_like(products)
-    free = torch.zeros_like(products, dtype=torch.bool)
-    refused = free.clone()  # by rounding alone: worth raising, and below zero once free
-    for _ in range(3 * len(gram)):
-        worth = (products - gram @ multipliers).masked_fill(free | refused, -torch.inf)
-        added = worth.argmax()
-        if not worth[added] > slack:
-            break
-        free[added] = True
-        solution, _ = _solved(gram, products, free)
-        while (below := free & (solution <= 0)).any():
-            shares = (multipliers / (multipliers - solution)).masked_fill(~below, torch.inf)
-            first = shares.argmin()
-            multipliers = multipliers + shares[first].nan_to_num() * (solution - multipliers)
-            free[first], refused[first] = False, refused[first] | (first == added)
-            multipliers = multipliers * free
-            solution, _ = _solved(gram, products, free)
-        multipliers = solution
+def _one_by_one(gram: Tensor, products: Tensor) -> tuple[Tensor, Tensor]:
+    """The same from λ = 0 (Lawson and Hanson 1974), by scipy: ‖Lᵀλ − L⁻¹p‖² with K = LLᵀ."""
+    lower = factor(gram)
+    right = torch.linalg.solve_triangular(lower, products[:, None], upper=False)
+    found, _ = scipy.optimize.nnls(lower.T.cpu().numpy(), right[:, 0].cpu().numpy(), maxiter=10**5)
+    multipliers = torch.from_numpy(found).to(products)
     return multipliers, _held_factor(gram, multipliers > 0)
 
 

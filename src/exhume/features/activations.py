@@ -92,16 +92,12 @@ def _gelu_slope(z: Tensor) -> Tensor:
     return below + z * (torch.exp(-0.5 * z * z) / math.sqrt(2 * math.pi))
 
 
-def _erf_slope(z: Tensor) -> Tensor:
-    return 2 / math.sqrt(math.pi) * torch.exp(-z * z)
-
-
 _KNOWN = (
     Activation("relu", torch.relu, _step, True, "weak", piecewise_linear=True),
     Activation("relu+tanh", lambda z: z.relu() + z.tanh(), lambda z: _step(z) + _tanh_slope(z)),
     Activation("tanh", torch.tanh, _tanh_slope, sign="lost"),
     Activation("gelu", torch.nn.functional.gelu, _gelu_slope, sign="weak"),
-    Activation("erf", torch.erf, _erf_slope, sign="lost"),
+    Activation("erf", torch.erf, lambda z: 2 * math.pi**-0.5 * torch.exp(-z * z), sign="lost"),
     replace(softplus(1.0), name="softplus"),
 )
 _NAMED = {sigma.name: sigma for sigma in _KNOWN}

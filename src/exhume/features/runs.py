@@ -1,11 +1,11 @@
 """Runs side by side: the products of one step for the candidates of R runs, (R, n, d), at once.
 
 Where features are a chain of dense layers, runs stand where `passes` has columns, each with a
-sharpness of its own; others go one by one.
+sharpness of its own; others go one by one. A is (R, n·k, m) and T is (R, p, m).
 """
 
 from collections.abc import Callable
-from typing import Protocol, cast
+from typing import cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -23,22 +23,6 @@ TOGETHER = 2**28  # entries of residuals that runs may have together: 1 GiB in f
 _last: WeakKeyDictionary[Features, tuple[str, Features]] = WeakKeyDictionary()  # with a surrogate
 
 
-class Runs(Protocol):
-    """Products at the candidates of R runs: A is (R, n·k, m) and T is (R, p, m)."""
-
-    def predict(self) -> Tensor | None:
-        """Return f(x) at the last point, (R, n, c); None without a whole network."""
-
-    def left(self, target: Tensor, coefficients: Tensor) -> Tensor:
-        """Return Δ − ΦᵀA, (R, p, m), for a target Δ (p, m)."""
-
-    def apply(self, target: Tensor) -> Tensor:
-        """Return ΦT, (R, n·k, m)."""
-
-    def pull(self, target: Tensor, coefficients: Tensor) -> Tensor:
-        """Return Σ_c A_ic · ∂φ(x_i)ᵀ T_c, (R, n, d)."""
-
-
 def batched(features: Features, target: Tensor) -> DenseGradients | None:
     """Return the features where runs go side by side: dense layers, a target of one column."""
     dense = isinstance(features, DenseGradients) and target.shape[1] == 1
@@ -52,7 +36,7 @@ def most(features: Features, target: Tensor) -> int:
 
 def runs_at(
     features: Features, surrogate: Surrogate, candidates: Tensor, sharpness: Tensor, target: Tensor
-) -> Runs:
+) -> "Runs":
     """Return products at candidates (R, n, d), each run with a sharpness of its own (R, 1, 1)."""
     if dense := batched(features, target):
         return DenseRuns(dense, surrogate(sharpness), candidates)
@@ -165,3 +149,6 @@ class DenseRuns:
                 made = [here.shifted(split, len(here.weights)) for here in self.passes]
             self._moved = target, split, made
         return self._moved[1:]
+
+
+Runs = OneRun | DenseRuns

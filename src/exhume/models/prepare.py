@@ -162,14 +162,13 @@ def _of(kind: type) -> Callable[[nn.Module], bool]:
     return lambda part: isinstance(part, kind)
 
 
-def _damaged(parameter: nn.Parameter) -> bool:
-    return parameter.is_floating_point() and not parameter.isfinite().all()
-
-
 REFUSED_PARAMETERS: tuple[tuple[Callable[[nn.Parameter], bool], str], ...] = (
     (is_lazy, "is not initialised yet (a lazy module); run the model once first."),
     (lambda p: p.is_meta, "is on the meta device; load the weights first."),
-    (_damaged, "holds NaN or infinite entries; load weights that are not damaged."),
+    (
+        lambda p: p.is_floating_point() and not bool(p.isfinite().all()),
+        "holds NaN or infinite entries; load weights that are not damaged.",
+    ),
 )
 
 # What no part of a model may be, and how the sentence goes on after its name and type
