@@ -14,8 +14,7 @@ from exhume.features import dense
 from exhume.features.activations import Activation, smoothed_relu, softplus
 from exhume.features.dense import DenseGradients
 from exhume.features.gradient import ParameterGradients
-from exhume.features.layers import Chain, Elementwise, dense_chain
-from exhume.features.network import known_network
+from exhume.features.network import Chain, Elementwise, dense_chain, known_network
 from exhume.testing import check_features
 from nets import by_torch, make
 from problems import close, gaussian, on_sphere, same_products

@@ -9,9 +9,8 @@ from torch import Tensor, nn
 from exhume.features import NO_NORM, NO_SIGN
 from exhume.features.activations import smoothed_relu, softplus
 from exhume.features.gradient import ParameterGradients
-from exhume.features.layers import Elementwise
 from exhume.features.modules import LastLayer, probes, sum_over_blocks
-from exhume.features.network import known_network
+from exhume.features.network import Elementwise, known_network
 from exhume.features.random import RandomFeatures
 from exhume.models.formulation import features_at
 from nets import SIZES, by_torch, dense, make, names_of

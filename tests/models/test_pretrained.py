@@ -16,7 +16,7 @@ from torch.testing import assert_close
 
 from commands import exhume_, result_of
 from exhume.errors import InputError
-from exhume.features.layers import dense_chain
+from exhume.features.network import dense_chain
 from exhume.models.prepare import prepare
 from exhume.models.pretrained import ELSEWHERE, load_pretrained
 from exhume.models.state import Saved, fit_state

@@ -21,7 +21,7 @@ from exhume.equation.objective import fitted
 from exhume.equation.problem import Problem
 from exhume.errors import InputError
 from exhume.evaluate import score
-from exhume.features.layers import Elementwise
+from exhume.features.network import Elementwise
 from exhume.models.architectures import initialise, two_layer
 from exhume.theory import fewest_neurons, identifiability, local_identifiability, moments, recover
 from exhume.theory.identifiability import Identifiability

@@ -16,9 +16,8 @@ from exhume.auditing.forecast import forecast, hours
 from exhume.auditing.run import Event, placed, run
 from exhume.auditing.settings import Settings
 from exhume.cli.console import named, new_console, refuse
-from exhume.cli.gate import judge
+from exhume.cli.gate import Limit, judge, limits
 from exhume.errors import InputError
-from exhume.evaluate.gate import Limit, limits
 from exhume.evaluate.runs import score_run
 from exhume.models.card import NOT_TOLD
 from exhume.models.folder import TRUTH

@@ -6,8 +6,7 @@ from typing import Any
 from exhume.auditing import evidence
 from exhume.auditing.folder import CONFIG, RunFolder
 from exhume.cli.console import new_console, table
-from exhume.cli.gate import judge
-from exhume.evaluate.gate import limits
+from exhume.cli.gate import judge, limits
 from exhume.evaluate.runs import named, score_run
 
 SHARES = ("exact", "recovered", "recognisable", "recall", "precision")

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from exhume.errors import InputError
 from exhume.features.gradient import ParameterGradients
-from exhume.features.layers import Chain, dense_chain
 from exhume.features.modules import BATCH, probes
-from exhume.features.network import derivatives
+from exhume.features.network import Chain, dense_chain, derivatives
 from exhume.features.passes import Factor, Layers, Pass, Split, layered, total
 from exhume.features.weights import blocks
 

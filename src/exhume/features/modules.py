@@ -16,8 +16,7 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from exhume.features import NO_NORM, NO_SIGN, Features
 from exhume.features.activations import Activation
-from exhume.features.layers import with_activation
-from exhume.features.network import Network, Weights, derivatives, moved
+from exhume.features.network import Network, Weights, derivatives, moved, with_activation
 from exhume.features.weights import blocks, free_memory
 
 AXES = 32  # in so few dimensions the curvature is exact, because every axis is a probe

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from exhume.checks import whole_number
 from exhume.errors import InputError
-from exhume.features.layers import Elementwise
+from exhume.features.network import Elementwise
 
 DEEPEST = 1000  # blocks: a card may not ask for more than can be built at once
 LARGE, BLOCK = 100_000_000, 1 << 24  # larger tensors are drawn in blocks; a seed depends on both

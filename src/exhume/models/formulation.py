@@ -22,9 +22,8 @@ from exhume.errors import InputError
 from exhume.features import Features
 from exhume.features.dense import DenseGradients
 from exhume.features.gradient import ParameterGradients
-from exhume.features.layers import dense_chain
 from exhume.features.modules import LastLayer, ModuleFeatures
-from exhume.features.network import Network, Weights, midpoint, named_block
+from exhume.features.network import Network, Weights, dense_chain, midpoint, named_block
 from exhume.features.random import RandomFeatures
 from exhume.features.replay import TrainingRun
 from exhume.features.weights import Stored

@@ -17,7 +17,7 @@ from torch.nn.functional import normalize, one_hot, pad
 
 from exhume.checks import number, whole_number
 from exhume.errors import InputError
-from exhume.features.layers import Elementwise
+from exhume.features.network import Elementwise
 from exhume.models.state import StateOrFile, fit_state, read_state
 
 # Every refusal ends with it: a model that this theory does not cover may be covered there
