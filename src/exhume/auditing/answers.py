@@ -37,18 +37,14 @@ def _without_truth(result: Record) -> tuple[str, str, str]:
     if verdict in ("reconstructed", "partly"):
         every = "all" if verdict == "reconstructed" else "not all"
         chance = f"{counted} have a probability of {SURE} or more, by the weights alone"
-        told = f"{chance}. {_controlled(result)}To be sure, compare: exhume score RUN."
+        ended = [x for x in result["controls"] if x["why"] is None and not x["cut"]]
+        alone = "" if ended else "No control was run to its end. "
+        told = f"{chance}. {alone}To be sure, compare: exhume score RUN."
         advice = "" if verdict == "reconstructed" else f" {_next(result)}"
         return f"Yes, very likely: {every} of what was sought is found.", told, HANDLE + advice
     known = "This run does not show it." if verdict == "no evidence" else "This run cannot tell."
     none = f"{counted} have a probability of {SURE} or more. {UNSAFE}"
     return known, none, _next(result)
-
-
-def _controlled(result: Record) -> str:
-    """Say it where no control tells what the same attack finds by chance."""
-    ended = [x for x in result["controls"] if x["why"] is None and not x["cut"]]
-    return "" if ended else "No control was run to its end. "
 
 
 def _next(result: Record) -> str:

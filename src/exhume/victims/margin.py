@@ -140,7 +140,7 @@ def _held(model: NetworkModel, premise: Premise, data: Data, device: str) -> dic
     """Say how well a premise holds at the samples, over all weights and layer by layer.
 
     `violation` is what the samples leave of the weights, ‖θ − ΦᵀA‖²/‖θ‖², and `active` how many of
-    them have a coefficient. Of each layer there is the same, `residual`; the same of what
+    them have a coefficient. For each layer there is the same, `residual`; the same of what
     training changed, `change`; `left`, how much of its start W₀ is left, ⟨W, W₀⟩/‖W₀‖²; and
     `start`, which share of it that is, cos²(W, W₀).
     """
