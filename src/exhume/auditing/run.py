@@ -261,15 +261,7 @@ def _result(
         "steps": found.steps,
         "products": found.products,
         "model": opened.card,
-        "problem": {
-            "name": problem.features.name,
-            "dim": problem.dim,
-            "width": problem.features.width,
-            "outputs": problem.target.shape[1],
-            "shape": list(problem.shape),
-            "domain": problem.domain.name,
-            "ratio": problem.ratio(count),
-        },
+        "problem": {**problem.describe(), "ratio": problem.ratio(count)},
         "threat_model": threat_model,
         "prepared": {
             name: getattr(opened, name) for name in ("changes", "warnings", "derivative_error")

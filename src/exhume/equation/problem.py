@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -114,6 +115,17 @@ class Problem:
     def ratio(self, samples: int) -> float:
         """Return p·m/(d·n), equations over unknowns; below 1 nothing can be recovered."""
         return self.target.numel() / (self.dim * samples)
+
+    def describe(self) -> dict[str, Any]:
+        """Return its sizes, for a report."""
+        return {
+            "name": self.features.name,
+            "dim": self.dim,
+            "width": self.features.width,
+            "outputs": self.target.shape[1],
+            "shape": list(self.shape),
+            "domain": self.domain.name,
+        }
 
     def to(self, device: torch.device | str, dtype: torch.dtype = torch.float32) -> "Problem":
         """Return the same problem elsewhere."""
