@@ -20,7 +20,6 @@ import pytest
 from safetensors.torch import save_file
 
 from commands import FINISHED, audit, events_of, names, result_of, same, tree
-from exhume import data, methods
 from exhume.auditing.folder import BEFORE, CANDIDATES, CHECKPOINT, CONFIG, EVENTS, RESULT, RunFolder
 from exhume.auditing.run import Event, Recorder
 from exhume.auditing.settings import Settings
@@ -28,9 +27,6 @@ from exhume.cli import main
 from exhume.errors import InputError
 from exhume.files import LOCK, held
 from exhume.methods import progress
-from exhume.methods.exhume import Exhume
-from exhume.methods.iurada2025 import Iurada2025
-from exhume.victims import random_features, two_layer
 from problems import gaussian
 
 Patch = pytest.MonkeyPatch
@@ -60,51 +56,18 @@ def interrupted(settings: Settings, out: Path, move: int) -> Path:
     return out
 
 
-def check_resuming(settings: Settings, tmp_path: Path, choose: Callable[..., list[int]]) -> None:
-    """Interrupt a run at each of the moves chosen, go on, and compare with a run left alone."""
+@pytest.mark.parametrize(("samples", "stops"), [(4, 99), (None, 6)])
+def test_stopped_at_any_move(samples: Any, stops: int, settings: Settings, tmp_path: Path) -> None:
+    """A run that goes on is one that was left alone; that of other methods: `test_progress`."""
     events: list[Event] = []
-    settings = replace(settings, controls=False)
+    settings = replace(settings, samples=samples, controls=False)
     audit(settings, tmp_path / "whole", show=events.append)
-    chosen = choose(events)
-    assert chosen
-    for move in chosen:
+    for move in range(1, len(events) + 1, max(1, len(events) // stops)):
         out = interrupted(settings, tmp_path / f"{move}", move)
         audit(settings, out, resume=True)
         assert same(out, tmp_path / "whole"), f"interrupted at move {move} of {len(events)}"
         assert [event["step"] for event in events_of(out)] == [event.step for event in events]
         assert names(out) == FINISHED
-
-
-@pytest.mark.parametrize(("samples", "stops"), [(4, 99), (None, 6)])
-def test_stopped_at_any_move(samples: Any, stops: int, settings: Settings, tmp_path: Path) -> None:
-    def spread(events: list[Event]) -> list[int]:
-        return list(range(1, len(events) + 1, max(1, len(events) // stops)))
-
-    check_resuming(replace(settings, samples=samples), tmp_path, spread)
-
-
-def test_a_search_that_fails_gives_up_as_it_would_have(tmp_path: Path, monkeypatch: Patch) -> None:
-    random_features(data.sphere(8, 4), 36).save(tmp_path / "model")
-    monkeypatch.setitem(methods.METHODS, "exhume", lambda: Exhume(patience=1, trial=15))
-    settings = Settings(str(tmp_path / "model"), samples=4)
-    # after little progress for a while, and near the end
-    check_resuming(settings, tmp_path, lambda events: [10, len(events) - 2])
-    assert result_of(tmp_path / "whole")["outcome"] not in ("converged", "budget")
-
-
-def test_momentum_goes_on(settings: Settings, tmp_path: Path, monkeypatch: Patch) -> None:
-    monkeypatch.setitem(methods.METHODS, "iurada2025", lambda: Iurada2025(steps=40))
-    momentum = replace(settings, method="iurada2025")
-    check_resuming(momentum, tmp_path, lambda _: [1, 17, 39, 40])
-
-
-def test_a_network_in_its_subspace_goes_on_where_it_was(tmp_path: Path) -> None:
-    two_layer(data.sphere(10, 3), 120, until=1e-6).save(tmp_path / "model")
-    settings = Settings(str(tmp_path / "model"), 3, method="tansley2026", point="initial")
-    check_resuming(settings, tmp_path, lambda events: [len(events) // 2])
-    result = result_of(tmp_path / "whole")
-    assert (result["parameters"], result["point"], result["rank"]) == ("last", "initial", 3)
-    assert result["prepared"] == {"changes": [], "warnings": [], "derivative_error": None}
 
 
 def test_the_seconds_of_earlier_sittings_count(settings: Settings, tmp_path: Path) -> None:

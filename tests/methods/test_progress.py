@@ -16,10 +16,10 @@ from exhume import data, victims
 from exhume.equation.coefficients import Rule
 from exhume.equation.problem import Premise, Problem
 from exhume.errors import InputError
-from exhume.methods import Buzaglo2023, Haim2022, Iurada2025, Loo2023, Shen2026, reconstruct
+from exhume.methods import Buzaglo2023, Exhume, Haim2022, Iurada2025, Loo2023, Shen2026, reconstruct
 from exhume.methods.progress import Checkpoint, Method, Progress, pack, unpack
 from exhume.methods.stationary import Stationary
-from exhume.solvers import State
+from exhume.solvers import Outcome, State
 from problems import case
 
 SHORT: dict[str, Any] = {"steps": 55, "trials": 2, "probe": 15}
@@ -33,10 +33,15 @@ def random_features() -> Problem:
     return case(20, 4, 2.5, seed=2, dtype=torch.float32).problem
 
 
+def few() -> Problem:
+    return victims.random_features(data.sphere(8, 4), 36).problem
+
+
 stuck = partial(combined, activation="tanh")  # four samples, of which two candidates have to do
 RUNS: dict[str, tuple[Callable[[], Problem], str | Method, int | None]] = {
     "exhume": (random_features, "exhume", 4),
     "exhume, number unknown": (random_features, "exhume", None),
+    "exhume, giving up": (few, Exhume(patience=1, trial=15), 4),
     "exhume at the margin": (lambda: weights_of(Premise.MARGIN), SHARP, 3),
     "exhume at the margin of several": (lambda: weights_of(Premise.MARGIN, 3), SHARP, 3),
     "exhume with decay": (lambda: weights_of(Premise.DECAY), SHARP, None),
@@ -72,6 +77,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(name: str) -> None:
     problem = pose()
     whole, moves = watched(problem, samples, method)
     assert len(moves) > 5
+    assert "giving up" not in name or whole.outcome is Outcome.STALLED
     phases, counts = [p.phase for p in moves], [len(p.candidates) for p in moves]
     stops = {0, len(moves) // 2, len(moves) - 2} | {phases.index(phase) for phase in set(phases)}
     if method is SHARP:
