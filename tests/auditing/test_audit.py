@@ -118,18 +118,9 @@ def test_a_named_model_is_scored_anywhere(tmp_path: Path, monkeypatch: pytest.Mo
     files = ("./net.py:model", "before.pt", Path("after.pt"))
     assumed = exhume.audit(*files, (16,), samples=3, device="cpu", product_limit=1, controls=False)
     assert any("rows of 16 numbers" in said and "norm" in said for said in assumed.warnings)
-    words = [
-        "--initial",
-        "before.pt",
-        "--trained",
-        "after.pt",
-        "--input-shape",
-        "16",
-        "--samples",
-        "3",
-    ]
+    words = "--initial before.pt --trained after.pt --input-shape 16 --samples 3"
     with pytest.raises(SystemExit) as refused:  # whoever types the command is asked
-        main(["audit", "--model", files[0], *words])
+        main(["audit", "--model", files[0], *words.split()])
     assert refused.value.code == 2
     told = exhume.audit(*files, (16,), samples=3, out="run", device="cpu", norm="sqrt_d")
     assert not any("rows of 16 numbers" in said for said in told.warnings)

@@ -232,11 +232,8 @@ def test_initial_weights_make_the_change_the_target_of_the_margin(
     problem, x = opened.problem, victim.truth.inputs
     change = torch.cat([(w - initial[name]).flatten() for name, w in trained.items()])
     start = torch.cat([w.flatten() for w in initial.values()])
-    assert (
-        opened.target == "change"
-        and problem.premise is Premise.MARGIN
-        and problem.start is not None
-    )
+    assert opened.target == "change" and problem.premise is Premise.MARGIN
+    assert problem.start is not None
     assert torch.equal(problem.target[:, 0], change) and torch.equal(problem.start[:, 0], start)
     assert problem.threat_model.knows[0] == "the initial weights"
     whole = at_rest(victim).problem
@@ -249,21 +246,16 @@ def test_initial_weights_make_the_change_the_target_of_the_margin(
     assert fit.slack is not None and (fit.coefficients[:, 0] * outputs >= 0).all()
     margins = (fit.slack.deviation + 1) / outputs.abs()
     assert torch.allclose(margins, margins[:1].expand_as(margins), rtol=1e-4)
-    assert (
-        at_rest(victim, initial=initial, premise=Premise.DECAY, target="change").problem.start
-        is not None
-    )
+    held = at_rest(victim, initial=initial, premise=Premise.DECAY, target="change").problem
+    assert held.start is not None
     some = at_rest(victim, initial={"3.weight": initial["3.weight"]}).problem
-    assert torch.equal(
-        some.target[: len(trained["1.weight"].flatten()), 0], trained["1.weight"].flatten()
-    )
+    first = trained["1.weight"].flatten()
+    assert torch.equal(some.target[: len(first), 0], first)
     folder = tmp_path / "margin"
     victim.save(folder)
     assert read_model(folder).start is None
-    assert torch.equal(
-        read_model(folder, target="change").target,
-        victim.posed(premise="margin", target="change").target,
-    )
+    posed = victim.posed(premise="margin", target="change")
+    assert torch.equal(read_model(folder, target="change").target, posed.target)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import odd_modules
+from commands import exhume_
 from exhume import data
 from exhume.auditing.folder import CANDIDATES, CONFIG, RESULT
 from exhume.cli.main import main
@@ -55,20 +56,9 @@ class Desk:
         initial, trained = (f"{self.folder / name}.{end}" for end in ENDS)
         named = {"initial": initial, "trained": trained, **files}
         weights = [word for key, file in named.items() if file for word in (f"--{key}", file)]
-        words = [
-            "audit",
-            "--model",
-            f"{NETS}:{name}",
-            *weights,
-            *more,
-            "--out",
-            self.out,
-            "--device",
-            "cpu",
-            "--no-controls",
-        ]
+        always = ("--model", f"{NETS}:{name}", "--out", self.out, "--device", "cpu")
         self.capsys.readouterr()
-        main([str(word) for word in words])
+        exhume_("audit", *always, *weights, *more)
         return self.capsys.readouterr().out
 
     def refused(self, name: str, *more: object, **files: object) -> str:
@@ -169,12 +159,7 @@ UNLOCKS = (
         ("wide", ["--input-shape", 16, "--arguments", '{"depth": 2}'], "all", "depth / takes"),
         ("wide", [*MLP, "--parameters", "heads.*"], "all", "heads.* / 4.weight"),
         ("wide", ["--input-shape", 16], "all", "rows of 16 numbers / --range / --norm"),
-        (
-            "convolutional",
-            ["--input-shape", "1,8,8", *TANSLEY],
-            "all",
-            "dense first layer / 'exhume'",
-        ),
+        ("convolutional", ["--input-shape", "1,8,8", *TANSLEY], "all", "dense first layer / 'exh"),
         ("resnet", ["--input-shape", 16], "4.weight", "no 'resnet' / Written"),
         ("wide", MLP, None, UNLOCKS),
         ("wide", [*MLP, "--point", "midpoint"], "4.weight", "1.weight / 'midpoint'"),

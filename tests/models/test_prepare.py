@@ -362,11 +362,7 @@ REFUSED: list[tuple[Any, ...]] = [
     (with_head(lambda self, x: F.dropout(self.a(x))), (5,), "two calls with the same inputs"),
     (with_head(lambda self, x: self.a(x - x.mean(0))), (5,), "depend on the other inputs"),
     (with_head(lambda self, x: self.a(x.sub_(1))), (5,), "forward overwrites its input"),
-    (
-        changed(lambda m: m[0].register_forward_hook(lambda *x: 2 * x[2])),
-        (5,),
-        "if hooks take part",
-    ),
+    (changed(lambda m: m[0].register_forward_hook(lambda *x: 2 * x[2])), (5,), "if hooks take"),
     # its head
     (chain(nn.Linear(5, 3), nn.Softmax(1)), (5,), "in softmax; return the logits, the output of 0"),
     (chain(nn.Linear(5, 1), nn.Sigmoid(), nn.Flatten(0)), (5,), "ends in sigmoid; return the log"),

@@ -185,9 +185,7 @@ def test_gradient_flow(known: Data) -> None:
     off = flat(layers) - flat(trained.values())
     assert off.norm() < 0.03 * change.norm() and record["risen"] == 0
     assert 0.7 * 9e-2 < record["loss"] <= 9e-2
-    assert (
-        record["training"] == "flow" and record["premise"] == "margin" and record["decay"] is None
-    )
+    assert [record[word] for word in ("training", "premise", "decay")] == ["flow", "margin", None]
     whole, moved = (victim.posed(premise="margin", target=x) for x in ("weights", "change"))
     sizes = {name: w.square().sum().item() for name, w in trained.items()}
     steps = {name: (w - initial[name]).square().sum().item() for name, w in trained.items()}
