@@ -177,13 +177,10 @@ class RunFolder:
             raise InputError(f"{self.path}: holds no run to resume; start one without --resume.")
         if resume and (self.path / RESULT).exists():
             raise InputError(f"{self.path}: this run is complete; see {self.path / RESULT}.")
-        if (
-            not resume
-            and self.path.exists()
-            and (not self.path.is_dir() or {x.name for x in self.path.iterdir()} - {files.LOCK})
-        ):
-            there = "is there already and not empty; choose another --out, or go on by --resume."
-            raise InputError(f"{self.path}: {there}")
+        there = {x.name for x in self.path.iterdir()} if self.path.is_dir() else {self.path.name}
+        if not resume and self.path.exists() and there - {files.LOCK}:
+            other = "choose another --out, or go on by --resume"
+            raise InputError(f"{self.path}: is there already and not empty; {other}.")
 
     def begin(self, settings: Settings) -> None:
         """Write the settings, and no events yet."""
