@@ -17,14 +17,7 @@ from torch import Tensor
 from exhume.auditing import controls, evidence
 from exhume.auditing.controls import Control
 from exhume.auditing.folder import CONFIG, JUDGING, SCHEMA, RunFolder, config_of
-from exhume.auditing.judgement import (
-    FOUND,
-    Asked,
-    Judgement,
-    advice,
-    judge,
-    worth_again,
-)
+from exhume.auditing.judgement import FOUND, Asked, Judgement, advice, judge, worth_again
 from exhume.auditing.settings import Settings
 from exhume.device import device_name
 from exhume.equation.problem import Premise
