@@ -80,3 +80,12 @@ def test_losses_are_those_of_torch() -> None:
 def test_warmup_ends_at_the_rate_and_cosine_a_step_before_zero() -> None:
     recipe = Recipe(lr=1.0, steps=6, warmup=2, schedule="cosine")
     assert [round(recipe.rate(k), 3) for k in range(6)] == [0.5, 1.0, 1.0, 0.854, 0.5, 0.146]
+
+
+def test_longer_steps_go_as_far_on_a_lasting_gradient() -> None:
+    recipe = Recipe(lr=0.01, epochs=40, momentum=0.5, warmup=8, schedule="steps", milestones=20)
+    few = recipe.in_steps(10, recipe.length(3))
+    assert (few.steps, few.epochs, few.momentum) == (10, None, 0.5**4)
+    assert few.lr / (1 - few.momentum) == pytest.approx(4 * 0.01 / (1 - 0.5))
+    assert (few.warmup, few.milestones) == (2, (5,))
+    assert Recipe(steps=8).in_steps(2, 8).lr is None

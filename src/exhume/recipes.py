@@ -173,6 +173,29 @@ class Recipe:
         passed = sum(step >= milestone for milestone in self.milestones)
         return lr * (self.gamma**passed if self.schedule == "steps" else 1.0)
 
+    def in_steps(self, steps: int, length: int) -> "Recipe":
+        """Return the recipe of fewer and longer steps that ends nearly where one of `length` does.
+
+        With k = length/steps a velocity is forgotten k times sooner, at a momentum of mᵏ, and a
+        lasting gradient moves the weights as far: r′/(1 − mᵏ) = k r/(1 − m) for the rates. Adam's
+        averages and the order of mini-batches stay as they are.
+
+        Example:
+            >>> Recipe(lr=0.05, steps=100).in_steps(25, 100).lr
+            0.2
+        """
+        factor, kept = length / steps, self.momentum ** (length / steps)
+        pace = factor * (1 - kept) / (1 - self.momentum)
+        return replace(
+            self,
+            lr=self.lr and self.lr * pace,
+            steps=steps,
+            epochs=None,
+            momentum=kept,
+            warmup=round(self.warmup / factor),
+            milestones=tuple(round(each / factor) for each in self.milestones),
+        )
+
     def check_outputs(self, outputs: int) -> None:
         """Refuse a loss that is not one for so many outputs of a network."""
         if self.loss == "cross_entropy" and outputs == 1:
