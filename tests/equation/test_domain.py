@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exhume.equation.domain import Box, Domain, Sphere, SphereInBox
+from exhume.equation.domain import Beside, Box, Domain, Simplex, Sphere, SphereInBox
 from problems import dense_tangent, gaussian, make_domain, refusals
 
 seeds, dims = st.integers(0, 2**31 - 10), st.integers(2, 9)
@@ -133,3 +133,31 @@ def test_what_is_held_is_what_the_best_direction_needs(seed: int, d: int) -> Non
     for rival in (gaussian(6, d, seed=other) for other in range(20)):
         rival = FACES.tangent(x, rival, rival)  # admissible too, and no nearer to the descent
         assert ((descent - along) * (rival - along)).sum(1).max() <= 1e-9
+
+
+@fast
+@given(seeds, dims)
+def test_the_simplex_has_the_nearest_point_and_directions_that_stay(seed: int, c: int) -> None:
+    x, descent, other = (gaussian(3, c, seed=seed + k) for k in range(3))
+    near = Simplex().project(x)
+    torch.testing.assert_close(near.sum(1), torch.ones(3, dtype=near.dtype))
+    corners = torch.eye(c, dtype=near.dtype)  # no corner lies further in the direction of x
+    off = x - near
+    assert near.min() >= 0 and (off @ corners.T - (off * near).sum(1)[:, None]).max() < 1e-9
+    along = Simplex().tangent(near, descent, descent)
+    torch.testing.assert_close(Simplex().tangent(near, along, descent), along)  # a projector,
+    across = Simplex().tangent(near, other, descent)
+    torch.testing.assert_close((across * descent).sum(), (along * other).sum())  # symmetric
+    stepped = near + 1e-6 * along
+    torch.testing.assert_close(Simplex().project(stepped), stepped, rtol=0, atol=1e-12)
+    assert Simplex().start(5, c, torch.Generator()).sum(1).allclose(torch.ones(5, dtype=x.dtype))
+
+
+def test_rows_of_two_domains_are_two() -> None:
+    both, x = Beside(Box(0.0, 1.0), Simplex(), 4), 2 * gaussian(3, 7)
+    near = both.project(x)
+    assert torch.equal(near, torch.cat([x[:, :4].clamp(0, 1), Simplex().project(x[:, 4:])], 1))
+    assert both.tangent(near, x)[:, 4:].sum(1).abs().max() < 1e-12
+    assert torch.equal(both.tangent(near, x)[:, :4], x[:, :4])
+    torch.testing.assert_close(both.project(drawn := both.start(2, 7, torch.Generator())), drawn)
+    assert both.name == "box [0, 1] × simplex"

@@ -198,6 +198,79 @@ class SphereInBox:
         return self.project(self.sphere.start(count, dim, generator))
 
 
+@dataclass(frozen=True)
+class Simplex:
+    """y ≥ 0 with Σ y = 1: the shares of a whole."""
+
+    name: str = "simplex"
+
+    def project(self, candidates: Tensor) -> Tensor:
+        """Return max(y − t, 0) with the t that makes the sum 1: max over k of (Σ largest k − 1)/k.
+
+        Example:
+            >>> Simplex().project(torch.tensor([[0.5, 0.9, -1.0]])).tolist()
+            [[0.30000001192092896, 0.699999988079071, 0.0]]
+        """
+        sums = candidates.sort(1, descending=True).values.cumsum(1) - 1
+        counts = torch.arange(1, candidates.shape[1] + 1).to(candidates)
+        return (candidates - (sums / counts).amax(1, keepdim=True)).clamp_min(0)
+
+    def tangent(
+        self, candidates: Tensor, direction: Tensor, descent: Tensor | None = None
+    ) -> Tensor:
+        """Take the mean off the entries that are not held, and set the others to zero."""
+        free = torch.ones_like(candidates)
+        for _ in range(candidates.shape[1]):  # each time fewer are free
+            if descent is not None:
+                free = free * ((candidates > 0) | (descent >= _mean(descent, free)))
+        return free * (direction - _mean(direction, free))
+
+    def start(self, count: int, dim: int, generator: torch.Generator) -> Tensor:
+        """Draw points uniform on the simplex."""
+        drawn = torch.rand(count, dim, generator=generator, dtype=torch.float64).log()
+        return drawn / drawn.sum(1, keepdim=True)
+
+
+def _mean(rows: Tensor, free: Tensor) -> Tensor:
+    """The mean of each row (n, c) over the entries that are 1 and not 0 in `free`, (n, 1)."""
+    return (free * rows).sum(1, keepdim=True) / free.sum(1, keepdim=True).clamp_min(1)
+
+
+@dataclass(frozen=True, eq=False)
+class Beside:
+    """Rows (x, y) have an x of one domain, of so many entries, and a y of another."""
+
+    first: Domain
+    second: Domain
+    entries: int
+
+    @property
+    def name(self) -> str:
+        """Name both."""
+        return f"{self.first.name} × {self.second.name}"
+
+    def _halves(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        return rows[:, : self.entries], rows[:, self.entries :]
+
+    def project(self, candidates: Tensor) -> Tensor:
+        """Project each of the two."""
+        x, y = self._halves(candidates)
+        return torch.cat([self.first.project(x), self.second.project(y)], 1)
+
+    def tangent(
+        self, candidates: Tensor, direction: Tensor, descent: Tensor | None = None
+    ) -> Tensor:
+        """Take the tangent part of each of the two."""
+        (x, y), (dx, dy) = self._halves(candidates), self._halves(direction)
+        gx, gy = (None, None) if descent is None else self._halves(descent)
+        return torch.cat([self.first.tangent(x, dx, gx), self.second.tangent(y, dy, gy)], 1)
+
+    def start(self, count: int, dim: int, generator: torch.Generator) -> Tensor:
+        """Draw each of the two."""
+        x = self.first.start(count, self.entries, generator)
+        return torch.cat([x, self.second.start(count, dim - self.entries, generator)], 1)
+
+
 def on_sphere_in_box(candidates: Tensor, radius: float, box: Box) -> Tensor:
     """Return the nearest points on a sphere and in a box: clamp(t x) with the t of the right norm.
 
