@@ -15,9 +15,18 @@ from exhume.equation.domain import Box
 from exhume.equation.objective import fitted_with
 from exhume.equation.problem import Problem
 from exhume.features.network import Weights
-from exhume.methods import reconstruct
-from exhume.methods.progress import Checkpoint, pack
-from exhume.methods.replay import LazySearch, Replay, Trials, likely_counts, rows_of
+from exhume.methods import reconstruct, starts
+from exhume.methods.labels import (
+    fractional,
+    label_sets,
+    likely_counts,
+    rows_of,
+    softened,
+    unlabelled,
+)
+from exhume.methods.progress import Checkpoint, pack, unpack
+from exhume.methods.replay import LazySearch, Replay, Trials
+from exhume.methods.starts import stride_of
 from exhume.models.formulation import Known
 from exhume.recipes import Recipe
 from replays import small
@@ -193,6 +202,67 @@ def test_a_class_whose_bias_grew_has_samples_however_little_it_gained() -> None:
     first, *others = likely_counts(gains, given, 3)
     assert first.tolist() == [1, 1, 1, 0, 0, 0]
     assert any(counts[0] == 0 for counts in others)  # these are tried, too, but later
+
+
+def test_labels_are_found_as_unknowns_beside_samples_and_come_back_as_classes() -> None:
+    problem, method = posed(SHORT, None, trained(SHORT)), Replay(products=2)
+    progress: LazySearch | Trials = method.init(problem, 3, 0)
+    while isinstance(progress, LazySearch):
+        progress = method.advance(problem, progress)
+    labels = torch.eye(3, dtype=torch.float64)[list(LABELS)]
+    rows = torch.cat([samples().double() + 0.02, softened(labels, labels.new_full((3,), 1 / 3))], 1)
+    fit = fitted_with(unlabelled(problem), rows, labels.flip(0).reshape(-1, 1))
+    begun = dataclasses.replace(progress.state, fit=fit, steps=0)
+    soft = unpack(problem, pack(dataclasses.replace(progress, state=begun, soft=True), 0.0))
+    assert soft.candidates.shape == (3, 6) and soft.residual == fit.value
+    assert torch.equal(method.finish(problem, soft).shares, labels)
+    while soft.outcome is None and soft.rounds == 0:
+        soft = method.advance(problem, soft)
+    assert soft.outcome is exhume.Outcome.CONVERGED and not soft.soft
+    assert torch.equal(soft.state.fit.shares, labels)
+
+
+def test_sets_of_labels_are_followed_by_labels_of_several_classes() -> None:
+    problem = posed(SHORT, None, trained(SHORT))
+    sets = label_sets(problem, samples().double(), 3, 12)
+    assert [fractional(labels) for labels in sets][:5] == [False, False, False, True, False]
+    for labels in sets:
+        torch.testing.assert_close(labels.sum(1), labels.new_ones(3))
+
+
+@pytest.mark.parametrize(("lr", "momentum", "stride"), [(0.01, 0, 16), (0.01, 0.5, 16), (1, 0, 1)])
+def test_a_run_of_many_short_steps_is_solved_as_one_of_few_long_ones_first(
+    lr: float, momentum: float, stride: int
+) -> None:
+    recipe = Recipe(lr=lr, steps=128, momentum=momentum)
+    problem = posed(recipe, LABELS, trained(recipe))
+    fit = fitted_with(problem, samples().double() / 2, torch.eye(3)[list(LABELS)].view(-1, 1))
+    assert stride_of(problem, fit) == stride
+    assert stride_of(posed(ADAM, LABELS, trained(ADAM)), fit) == 1
+
+
+def test_samples_come_back_after_long_steps() -> None:
+    recipe = Recipe(lr=0.05, steps=32)
+    kept: list[int] = []
+    run = partial(reconstruct, posed(recipe, LABELS, trained(recipe)), 3, 0, Replay(products=10))
+    found = run(observe=lambda progress, _: kept.append(getattr(progress, "stride", 0)))
+    assert max(kept) > 1 and kept[-1] == 1
+    assert found.outcome is exhume.Outcome.CONVERGED and found.recipe == recipe
+
+
+def test_starts_are_public_inputs_or_means_of_the_labels_and_chosen_by_what_they_leave() -> None:
+    public = torch.rand(60, 6, generator=torch.Generator().manual_seed(1)).double()
+    problem = replays.posed(small(), trained(SHORT), Known(SHORT, LABELS, public))
+    given = starts.run_of(problem).predict(public).argmax(1)
+    labels, draw = rows_of(given[:1].expand(3), 3).double(), torch.Generator().manual_seed(0)
+    drawn = starts.drawn_start(problem, labels, "public", draw)
+    assert all((public[given == given[0]] == row).all(1).any() for row in drawn)
+    means = starts.drawn_start(problem, labels, "means", draw)
+    assert torch.cdist(means, public).min() > 0 and torch.pdist(means).min() > 0
+    kept = torch.tensor([True, False, False])
+    chosen = starts.picked(problem, drawn, labels, draw, kept)
+    before, after = (fitted_with(problem, x, labels.view(-1, 1)).value for x in (drawn, chosen))
+    assert after < before and torch.equal(chosen[0], drawn[0])
 
 
 def test_labels_of_one_output_are_signs() -> None:

@@ -54,9 +54,6 @@ ROUNDED = 1e-6  # one step of the wrong sign among p = 3,000 weights leaves so m
 SAME = 1e-3  # share of a column's change by which it may differ from the bias: rounding leaves less
 STILL = 1e-5  # share of the largest change below which a column has moved by rounding alone
 SHRINKAGE = 0.05  # of the public inputs' covariance towards its diagonal: there may be few of them
-POOL = 12  # public inputs of a class that are tried in each sample's place: with more, all trials
-# would begin with the same
-SWEEPS = 2  # over the samples: a third changes little
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,31 +139,11 @@ def columns(run: TrainingRun) -> tuple[Tensor, Tensor]:
     return still, with_it.double() - against.double()
 
 
-def picked(
-    problem: Problem, start: Tensor, labels: Tensor, generator: torch.Generator, kept: Tensor
-) -> Tensor:
-    """Return the start (n, d) with public inputs that leave the least, chosen one after the other.
-
-    For each sample that is not kept (n,), inputs that the network gives its label (n, c) are tried.
-    """
-    run = replace(cast(TrainingRun, problem.features), pooling=RUNGS[0].pooling)
-    prior = prior_of(problem)
-    start = prior.held(start)
-    if run.public is None:
-        return start
-    outputs = run.predict(run.public).double()
-    given, own = (outputs @ labels.double().T).T, outputs.max(1).values  # (n, N) and (N,)
-    for _ in range(SWEEPS):
-        for i in torch.randperm(len(start), generator=generator).tolist():
-            fits = (given[i] >= own).nonzero()[:, 0] if run.outputs > 1 else torch.arange(len(own))
-            if kept[i] or not len(fits):
-                continue
-            few = fits[torch.randperm(len(fits), generator=generator)[:POOL]]
-            sets = start.repeat(len(few) + 1, 1, 1)
-            sets[1:, i] = prior.held(run.public[few])
-            left = (problem.target[:, 0] - run.ends(sets, labels)).square().sum(1)
-            start = sets[left.nan_to_num(math.inf).argmin()]
-    return start
+def eased(problem: Problem) -> Problem:
+    """Return the problem as the first rung has it; what is held is so in public inputs, too."""
+    run, prior = cast(TrainingRun, problem.features), prior_of(problem)
+    public = None if run.public is None else prior.held(run.public)
+    return replace(problem, features=replace(run, pooling=RUNGS[0].pooling, public=public))
 
 
 @dataclass(frozen=True)

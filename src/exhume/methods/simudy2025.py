@@ -18,8 +18,9 @@ from exhume.equation.objective import Fit, fitted_with
 from exhume.equation.problem import Premise, Problem
 from exhume.errors import InputError
 from exhume.features.replay import TrainingRun
+from exhume.methods.labels import rows_of
 from exhume.methods.progress import Progress, stream
-from exhume.methods.replay import choices, rows_of
+from exhume.methods.replay import choices
 from exhume.solvers import Outcome, State
 
 BETAS = 0.8, 0.9  # of Adam, as published
@@ -60,8 +61,7 @@ class SimuDy2025:
         length = run.recipe.length(len(run.labels or (0,)))
         if length <= self.simulated:
             return problem
-        rate = run.recipe.lr and run.recipe.lr * length / self.simulated
-        short = replace(run.recipe, steps=self.simulated, epochs=None, lr=rate)
+        short = run.recipe.in_steps(self.simulated, length)
         return replace(problem, features=replace(run, recipe=short))
 
     def init(self, problem: Problem, samples: int | None, seed: int) -> Simulating:

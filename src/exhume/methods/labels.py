@@ -1,0 +1,160 @@
+"""Labels of samples that nobody told: which sets of them may be, and labels as unknowns.
+
+The change of the weights says which classes have samples. Where samples are few the likeliest sets
+of labels are tried one after the other; where they are many, sets are too many, and the labels are
+found beside the samples, by the same least squares: the gradient of a loss is linear in them.
+"""
+
+from dataclasses import dataclass, fields, replace
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from exhume.equation.domain import Beside, Simplex
+from exhume.equation.problem import Problem
+from exhume.features.replay import TrainingRun
+from exhume.methods.progress import stream
+from exhume.solvers.levenberg_marquardt import Metric
+
+LABEL_SETS = 12  # of those that the weights allow, so many of the likeliest are tried
+SOFT = (
+    3  # sets after which labels are unknowns once: half of the time the first set is the right one
+)
+DOUBT = 0.3  # share of a label that is of any class at first: with 0.02, labels stay what they are
+OWED = 1e-2  # share of the largest gain of a class that others may owe to weight decay
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Unlabelled(TrainingRun):
+    """The run as a map of rows (x, y): what labels it is given beside them is not looked at."""
+
+    @property
+    def dim(self) -> int:
+        """Return d + c, the entries of a sample and its label."""
+        return super().dim + self.outputs
+
+    def loss(self, theta: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
+        """Return ℓ(θ, X, Y) of a batch of rows (x, y), (n, d + c)."""
+        x, y = inputs.tensor_split([super().dim], 1)
+        return super().loss(theta, x, y)
+
+
+@dataclass(frozen=True)
+class Partial:
+    """A metric of the first entries of rows alone: the others go with nothing."""
+
+    metric: Metric
+    entries: int
+
+    def power(self, rows: Tensor, exponent: float) -> Tensor:
+        """Return each row (x, y) of (n, d + c) as (S^exponent x, y)."""
+        x, y = rows[:, : self.entries], rows[:, self.entries :]
+        return torch.cat([self.metric.power(x, exponent), y], 1)
+
+
+def unlabelled(problem: Problem) -> Problem:
+    """Return the problem whose candidates are rows (x, y) of a sample and the shares of classes."""
+    run = run_of(problem)
+    entries = {each.name: getattr(run, each.name) for each in fields(run)}
+    soft = Unlabelled(**entries)
+    domain = Beside(problem.domain, Simplex(), problem.dim)
+    return replace(problem, features=soft, domain=domain, shape=(soft.dim,))
+
+
+def run_of(problem: Problem) -> TrainingRun:
+    """Return the training run that a problem of the premise replay has for features."""
+    return cast(TrainingRun, problem.features)
+
+
+def rows_of(classes: Tensor, outputs: int) -> Tensor:
+    """Return the labels (n, c) of classes (n,): one-hot rows, or ±1 for one output."""
+    return one_hot(classes.long(), outputs) if outputs > 1 else 2 * classes.long()[:, None] - 1
+
+
+def label_sets(problem: Problem, lazy: Tensor, count: int, most: int) -> list[Tensor]:
+    """Return the labels (n, c) that so many samples may have, at most so many, the likeliest first.
+
+    The lazy solution (m, d) says what shares the network gave the classes. After every few sets
+    comes one with shares of several classes, in whose place labels are unknowns.
+    """
+    run, like = run_of(problem), problem.target
+    classes, known = run.outputs, run.labels
+    if known is not None:
+        return [rows_of(torch.tensor(known), classes).to(like)]
+    if classes == 1:
+        each = (torch.arange(count) < k for k in range(count + 1))
+        return [rows_of(positive, 1).to(like) for positive in each]
+    with torch.no_grad():
+        given = run.network(run.points[0], lazy).double().softmax(1).mean(0).cpu()
+    likely = likely_counts(class_gains(problem), given, count)[:most]
+    sets = [rows_of(torch.arange(classes).repeat_interleave(c), classes).to(like) for c in likely]
+    soft = softened(sets[0], torch.stack(likely).to(like).mean(0) / count)
+    parts = [sets[k : k + SOFT] for k in range(0, len(sets), SOFT)]
+    return [each for part in parts for each in (*part, *[soft][: len(part) // SOFT])]
+
+
+def fractional(labels: Tensor) -> bool:
+    """Tell whether labels (n, c) have shares of several classes."""
+    return bool((labels != labels.round()).any())
+
+
+def softened(labels: Tensor, shares: Tensor) -> Tensor:
+    """Return labels (n, c) with a part of each in all classes, by their shares (c,)."""
+    return torch.lerp(labels, shares.expand_as(labels), DOUBT)
+
+
+def likely_counts(gains: Tensor, given: Tensor, count: int) -> list[Tensor]:
+    """Return how many samples each class may have, (c,), the likeliest first.
+
+    While the network goes from the shares p (c,) that it gave the classes at first to the samples'
+    own, y, each class gains in proportion to y − p. So counts are ranked by the angle of
+    counts/n − p to the gains: from all in one class, moving one at a time while that helps. Counts
+    without a class that must have samples come after all with it.
+    """
+    needed = must_have(gains)
+
+    def fitness(counts: Tensor) -> float:
+        missing = int((needed & (counts == 0)).sum())
+        return float(torch.cosine_similarity(counts / count - given, gains, dim=0)) - 2 * missing
+
+    here = count * (torch.arange(len(gains)) == gains.argmax()).long()
+    seen = {tuple(here.tolist()): fitness(here)}
+    while True:
+        steps = torch.eye(len(gains), dtype=torch.long)
+        moves = (here - steps[a] + steps[b] for a in here.nonzero() for b in range(len(gains)))
+        near = {tuple(move.flatten().tolist()): fitness(move.flatten()) for move in moves}
+        best = max(near, key=near.__getitem__)
+        better = near[best] > seen[tuple(here.tolist())]
+        seen |= near
+        if not better:
+            return [torch.tensor(counts) for counts in sorted(seen, key=lambda c: -seen[c])]
+        here = torch.tensor(best)
+
+
+def least_count(problem: Problem) -> int:
+    """Return how many samples there are at least: one of each class that must have some."""
+    return max(1, int(must_have(class_gains(problem)).sum()))
+
+
+def must_have(gains: Tensor) -> Tensor:
+    """Tell of each class whether it has samples, (c,): the last bias of others does not grow."""
+    return gains > OWED * gains.max()
+
+
+def class_gains(problem: Problem) -> Tensor:
+    """Return how much each class gained in training, (c,): the change of the last bias.
+
+    Without one, it is the change of the last layer's outputs for what inputs of the same kind, or
+    random ones, give it on average.
+    """
+    run = run_of(problem)
+    (before, after), head = run.points, run.network.head_weight
+    if (bias := run.network.head_bias) in run.block:
+        return (after[bias] - before[bias]).double().cpu()
+    drawn = problem.domain.start(64, problem.dim, stream(0, 0))
+    inputs = (drawn if run.public is None else run.public).to(problem.target)
+    with torch.no_grad():
+        hidden = run.network.hidden(before, inputs).mean(0)
+    return ((after[head] - before[head]) @ hidden).double().cpu()
