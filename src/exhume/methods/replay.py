@@ -1,8 +1,10 @@
 """Ours where the training run is known: least squares on the run itself, from many starts.
 
 The lazy equation is solved first: what it finds is near the samples where training moved the
-features little. Then each trial begins elsewhere: there, at public samples of the same kind if
-there are any, at random, or at the best so far with half of it drawn anew. The residual decides:
+features little. Then each trial begins elsewhere (see `starts`): there, at public samples of the
+same kind if there are any, at random, or at the best so far with half of it drawn anew. A trial may
+begin with an easier problem: few long steps of training, or labels that are unknowns, too (see
+`labels`). Both end in the run's own before anything is said of it. The residual decides:
 only the samples make the run end where it did, so a trial that explains the weights is the last.
 Where the recipe leaves numbers open, each start is tried with every choice of them.
 """
@@ -304,7 +306,7 @@ class Replay:
             rows, place = linear_sum_assignment(score.numpy(), maximize=True)
             start[place.tolist()] = progress.lazy[rows.tolist()]
         elif kind == "renewed" and best is not None:
-            kept = torch.rand(len(labels), generator=generator) < shown
+            kept = (torch.rand(len(labels), generator=generator) < shown).to(start.device)
             start[kept] = best.candidates[kept]
         seen = choices(problem)[choice]
         if adam:

@@ -17,6 +17,7 @@ SPREADS = (0.1, 1.0)
 STARTS = {  # what trials begin with, one kind after the other, for each set of labels
     "alone": ("lazy", "random", "renewed", "random"),
     "public": ("public", "lazy", "renewed", "means"),
+    "costly": ("lazy", "public", "renewed", "means"),  # trials of convolutions and large networks
     "images": ("lazy", "random", "renewed", "public"),  # others of their kind are far from them
     "adam": ("public", "lazy", "renewed", "public"),  # the lazy solution of Adam is far from them
 }
@@ -34,11 +35,15 @@ FEW = (
 
 def kinds_of(problem: Problem) -> tuple[str, ...]:
     """Return the kinds of starts, in the order in which they are tried."""
+    run = run_of(problem)
     if photographs(problem.shape, problem.target):
         return STARTS["images"]
-    if run_of(problem).public is None:
+    if run.public is None:
         return STARTS["alone"]
-    return STARTS["public" if run_of(problem).recipe.optimizer == "sgd" else "adam"]
+    if run.recipe.optimizer != "sgd":
+        return STARTS["adam"]
+    small = problem.first_layer is not None and run.dense(run.public[:1])
+    return STARTS["public" if small else "costly"]
 
 
 def random_start(problem: Problem, count: int, generator: torch.Generator, spread: float) -> Tensor:
