@@ -225,7 +225,7 @@ def test_labels_are_found_as_unknowns_beside_samples_and_come_back_as_classes() 
 def test_sets_of_labels_are_followed_by_labels_of_several_classes() -> None:
     problem = posed(SHORT, None, trained(SHORT))
     sets = label_sets(problem, samples().double(), 3, 12)
-    assert [fractional(labels) for labels in sets][:5] == [False, False, False, True, False]
+    assert [fractional(labels) for labels in sets] == [False] * (len(sets) - 1) + [True]
     for labels in sets:
         torch.testing.assert_close(labels.sum(1), labels.new_ones(3))
 

@@ -1,8 +1,8 @@
 """Labels of samples that nobody told: which sets of them may be, and labels as unknowns.
 
-The change of the weights says which classes have samples. Where samples are few the likeliest sets
-of labels are tried one after the other; where they are many, sets are too many, and the labels are
-found beside the samples, by the same least squares: the gradient of a loss is linear in them.
+The change of the weights says which classes have samples. The likeliest sets of labels are tried
+one after the other. After those, labels are found beside the samples by the same least squares: the
+gradient of a loss is linear in them.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -19,9 +19,6 @@ from exhume.methods.progress import stream
 from exhume.solvers.levenberg_marquardt import Metric
 
 LABEL_SETS = 12  # of those that the weights allow, so many of the likeliest are tried
-SOFT = (
-    3  # sets after which labels are unknowns once: half of the time the first set is the right one
-)
 DOUBT = 0.3  # share of a label that is of any class at first: with 0.02, labels stay what they are
 OWED = 1e-2  # share of the largest gain of a class that others may owe to weight decay
 
@@ -76,8 +73,8 @@ def rows_of(classes: Tensor, outputs: int) -> Tensor:
 def label_sets(problem: Problem, lazy: Tensor, count: int, most: int) -> list[Tensor]:
     """Return the labels (n, c) that so many samples may have, at most so many, the likeliest first.
 
-    The lazy solution (m, d) says what shares the network gave the classes. After every few sets
-    comes one with shares of several classes, in whose place labels are unknowns.
+    The lazy solution (m, d) says what shares the network gave the classes. Last comes one with
+    shares of several classes, in whose place labels are unknowns: among the sets it costs more.
     """
     run, like = run_of(problem), problem.target
     classes, known = run.outputs, run.labels
@@ -90,9 +87,7 @@ def label_sets(problem: Problem, lazy: Tensor, count: int, most: int) -> list[Te
         given = run.network(run.points[0], lazy).double().softmax(1).mean(0).cpu()
     likely = likely_counts(class_gains(problem), given, count)[:most]
     sets = [rows_of(torch.arange(classes).repeat_interleave(c), classes).to(like) for c in likely]
-    soft = softened(sets[0], torch.stack(likely).to(like).mean(0) / count)
-    parts = [sets[k : k + SOFT] for k in range(0, len(sets), SOFT)]
-    return [each for part in parts for each in (*part, *[soft][: len(part) // SOFT])]
+    return [*sets, softened(sets[0], torch.stack(likely).to(like).mean(0) / count)]
 
 
 def fractional(labels: Tensor) -> bool:

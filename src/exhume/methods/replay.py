@@ -296,7 +296,7 @@ class Replay:
             shares, kind = labels.mean(0), "renewed"
             labels = softened(best.labels, shares) if soft else best.labels
             # With another choice all are kept: what they left may be owed to the recipe alone
-            shown = 1.0 if choice != best.choice or (soft and turn < len(sets) / 2) else shown
+            shown = 1.0 if choice != best.choice or (soft and turn < len(sets)) else shown
         elif run.labels is None and turn >= len(sets):  # batches have them in any order
             labels = labels[torch.randperm(len(labels), generator=generator).to(labels.device)]
         start = drawn_start(problem, labels, kind, generator)
