@@ -30,7 +30,8 @@ from exhume.experiments.benchmarks import (
 )
 from exhume.experiments.benchmarks.common import momentum_until
 from exhume.experiments.cells.attack import Attack
-from exhume.methods import reconstruct
+from exhume.experiments.cells.splitting import RULES
+from exhume.methods import presets, reconstruct
 from exhume.methods.iurada2025 import Iurada2025
 from exhume.methods.progress import Progress
 
@@ -189,7 +190,7 @@ def test_splitting(case: str, bench: Bench, monkeypatch: Patch) -> None:
 
     monkeypatch.setattr(splits, "_spent", spent)
     monkeypatch.setattr("exhume.experiments.cells.splitting.TRIALS", 1)
-    monkeypatch.setattr("exhume.experiments.cells.splitting.PROBE", 5)
+    monkeypatch.setattr("exhume.experiments.cells.splitting.PROBE", 1)
     sizes = ("--samples", 3, "--width", 10, "--seeds", 1)
     said = bench("splitting", "--cases", f"[{case}]", *sizes)
     count = 3 if case == "projection" else 6
@@ -211,20 +212,27 @@ def test_kkt(bench: Bench, monkeypatch: Patch) -> None:
     rows = table(said)
     without = ("held-out images", "rows of W₁", "blank, noise of 0.001")
     baselines = [["—", "—", word] for word in without]
-    methods = ("exhume", "haim2022", "shen2026")
+    splits = [f"{word} {rule}" for rule in RULES for word in ("shen2026,", "count of")]
+    methods = ("exhume", "haim2022, rbij", *splits)
     ways = [(box, target) for box in ("wide", "pixels") for target in ("θ", "θ − θ₀")]
     attacks = [[*way, method] for way in ways for method in methods]
     assert [cells[1:4] for cells in rows] == [*baselines, *attacks]
     for cells in rows:
-        assert len(cells) == 13 and cells[0] == "3" and cells[12].endswith("%")
+        assert len(cells) == 14 and cells[0] == "3" and cells[13].endswith("%")
         counted = [re.fullmatch(r"(\d) \((\d)\)", cell).groups() for cell in cells[8:11]]
         assert all(0 <= int(count) <= 4 for pair in counted for count in pair)
     assert [cells[5] for cells in rows[:3]] == ["8", "20", "8"]
     assert all(cells[4] == cells[6] == cells[7] == "–" for cells in rows[:3])
     assert "samples active" in said and "0.90 to 0.94" in said and "a flow time of" in said
-    rest = bench("kkt", *asked, "--training", "rest", "--preset", "tuned", "--targets", "[weights]")
-    assert [cells[1:4] for cells in table(rest)] == [*baselines, *attacks[:3]]
-    assert "flow time" not in rest and "1.weight: " in rest
+    for one, other in zip(rows[5::6], rows[6::6], strict=True):
+        assert one[5] == other[5] and int(one[5]) >= 6
+    asked += ("--training", "rest", "--targets", "[weights]", "--preset", "tuned", "--seeds", 2)
+    rest = bench("kkt", *asked, "--attacks", "[presets,tuned,splitting]")
+    kinds = [f"haim2022, {word}" for word in (*presets("haim2022"), "tuned")]
+    expected, rows = [*without, *kinds, *splits], table(rest)
+    assert [cells[3] for cells in rows if len(cells) == 14] == 2 * expected
+    assert [cells[2] for cells in rows if len(cells) == 8] == expected
+    assert "flow time" not in rest and "1.weight: " in rest and "published rule: " in rest
 
 
 def test_finetuned(bench: Bench, monkeypatch: Patch) -> None:
@@ -271,6 +279,7 @@ REFUSED = {
     "images --cases [axb] --device cpu": "axb",
     "kkt --cases [digit]": "case: expected one of faces, digits",
     "kkt --targets [weight]": "target: expected one of weights, change",
+    "kkt --attacks [ours]": "attack: expected one of exhume, recipe",
     "kkt --training adam": "training: expected one of flow, rest",
     "splitting --cases [margins]": "case: expected one of margin",
     "kkt --boxes [wide,pixel]": "box: expected one of wide, pixels",

@@ -29,6 +29,7 @@ from exhume.methods import (
     reconstruct,
 )
 from exhume.methods.descent import STRIDE, Descent, Moments, advanced, smoothed
+from exhume.methods.penalised import TRIALS
 from exhume.methods.penalties import loss_at
 from exhume.methods.progress import pack
 from exhume.solvers import Outcome
@@ -138,8 +139,8 @@ def test_a_problem_that_a_recipe_is_not_for() -> None:
 
 @dataclass(frozen=True)
 class Few(Haim2022):
-    trials: int = 2
-    probe: int = 60
+    trials: int | None = 2
+    probe: float = 10.0  # 60 steps of 6 candidates
     steps: int = 150
     settings: tuple[Mapping[str, float], ...] = ()
 
@@ -159,43 +160,58 @@ def test_tuning_takes_the_better_of_two(terrible: Mapping[str, float], turned: b
     last = moves[-1]
     assert (last.phase, found.outcome) == ("run", Outcome.BUDGET)
     assert method.settings_of(MARGIN, last).rate == GOOD["rate"]
-    assert last.tuning is None and last.state.steps == 150
-    taken = found.steps - last.state.steps + 60  # the run went on from the trial's last step
-    still = terrible is STANDS_STILL
-    assert taken == 2 * 60 + (60 + 60 if still else 2 * STRIDE)
-    assert found.products == taken + 150 - 60
-    if still:  # out of budget while tuning, the best trial so far is the answer
+    assert last.rung is None and last.state.steps == 150
+    lost = 60 if terrible is STANDS_STILL else STRIDE  # of the other; the run goes on from its 60
+    assert found.steps == found.products == 150 + lost
+    if terrible is STANDS_STILL:  # out of budget while tuning, the best so far is the answer
         trying = moves[3]
-        assert trying.tuning and [run.trial for run in trying.runs] == [0, 0, 1, 1]
+        assert trying.rung == 0 and [run.trial for run in trying.runs] == [0, 1]
         best = min(trying.runs, key=lambda run: run.residual).place.candidates
         late = reconstruct(MARGIN, 3, method=method, resume=pack(trying, 9.0), time_limit=1.0)
         assert late.outcome is Outcome.BUDGET and torch.equal(late.samples, best)
 
 
-def test_a_trial_that_ends_above_its_start_is_dropped() -> None:
-    method = Few(probe=2, settings=({**GOOD, "rate": 3.0, "scale": 1.0}, GOOD))
+def test_a_setting_that_ends_above_its_start_is_dropped() -> None:
+    method = Few(probe=2 / 6, settings=({**GOOD, "rate": 3.0, "scale": 1.0}, GOOD))
     problem = replace(MARGIN, domain=Box(-1.0, 1.0))
     first = method.init(problem, 3, 0)
     chosen, after = method.settings_of(problem, first), method.advance(problem, first)
     (end,) = advanced(problem, [chosen], [first.state], 2)
-    assert first.state.began < loss_at(problem, chosen, end.place).relative < math.inf
+    assert first.state.began < end.residual < math.inf
     assert (after.phase, after.state.trial, after.state.steps) == ("run", 1, 2)
 
 
-def test_the_run_goes_on_from_the_better_of_two_starts() -> None:
-    method, better = Few(trials=1, probe=40, steps=40, settings=(GOOD,)), set()
-    for seed in (0, 1, 2):
-        ends, chosen = [], method.settings_of(MARGIN, method.init(MARGIN, 3, seed))
-        for start in (0, 1):
-            state = method.begin(MARGIN, 6, seed, start=start)
-            place = advanced(MARGIN, [chosen], [state], 40)[0].place
-            ends.append((loss_at(MARGIN, chosen, place).relative, start, place.candidates))
-        begun = next(p for p in watched(MARGIN, 3, method, seed)[1] if p.phase == "run")
-        assert begun.state.steps == 40 and begun.total_steps == 80
-        _, start, x = min(ends)
-        torch.testing.assert_close(begun.candidates, x)
-        better.add(start)
-    assert better == {0, 1}
+def test_settings_go_on_from_where_they_are_until_one_is_left() -> None:
+    rates = (0.05, 0.01, 0.002, 1e-9)
+    method = Few(trials=4, probe=20 / 6, settings=tuple({**GOOD, "rate": r} for r in rates))
+    found, moves = watched(MARGIN, 3, method)
+    counts = [len(move.runs) for move in moves]
+    assert sorted(counts, reverse=True) == counts and {*counts} == {4, 2, 1}
+    last = moves[-1]
+    alone = [
+        advanced(MARGIN, [method.settings_of(MARGIN, last, run)], [run], 20)[0].residual
+        for run in (method.begin(MARGIN, 6, 0, trial) for trial in range(4))
+    ]
+    pair = next(move for move in moves if len(move.runs) == 2)
+    assert [run.trial for run in pair.runs] == sorted(range(4), key=alone.__getitem__)[:2]
+    assert [run.steps for run in pair.runs] == [20, 20]
+    assert found.steps == 150 + 2 * 20 + 60  # of those dropped after 20 steps, and after 60
+
+
+def test_published_settings_alone_are_tried_where_there_are_some() -> None:
+    assert Haim2022().tried(MARGIN) == 4 and Haim2022(trials=9).tried(MARGIN) == 9
+    assert Buzaglo2023().tried(weights_of(Premise.DECAY)) == 2
+    change = posed(net_of(1), Rule.FREE)
+    assert change.premise is Premise.CHANGE
+    assert Buzaglo2023().tried(change) == Loo2023().tried(change) == TRIALS
+
+
+def test_fewer_candidates_of_several_classes_take_smaller_steps() -> None:
+    several, one = posed(net_of(3), Rule.MARGIN), Buzaglo2023()
+    assert [one.pace(several, n) for n in (80, 1000, 2000)] == [0.08, 1, 1]
+    assert one.pace(MARGIN, 80) == one.pace(weights_of(Premise.DECAY), 80) == 1
+    assert one.begin(several, 50, 0).pace == 0.05
+    assert len(Haim2022(surplus=7 / 3, **GOOD).init(MARGIN, 3, 0).candidates) == 7
 
 
 def test_a_run_that_explodes_has_diverged_and_ends_at_its_last_finite_look() -> None:
@@ -259,7 +275,7 @@ def test_what_buzaglo_leaves_open() -> None:
 def test_the_answer_has_the_recipes_own_coefficients(kind: str) -> None:
     there = spot(kind)
     recipes = {"one": Haim2022, "several": Buzaglo2023, "decay": Buzaglo2023, "change": Loo2023}
-    found, moves = watched(there.problem, 3, recipes[kind](steps=45, trials=3, probe=15))
+    found, moves = watched(there.problem, 3, recipes[kind](steps=45, trials=3, probe=2.5))
     place = moves[-1].state.place
     assert found.samples.shape == (6, 6) and found.outcome is Outcome.BUDGET
     assert torch.equal(found.samples, place.candidates)
@@ -271,7 +287,7 @@ def test_the_answer_has_the_recipes_own_coefficients(kind: str) -> None:
     counted = [p.total_steps for p in moves]
     assert counted == sorted(counted) and found.steps == counted[-1]
     if kind == "one":  # one output at the margin is the case of both
-        other = reconstruct(there.problem, 3, method=Buzaglo2023(steps=45, trials=3, probe=15))
+        other = reconstruct(there.problem, 3, method=Buzaglo2023(steps=45, trials=3, probe=2.5))
         assert torch.equal(found.samples, other.samples)
 
 

@@ -15,6 +15,7 @@ from exhume.methods.penalised import Sweep
 from exhume.methods.penalties import outputs
 from exhume.search.tuning import Range
 
+COUNT = 1000  # candidates of the published runs
 MULTIPLIER_RATES = Range(1e-4, 1.0, logarithmic=True)  # around the published ones
 
 # Good published runs of 50,000 steps, by name: presets, which the tuner tries first
@@ -54,3 +55,12 @@ class Buzaglo2023(haim2022.Haim2022):
             return super().sweep(problem)
         ranges = haim2022.RANGES | {"multiplier_rate": MULTIPLIER_RATES}
         return ranges, tuple(SEVERAL_CLASSES.values())
+
+    def pace(self, problem: Problem, count: int) -> float:
+        """Return count/1000 for several classes, up to 1: their published steps are that large.
+
+        ‖t − ΦᵀΛ/s‖² bends along n multipliers together by about n‖φ‖²/s², and s = n: fewer
+        candidates than the published ones can bear a step size that is smaller in proportion.
+        """
+        several = problem.rule is Rule.MARGIN and outputs(problem) > 1
+        return min(1.0, count / COUNT) if several else 1.0

@@ -5,10 +5,10 @@ for ReLU while steps are taken; residuals of answers and trials are of the netwo
 published hyperparameters were chosen with the training data, `search.tuning` has the problem alone.
 """
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,34 +16,29 @@ from torch import Tensor
 from exhume.checks import whole_number
 from exhume.equation.coefficients import Rule
 from exhume.equation.objective import Fit, fitted_with
-from exhume.equation.problem import Problem
+from exhume.equation.problem import Premise, Problem
 from exhume.errors import InputError
 from exhume.methods.descent import STRIDE, Descent, Moments, advanced, smoothed
 from exhume.methods.penalties import Hyperparameters, Place, balanced_labels, loss_at, outputs
 from exhume.methods.progress import Progress, stream
-from exhume.search.tuning import FACTOR, Range, Table, found_again, merit
+from exhume.search.tuning import FACTOR, Range, rungs
 from exhume.solvers import Outcome
 
 # Where hyperparameters are looked for, by name, and published ones that are tried first.
 Sweep = tuple[Mapping[str, Range], Sequence[Mapping[str, float]]]
-
-
-@dataclass(frozen=True, eq=False)
-class Tuning:
-    """Where the choice of hyperparameters stands."""
-
-    table: Table  # what is known of every trial
-    best: Descent | None = None  # the best trial so far, or None
-    best_merit: float = math.inf  # its merit, the less the better
+TRIALS = 18  # settings that are tried where nothing is published: two rungs down to two of them
+# Steps for each candidate after which the first settings are dropped; published runs are 50 long.
+# On faces published settings stand in the order of their ends from 2 on (`bench kkt`).
+PROBE = 3.0
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Descending(Progress):
     """The progress of a penalty method: runs side by side."""
 
-    state: Descent  # the first trial at hand, or the run that goes on from the best of them
-    beside: tuple[Descent, ...] = ()  # the other trials of its rung, or the other starts
-    tuning: Tuning | None = None  # None once hyperparameters are chosen, or where all were given
+    state: Descent  # the first setting that is tried, or the run that the best of them became
+    beside: tuple[Descent, ...] = ()  # the other settings of its rung, or the other starts
+    rung: int | None = None  # of `tuning.rungs`; None once one is chosen, or where all was given
 
     @property
     def runs(self) -> tuple[Descent, ...]:
@@ -52,9 +47,9 @@ class Descending(Progress):
 
     @property
     def shown(self) -> tuple[Descent, ...]:
-        """Those whose candidates are pooled: all starts, but of trials the best at hand."""
+        """Those whose candidates are pooled: all starts, but of settings the best at hand."""
         best = min(self.runs, key=lambda run: (run.diverged, run.residual))
-        return self.runs if self.tuning is None else (best,)
+        return self.runs if self.rung is None else (best,)
 
     @property
     def candidates(self) -> Tensor:
@@ -85,11 +80,12 @@ class Descending(Progress):
 
 @dataclass(frozen=True)
 class Penalised:
-    """What the recipes share: trials to find hyperparameters, then the run."""
+    """What the recipes share: settings tried side by side, of which the best goes on as the run."""
 
-    steps: int = 50_000  # of the run, with those of the trial that it goes on from
-    trials: int = 18  # how many hyperparameters are tried where some are left open
-    probe: int = 300  # steps of a first trial
+    steps: int = 50_000  # of the run, with those from before it was chosen
+    trials: int | None = None  # settings that are tried where some are open; see `tried` if None
+    probe: float = PROBE  # steps of the first rung, for each candidate
+    surplus: float = 2.0  # candidates in units of the samples, as published
     starts: int = 1  # of the run, side by side; more find more, and all candidates are returned
     name: str = ""
 
@@ -110,18 +106,32 @@ class Penalised:
         return problem
 
     def init(self, problem: Problem, samples: int | None, seed: int) -> Descending:
-        """Begin the first trial; or the run, where nothing is left open."""
+        """Begin all settings that are tried; or the run, where nothing is left open."""
         if samples is None:
             raise InputError(f"{self.name} needs the number of samples; give it, or use 'exhume'.")
         whole_number("starts", self.starts)
         self.check(problem)
-        tuning, pairs = None, [(0, start) for start in range(self.starts)]
+        phase, rung, pairs = "run", None, [(0, start) for start in range(self.starts)]
         if any(getattr(self, name) is None for name in self.sweep(problem)[0]):
-            tuning = Tuning(Table.empty(self.trials))
-            pairs = [(trial.setting, trial.start) for trial in tuning.table.next_trials()]
-        first, *others = (self.begin(problem, 2 * samples, seed, *pair) for pair in pairs)
+            phase, rung, pairs = "tune", 0, [(trial, 0) for trial in range(self.tried(problem))]
+        count = max(1, round(self.surplus * samples))
+        first, *others = (self.begin(problem, count, seed, *pair) for pair in pairs)
         begun = Descending(seed=seed, samples=samples, state=first, beside=tuple(others))
-        return replace(begun, phase="tune" if tuning else "run", tuning=tuning)
+        return replace(begun, phase=phase, rung=rung)
+
+    def tried(self, problem: Problem) -> int:
+        """Return how many settings are tried: as many as asked for, or those published.
+
+        Chance settings beside those that were found with the training data are hardly better, and
+        take time from the run. Of a change of weights, and of less than two, `TRIALS`.
+        """
+        known = len(self.sweep(problem)[1])
+        enough = known > 1 and problem.premise is not Premise.CHANGE
+        return self.trials or (known if enough else TRIALS)
+
+    def pace(self, problem: Problem, count: int) -> float:
+        """Return by what the multipliers' step size is multiplied, for so many candidates."""
+        return 1.0
 
     def begin(
         self, problem: Problem, count: int, seed: int, trial: int = 0, start: int = 0
@@ -130,7 +140,7 @@ class Penalised:
         generator = stream(seed, trial)
         settings = self._settings(problem, trial, generator)
         if start > 0:
-            generator = stream(seed, start * self.trials + trial)
+            generator = stream(seed, start * max(TRIALS, self.tried(problem)) + trial)
         like, entries = problem.target, 1
         if problem.rule is Rule.FREE:  # a multiplier for each entry of a candidate's coefficients
             one = problem.features.linearize(like.new_zeros(1, problem.dim))
@@ -150,6 +160,7 @@ class Penalised:
             trial,
             began=loss_at(problem, settings, place).relative,
             residual=loss_at(smoothed(problem, settings, 0), settings, place).relative,
+            pace=self.pace(problem, count),
         )
 
     def settings_of(
@@ -172,11 +183,11 @@ class Penalised:
         return self.hyperparameters(problem, values)
 
     def advance(self, problem: Problem, progress: Descending) -> Descending:
-        """Take a few steps of all runs at hand, and begin the next when they were the last."""
-        tuning, limit = progress.tuning, self.steps
-        if tuning is not None:
-            rung = tuning.table.next_trials()[0].rung
-            limit = min(self.probe * FACTOR**rung, limit)
+        """Take a few steps of all runs at hand; drop some when they were the last of a rung."""
+        rung, limit = progress.rung, self.steps
+        if rung is not None:
+            count = len(progress.state.place.candidates)
+            limit = min(math.ceil(self.probe * count) * FACTOR**rung, limit)
         live = [run for run in progress.runs if not run.diverged and run.steps < limit]
         if live:
             chosen = {run.trial: self.settings_of(problem, progress, run) for run in live}
@@ -186,52 +197,41 @@ class Penalised:
             progress = replace(progress, state=first, beside=tuple(others))
         if any(not run.diverged and run.steps < limit for run in progress.runs):
             return progress
-        if tuning is not None:
-            return self._after_rung(problem, progress, tuning)
+        if rung is not None:
+            return self._after_rung(problem, progress, rung)
         lost = all(run.diverged for run in progress.runs)
         return replace(progress, outcome=Outcome.DIVERGED if lost else Outcome.BUDGET)
 
     def finish(self, problem: Problem, progress: Descending) -> Fit:
-        """Return candidates and multipliers as they stand, or those of the best trial so far.
+        """Return candidates and multipliers as they stand, or those of the best setting so far.
 
         Several starts are pooled, with the mean of what they make of the target.
         """
-        best = progress.tuning and progress.tuning.best
-        places = [run.place for run in ((best,) if best else progress.shown)]
+        places = [run.place for run in progress.shown]
         settings = self.settings_of(problem, progress)
         parts = [loss_at(problem, settings, place).coefficients for place in places]
         candidates = torch.cat([place.candidates for place in places])
         return fitted_with(problem, candidates, torch.cat(parts) / len(parts))
 
-    def _after_rung(self, problem: Problem, progress: Descending, tuning: Tuning) -> Descending:
-        """Note how the trials at hand went, keep the best, and begin the next ones, or the run."""
-        table, best, best_merit = tuning.table, tuning.best, tuning.best_merit
-        seed, count = progress.seed, len(progress.state.place.candidates)
-        pairs = zip(table.next_trials(), progress.runs, strict=True)
-        for _, group in itertools.groupby(pairs, lambda pair: pair[0].setting):
-            trials, runs = zip(*group, strict=True)
-            ends = [self._judged(problem, progress, run) for run in runs]
-            table, again = table.entered(trials[0], ends[0]), 0.0
-            if len(ends) > 1 and max(ends) < math.inf:
-                again = found_again(*(run.place.candidates for run in runs))
-            if (rank := merit(min(ends), again, count)) < best_merit:
-                best, best_merit = runs[ends.index(min(ends))], rank
-        if following := table.next_trials():
-            first, *others = (self.begin(problem, count, seed, *trial[1:]) for trial in following)
-            after = Tuning(table, best, best_merit)
-            return progress.next_round(first, beside=tuple(others), tuning=after)
-        if best is None:  # no trial was any good: what is kept is a start
-            begun = self.begin(problem, count, seed)
-            ended = progress.next_round(begun, beside=(), phase="run", tuning=None)
-            return replace(ended, outcome=Outcome.DIVERGED)
-        fresh = range(2, self.starts + 1)  # starts 0 and 1 were the trials'
-        others = [self.begin(problem, count, seed, best.trial, start) for start in fresh]
-        chosen = progress.next_round(best, beside=tuple(others), phase="run", tuning=None)
-        steps, products = chosen.steps - best.steps, chosen.products - best.steps
-        return replace(chosen, steps=steps, products=products)  # they were counted in their trial
+    def _after_rung(self, problem: Problem, progress: Descending, rung: int) -> Descending:
+        """Go on with the best settings, from where they are; with the best alone it is the run.
 
-    def _judged(self, problem: Problem, progress: Descending, run: Descent) -> float:
-        """The residual of the network as it is; infinite if it is not below that of the start."""
-        settings = self.settings_of(problem, progress, run)
-        residual = loss_at(problem, settings, run.place).relative
-        return residual if residual <= run.began and not run.diverged else math.inf
+        They have taken as many steps each, and are judged by what the surrogate leaves of the
+        target: of the figures that need no truth, the one that ranks them as their ends do.
+        """
+        sizes = [*rungs(self.tried(problem)), 1]
+        good = [run for run in progress.runs if not run.diverged and run.residual <= run.began]
+        kept = sorted(good, key=lambda run: run.residual)[: sizes[rung + 1]]
+        spent = progress.total_steps - sum(run.steps for run in kept)
+        products = progress.total_products - sum(run.products for run in kept)
+        following: Any = {"phase": "tune", "rung": rung + 1}
+        seed, count = progress.seed, len(progress.state.place.candidates)
+        if not kept:  # what is left is a start
+            following = {"phase": "run", "rung": None, "outcome": Outcome.DIVERGED}
+            kept = [self.begin(problem, count, seed)]
+        elif len(kept) == 1:
+            following = {"phase": "run", "rung": None}
+            fresh, trial = range(1, self.starts), kept[0].trial
+            kept += [self.begin(problem, count, seed, trial, start) for start in fresh]
+        following |= {"steps": spent, "products": products, "rounds": progress.rounds + 1}
+        return replace(progress, state=kept[0], beside=tuple(kept[1:]), **following)

@@ -333,7 +333,8 @@ def paced(run: Descent) -> Descent:
     edge of stability would be thrown off it. Adam's steps do not grow with the slope.
     """
     adam = run.moments.square is not None
-    return run if adam else replace(run, pace=run.place.shares.min().item())
+    least = run.place.shares.min().item()
+    return run if adam else replace(run, pace=run.pace * least)
 
 
 def begun_with(

@@ -1,10 +1,12 @@
 """Networks trained to the margin: what the published recipes and ours find, in the same time."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
-from typing import Any, cast
+from statistics import fmean
+from typing import Any, cast, get_args
 
 import torch
 from torch import Tensor
@@ -16,15 +18,15 @@ from exhume.data import Data
 from exhume.device import usable_device
 from exhume.equation.domain import Box
 from exhume.equation.problem import Problem
+from exhume.errors import InputError
 from exhume.evaluate import recognised, score
 from exhume.experiments.benchmarks.common import Watch, drawn, heading, say, show, training_shown
-from exhume.methods import Reconstruction, method_named, reconstruct
+from exhume.methods import Reconstruction, method_named, presets, reconstruct
 from exhume.methods import preset as published
 from exhume.methods.buzaglo2023 import Buzaglo2023
 from exhume.methods.haim2022 import Haim2022
 from exhume.methods.progress import Method
-from exhume.methods.shen2026 import Shen2026
-from exhume.search.tuning import FACTOR, rungs
+from exhume.methods.shen2026 import Choice, Shen2026
 from exhume.victims import Victim
 
 COLUMNS = (
@@ -34,9 +36,16 @@ COLUMNS = (
     "SSIM > 0.4: {seen.ssim} ({seen.control.ssim}) | "
     "cos > 0.8: {seen.cosine80} ({seen.control.cosine80}) | "
     "cos > 0.9: {seen.cosine90} ({seen.control.cosine90}) | "
-    "best cos: {best:.2f} | recovered: {recovered:.1%}"
+    "mean cos: {mean:.3f} | best cos: {best:.2f} | recovered: {recovered:.1%}"
+)
+TOTALS = (
+    "box: {box} | target: {target} | attack: {attack} | candidates: {candidates} | "
+    "SSIM > 0.4: {ssim} | cos > 0.8: {cosine80} | cos > 0.9: {cosine90} | mean cos: {mean:.3f}"
 )
 PROBE = 3.0  # most seconds for finding out how many steps of a recipe there is time for
+
+
+Go = Callable[..., Reconstruction]  # makes an attack of a name by a method, and adds its row
 
 
 @dataclass(frozen=True)
@@ -57,6 +66,13 @@ BIG = (1000, 1000)  # the published widths
 CASES = {
     "faces": Case(partial(images, "faces", 24), (200, 200), "haim2022", "b9"),
     "digits": Case(partial(parity, "digits", 20), (200, 200), "haim2022", "kcf9"),
+    "digits_ten": Case(
+        partial(images, "digits", 40, classes="all"), (200, 200), "buzaglo2023", "classes1"
+    ),
+    # so much decay that weights of that size come to rest in so many steps
+    "faces_decay": Case(
+        partial(images, "faces", 24), (200, 200), "buzaglo2023", "decay1", 10_000, decay=5e-3
+    ),
     "mnist": Case(partial(parity, "mnist", 100), BIG, "haim2022", "kcf9"),
     "mnist_500": Case(partial(parity, "mnist", 500), BIG, "haim2022", "kcf9", 15_000),
     "cifar10": Case(partial(vehicles, "cifar10", 100), BIG, "haim2022", "b9"),
@@ -70,6 +86,7 @@ CASES = {
 }
 TARGETS = {"weights": "θ", "change": "θ − θ₀"}
 TUNED = "tuned"  # in the place of a preset
+ATTACKS = ("exhume", "recipe", "presets", TUNED, "splitting")
 
 
 def kkt(
@@ -81,29 +98,35 @@ def kkt(
     preset: str | None = None,
     targets: tuple[str, ...] = ("weights", "change"),
     boxes: tuple[str, ...] = ("wide",),
+    attacks: tuple[str, ...] = ("exhume", "recipe", "splitting"),
     device: str = "auto",
 ) -> None:
     """Reconstruct samples from the weights of networks on their way to the margin, or there.
 
     Every attack has the same time and begins with the same number of candidates, two for each
-    sample; shen2026, which splits some, with fewer. Behind each count of recognisable images stands
-    the same of as many held-out images, in brackets.
+    sample; shen2026, which splits some, with fewer, and beside it the recipe with as many as it
+    ended with (count of …). Behind each count of recognisable images stands the same of as many
+    held-out images, in brackets.
 
     Args:
         cases: faces (labels by chance, 625-200-200-1, n = 24); digits (odd/even, n = 20); mnist
             and mnist_500 (odd/even, 784-1000-1000-1, n = 100 and 500); cifar10 and cifar10_500
             (vehicles/animals, 3072-1000-1000-1, the same); classes (ten of cifar10, n = 500);
-            decay (cifar10 at rest under weight decay).
+            decay (cifar10 at rest under weight decay); and of the first two, small, digits_ten
+            (64-200-200-10, n = 40) and faces_decay.
         seeds: how many.
         first_seed: of data, model and attack.
         limit: seconds an attack.
         training: flow, gradient flow as published, or rest, until the weights' direction stays.
-        preset: the published settings of the recipe, such as b9, or tuned, to spend a third of the
-            time on looking for others; each case has its own if left out.
+        preset: the published settings of the recipe, such as b9, or tuned, to choose among them
+            without the truth; each case has its own if left out.
         targets: what is explained: weights, the trained ones alone, and change, where the initial
             ones are known.
         boxes: what the attacker is told of the inputs: wide, the box [−1, 1], or pixels, the range
             of every pixel after the mean image was taken off.
+        attacks: exhume, ours; recipe, the published one with that preset; presets, with each of its
+            own; tuned, with none; splitting, shen2026 by the published rule and by the adaptive one
+            at quarters of the steps there is time for, each beside its count of candidates.
         device: where to run.
     """
     chosen = drawn(seeds, first_seed, cases, CASES)
@@ -112,6 +135,8 @@ def kkt(
         one_of("box", box, ("wide", "pixels"))
     for target in targets:
         one_of("target", target, TARGETS)
+    for attack in attacks:
+        one_of("attack", attack, ATTACKS)
     device = usable_device(device)
     heading("kkt", device)
     for name in cases:
@@ -126,10 +151,14 @@ def kkt(
                 mean = cast(Tensor, victim.truth.transform.mean)  # taken off pixels from 0 to 1
                 domain = posed.domain if box == "wide" else Box(-mean, 1 - mean)
                 problem = replace(posed, domain=domain).to(device)
-                for method in _methods(case.recipe, preset or case.preset, board, problem):
-                    board.attack(box, TARGETS[target], method, problem)
+                go = partial(board.attack, problem, box, TARGETS[target])
+                for attack in attacks:
+                    _attack(attack, case.recipe, preset or case.preset, board, problem, go)
             rows += board.rows
         show(COLUMNS, rows, title=name)
+        if seeds > 1:
+            show(TOTALS, _totals(rows), title=f"{name}, all seeds")
+            _say_closer(rows)
     say(f"in brackets: held-out images. {LEVEL}")
 
 
@@ -145,21 +174,66 @@ def _baselines(board: "Board", victim: Victim) -> None:
     board.add("—", "blank, noise of 0.001", 1e-3 * blank.double())
 
 
-def _methods(name: str, run: str, board: "Board", problem: Problem) -> tuple[Method, ...]:
-    """Ours, the recipe by preset and the recipe with splits, at quarters of the steps there are.
+def _attack(attack: str, name: str, run: str, board: "Board", problem: Problem, go: Go) -> None:
+    """Make an attack of that kind with the recipe of that name, by preset or tuned."""
+    if attack == "exhume":
+        go(attack, method_named(attack, problem))
+        return
+    own: dict[str, Haim2022] = {TUNED: {"haim2022": Haim2022}.get(name, Buzaglo2023)()}
+    for preset in presets(name):
+        with suppress(InputError):  # one for other weights
+            own[preset] = cast(Haim2022, published(name, preset, problem))
+    if attack == "presets":
+        for preset, method in [*own.items()][1:]:
+            go(f"{name}, {preset}", method)
+    elif attack != "splitting":
+        chosen = run if attack == "recipe" else attack
+        go(f"{name}, {chosen}", own[chosen])
+    else:
+        samples, brief = board.known.samples, min(PROBE, board.limit / 10)
+        tried = reconstruct(problem, samples, board.seed, own[run], time_limit=brief)
+        steps = max(1, round(tried.steps * board.limit / tried.seconds))
+        for rule in get_args(Choice):
+            split = Shen2026(own[run], max(10, steps // 4), rule=rule)
+            count = len(go(f"shen2026, {rule}", split, _fewer(samples)).samples)
+            go(f"count of {rule}", replace(own[run], surplus=count / samples))
 
-    A recipe that is tuned has the steps there is time for; a third of them goes into tuning.
-    """
-    ours, recipe = method_named("exhume", problem), {"haim2022": Haim2022}.get(name, Buzaglo2023)
-    base = recipe() if run == TUNED else cast(Haim2022, published(name, run, problem))
-    samples, brief = board.known.samples, min(PROBE, board.limit / 10)
-    tried = reconstruct(problem, samples, board.seed, base, time_limit=brief)
-    steps = max(1, round(tried.steps * board.limit / tried.seconds))
-    if run != TUNED:
-        return ours, base, Shen2026(base, max(10, steps // 4))
-    tuning = sum(FACTOR**rung * size for rung, size in enumerate(rungs(recipe().trials)))
-    base = recipe(steps=10**9, probe=max(10, steps // (3 * tuning)))
-    return ours, base, Shen2026(base, max(10, steps // 6))
+
+def _fewer(samples: int) -> int:
+    """For how many samples splitting begins, so that it ends with about as many candidates."""
+    return max(1, 3 * samples // 4)
+
+
+def _totals(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Counts of each attack added up over seeds, the others' in brackets, and means."""
+    same: dict[tuple[str, ...], list[Any]] = {}
+    for row in rows:
+        same.setdefault((row["box"], row["target"], row["attack"]), []).append(row)
+    totals = []
+    for key, own in same.items():
+        total: dict[str, Any] = dict(zip(("box", "target", "attack"), key, strict=True))
+        for word in ("ssim", "cosine80", "cosine90"):
+            seen = sum(getattr(row["seen"], word) for row in own)
+            others = sum(getattr(row["seen"].control, word) for row in own)
+            total[word] = f"{seen} ({others})"
+        total["mean"] = fmean(row["mean"] for row in own)
+        total["candidates"] = ", ".join(str(row["candidates"]) for row in own)
+        totals.append(total)
+    return totals
+
+
+def _say_closer(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Say how often splits end closer, by mean cosine, than as many candidates from the start."""
+    for rule in get_args(Choice):
+        splits, counts = (
+            [row for row in rows if row["attack"] == f"{word} {rule}"]
+            for word in ("shen2026,", "count of")
+        )
+        pairs = [(a, b) for a, b in zip(splits, counts, strict=True) if a["split"]]
+        closer = sum(one["mean"] > other["mean"] for one, other in pairs)
+        if splits:
+            words = f"{len(pairs)} of {len(splits)} runs split, {closer} of them end"
+            say(f"{rule} rule: {words} closer than as many candidates from the start")
 
 
 def _trained(known: Data, case: Case, training: str, seed: int, device: str) -> Victim:
@@ -193,14 +267,20 @@ class Board:
     limit: float
     rows: list[dict[str, Any]] = field(default_factory=list)
 
-    def attack(self, box: str, target: str, method: Method, problem: Problem) -> None:
-        """Attack and add a row; what splits candidates begins with fewer."""
-        samples = self.known.samples
-        if isinstance(method, Shen2026):
-            samples = max(1, 3 * samples // 4)
-        budget: Any = {"time_limit": self.limit, "observe": Watch(None, f"{method.name} ", 10.0)}
-        found = reconstruct(problem, samples, self.seed, method, **budget)
-        self.add(box, method.name, found.samples, found, target)
+    def attack(
+        self,
+        problem: Problem,
+        box: str,
+        target: str,
+        name: str,
+        method: Method,
+        samples: int | None = None,
+    ) -> Reconstruction:
+        """Attack for so many samples, all if left out, and add a row of that name."""
+        budget: Any = {"time_limit": self.limit, "observe": Watch(None, f"{name} ", 10.0)}
+        found = reconstruct(problem, samples or self.known.samples, self.seed, method, **budget)
+        self.add(box, name, found.samples, found, target)
+        return found
 
     def add(
         self,
@@ -215,6 +295,9 @@ class Board:
         row = {"seed": self.seed, "box": box, "attack": attack, "candidates": len(candidates)}
         row |= {"found": found, "recovered": score(candidates, self.known.inputs).recall}
         row |= {"target": target, "seen": seen, "best": float(seen.cosines.max())}
+        row |= {"mean": float(seen.cosines.mean())}
+        # what splits began with three candidates for two samples
+        row["split"] = len(candidates) > 2 * _fewer(self.known.samples)
         self.rows.append(row)
         of = f"of {seen.samples} images over SSIM 0.4"
         other = seen.control and seen.control.ssim

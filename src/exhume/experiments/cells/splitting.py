@@ -26,7 +26,7 @@ from exhume.search.split import halves, shared
 RULES: tuple[Choice, ...] = ("published", "adaptive")
 ARMS = ("base", *(arm for rule in RULES for arm in (f"split, {rule}", f"count of {rule}")))
 ALIKE = 0.95  # cosine of a sample that is found: the margin leaves no trace of its norm
-TRIALS, PROBE = 9, 100  # settings to tune over, and steps of each: enough for such small networks
+TRIALS, PROBE = 9, 4.0  # settings to tune over, and steps of each for a candidate
 
 # How far the check of the predicted decrease splits, as shares of the candidates' median norm: the
 # first at which half of them stay clear of the box's bounds. A smaller one would drown in rounding.
