@@ -30,6 +30,7 @@ from exhume.experiments.benchmarks import (
 )
 from exhume.experiments.benchmarks.common import momentum_until
 from exhume.experiments.cells.attack import Attack
+from exhume.experiments.cells.margin import Case
 from exhume.experiments.cells.splitting import RULES
 from exhume.methods import presets, reconstruct
 from exhume.methods.iurada2025 import Iurada2025
@@ -205,7 +206,7 @@ def test_splitting(case: str, bench: Bench, monkeypatch: Patch) -> None:
 
 def test_kkt(bench: Bench, monkeypatch: Patch) -> None:
     few = partial(data.load, "digits", 4, classes="parity", centre="pixels")
-    monkeypatch.setattr(margin, "CASES", {"tiny": margin.Case(few, (20,), "haim2022", "rbij", 100)})
+    monkeypatch.setattr(margin, "CASES", {"tiny": Case(few, (20,), "haim2022", "rbij", 100)})
     monkeypatch.setattr(margin, "reconstruct", budgeted(60))
     asked = ("--cases", "[tiny]", "--first-seed", 3, "--device", "cpu")
     said = bench("kkt", *asked, "--boxes", "[wide,pixels]")

@@ -5,6 +5,7 @@ import io
 import json
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from unittest.mock import Mock
 
@@ -22,6 +23,7 @@ from exhume.experiments import UNDETERMINED, Attack, Failure, LabelFit
 from exhume.experiments.cells import attack
 from exhume.experiments.cells.fitting import Flips
 from exhume.experiments.cells.identifiability import Rank, Stationary, TensorTerms
+from exhume.experiments.cells.margin import CASES, WeightsAlone
 from exhume.experiments.cells.splitting import Splitting
 from exhume.features.weights import Seeded
 from exhume.methods import reconstruct
@@ -188,8 +190,22 @@ def test_cells_of_identifiability() -> None:
     assert Stationary(dim=8, samples=3).run("cpu")["error"] < 1e-6
 
 
+def test_weights_alone_counts_training_images_beside_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    few = replace(CASES["faces"], data=partial(data.load, "faces", 6, centre="pixels"))
+    monkeypatch.setitem(CASES, "faces", replace(few, widths=(30, 30)))
+    cell = WeightsAlone(steps=100)
+    values = cell.run("cpu")
+    assert cell.data == "faces" and values == cell.run("cpu")
+    assert values["samples"] == values["held_out_samples"] == 6
+    assert 6 >= values["ssim"] > values["held_out_ssim"] and 0.3 < values["cosine"] < 1
+    assert {WeightsAlone(name).data for name in CASES} == {"faces", "digits", "mnist", "cifar10"}
+
+
 @pytest.mark.parametrize(
-    "kind", [Attack, LabelFit, Failure, Flips, Rank, Stationary, TensorTerms, Splitting]
+    "kind",
+    [Attack, LabelFit, Failure, Flips, Rank, Stationary, TensorTerms, Splitting, WeightsAlone],
 )
 def test_what_draws_or_judges_is_no_part_of_an_address(kind: type) -> None:
     rests_on = closure(kind.__module__)

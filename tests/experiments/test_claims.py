@@ -121,6 +121,13 @@ def splits(split: float, control: float, count: int = 15) -> Values:
     return lambda cell: {"runs": arms, "predicted": 1.0}
 
 
+def seen(held: int = 0, **counts: int) -> Values:
+    """Twenty images of each seed, of which so many are recognised; of those held out, `held`."""
+    names = ("ssim", "cosine80", "cosine90")
+    own = {name: counts.get(name, 0) for name in names}
+    return lambda cell: {"samples": 20, **own, **{f"held_out_{name}": held for name in names}}
+
+
 @options
 def ranked(cell: Any, flat: float = 0.9, missed: bool = False, **first: int) -> Outcome:
     if isinstance(cell, Rank):
@@ -190,6 +197,14 @@ VERDICTS: list[tuple[str, str, str, Values]] = [
     ("failure-probability", PART, "nowhere", failing(below=0)),
     ("failure-probability", FAILS, "everywhere", failing(below=math.inf)),
     ("failure-probability", OPEN, "narrow", only(failing(below=0), lambda c: c.width < 6)),
+    ("weights-alone", HOLDS, "many", seen(ssim=12, cosine80=9, cosine90=4)),
+    ("weights-alone", PART, "others too", seen(held=5, ssim=18)),
+    ("weights-alone", FAILS, "as many others", seen(held=7, ssim=9, cosine80=8)),
+    ("weights-alone", OPEN, "nothing", only(seen(), lambda c: False)),
+    ("weights-alone-beyond", HOLDS, "many", seen(cosine80=9)),
+    ("weights-alone-beyond", PART, "one case", lambda c: seen(ssim=9 * ("ten" in c.case))(c)),
+    ("weights-alone-beyond", FAILS, "neither", seen()),
+    ("weights-alone-beyond", OPEN, "one", only(seen(ssim=9), lambda c: "ten" in c.case)),
     ("splitting", HOLDS, "better than both", splits(0.7, 0.6)),
     ("splitting", PART, "not at equal numbers", splits(0.7, 0.8)),
     ("splitting", FAILS, "worse", splits(0.4, 0.3)),

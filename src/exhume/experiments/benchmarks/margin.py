@@ -11,7 +11,7 @@ from typing import Any, cast, get_args
 import torch
 from torch import Tensor
 
-from exhume import data, victims
+from exhume import data
 from exhume.auditing.evidence import LEVEL
 from exhume.checks import one_of
 from exhume.data import Data
@@ -21,6 +21,7 @@ from exhume.equation.problem import Problem
 from exhume.errors import InputError
 from exhume.evaluate import recognised, score
 from exhume.experiments.benchmarks.common import Watch, drawn, heading, say, show, training_shown
+from exhume.experiments.cells.margin import CASES, Case
 from exhume.methods import Reconstruction, method_named, presets, reconstruct
 from exhume.methods import preset as published
 from exhume.methods.buzaglo2023 import Buzaglo2023
@@ -48,42 +49,6 @@ PROBE = 3.0  # most seconds for finding out how many steps of a recipe there is 
 Go = Callable[..., Reconstruction]  # makes an attack of a name by a method, and adds its row
 
 
-@dataclass(frozen=True)
-class Case:
-    """A case says what is trained on what, and which published attack is made on it."""
-
-    data: Callable[[int], Data]  # by seed
-    widths: tuple[int, ...]
-    recipe: str
-    preset: str  # of the recipe: the first published one for such data
-    steps: int = 6000  # of training to rest
-    decay: float | None = None  # on the squared loss; such a network is always trained to rest
-
-
-images = partial(data.load, centre="pixels")
-parity, vehicles = partial(images, classes="parity"), partial(images, classes="vehicles")
-BIG = (1000, 1000)  # the published widths
-CASES = {
-    "faces": Case(partial(images, "faces", 24), (200, 200), "haim2022", "b9"),
-    "digits": Case(partial(parity, "digits", 20), (200, 200), "haim2022", "kcf9"),
-    "digits_ten": Case(
-        partial(images, "digits", 40, classes="all"), (200, 200), "buzaglo2023", "classes1"
-    ),
-    # so much decay that weights of that size come to rest in so many steps
-    "faces_decay": Case(
-        partial(images, "faces", 24), (200, 200), "buzaglo2023", "decay1", 10_000, decay=5e-3
-    ),
-    "mnist": Case(partial(parity, "mnist", 100), BIG, "haim2022", "kcf9"),
-    "mnist_500": Case(partial(parity, "mnist", 500), BIG, "haim2022", "kcf9", 15_000),
-    "cifar10": Case(partial(vehicles, "cifar10", 100), BIG, "haim2022", "b9"),
-    "cifar10_500": Case(partial(vehicles, "cifar10", 500), BIG, "haim2022", "b9", 15_000),
-    "classes": Case(
-        partial(images, "cifar10", 500, classes="all"), BIG, "buzaglo2023", "classes1", 30_000
-    ),
-    "decay": Case(
-        partial(vehicles, "cifar10", 100), BIG, "buzaglo2023", "decay1", 15_000, decay=7.5e-4
-    ),
-}
 TARGETS = {"weights": "θ", "change": "θ − θ₀"}
 TUNED = "tuned"  # in the place of a preset
 ATTACKS = ("exhume", "recipe", "presets", TUNED, "splitting")
@@ -142,7 +107,7 @@ def kkt(
     for name in cases:
         rows, case = [], CASES[name]
         for seed in chosen:
-            victim = _trained(case.data(seed), case, training, seed, device)
+            victim = _trained(case, training, seed, device)
             board = Board(victim.truth, data.held_out(victim.truth, seed=seed), seed, limit)
             _baselines(board, victim)
             # decay wears initial weights off, so that knowing them is of no use
@@ -236,15 +201,11 @@ def _say_closer(rows: Sequence[Mapping[str, Any]]) -> None:
             say(f"{rule} rule: {words} closer than as many candidates from the start")
 
 
-def _trained(known: Data, case: Case, training: str, seed: int, device: str) -> Victim:
-    how: Any = {"device": device, "show": training_shown()}
-    if case.decay is not None:
-        how |= {"decay": case.decay, "loss": "squared"}
-    if training == "rest" or case.decay is not None:
-        training, how["steps"] = "rest", case.steps
-    victim = victims.kkt_mlp(known, case.widths, training, seed, **how)
+def _trained(case: Case, training: str, seed: int, device: str) -> Victim:
+    victim = case.trained(training, seed, device=device, show=training_shown())
+    known = victim.truth
     record = victim.training
-    flow = f", a flow time of {record['time']:.3g}" if training == "flow" else ""
+    flow = f", a flow time of {record['time']:.3g}" if "time" in record else ""
     say(
         f"  seed {seed}: loss {record['loss']:.1e} after {record['steps']:,} steps{flow}, "
         f"{record['seconds']:.0f} s; {record['active']} of {known.samples} samples active"
