@@ -1,9 +1,9 @@
 """Ours where the weights themselves are the target: Levenberg-Marquardt, with ReLU sharpened.
 
-It goes on from where the published first-order steps soon get from several starts: of all their
-candidates those begin that explain the weights together. Samples lie on the edges of neurons, where
-gradients jump, so a softplus that sharpens from trial to trial takes ReLU's place; after each, the
-least of the candidates start again: docs/theory.md.
+At the margin it goes on from where the published first-order steps soon get from several starts: of
+all their candidates those begin that explain the weights together. Samples lie on the edges of
+neurons, where gradients jump, so a softplus that sharpens from trial to trial takes ReLU's place;
+after each, the least of the candidates start again: docs/theory.md.
 """
 
 import math
@@ -58,7 +58,7 @@ class Stationary:
 
     surplus: float = 2.0  # candidates in units of the samples
     recipe: Buzaglo2023 = field(default_factory=Buzaglo2023)  # the published steps
-    leads: int = 6  # starts of the published steps, side by side; each finds samples of its own
+    leads: int = 6  # at the margin, starts of published steps side by side, with finds of their own
     lead: float = 18.0  # their number for each candidate: a third of the published 50,000 for 1,000
     # of ReLU in trial after trial, in units of what the first neurons are given; the last stays
     sharpness: tuple[float, ...] = (25.0, 50.0, 125.0, 250.0)
@@ -73,14 +73,17 @@ class Stationary:
         return problem
 
     def init(self, problem: Problem, samples: int | None, seed: int) -> Descending | Sharpening:
-        """Begin with the published steps; without any, at random in the first layer's row space."""
+        """Begin with the published steps at the margin, else at random in W₁'s row space.
+
+        Multipliers of either sign serve candidates that are no samples as well: published steps
+        then lead to minima that second-order steps from random candidates go well below.
+        """
         visible = problem.dim if problem.first_layer is None else len(_spectrum(problem)[0])
         count = math.ceil(self.surplus * (samples or visible))
-        if self.leads == 0:
+        if self.leads == 0 or problem.rule is not Rule.MARGIN:
             return self._begin(problem, samples, seed, starts(problem, count, stream(seed, 0)))
-        # only with multipliers of one sign do candidates that are no samples get none
-        runs = range(self.leads if problem.rule is Rule.MARGIN else 1)
-        first, *beside = (self.recipe.begin(resized(problem), count, seed, start=k) for k in runs)
+        usual = resized(problem)
+        first, *beside = (self.recipe.begin(usual, count, seed, start=k) for k in range(self.leads))
         begun = Descending(seed=seed, samples=samples, state=first, beside=tuple(beside))
         return replace(begun, phase="lead")
 
