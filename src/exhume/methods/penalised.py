@@ -122,8 +122,8 @@ class Penalised:
     def tried(self, problem: Problem) -> int:
         """Return how many settings are tried: as many as asked for, or those published.
 
-        Chance settings beside those that were found with the training data are hardly better, and
-        take time from the run. Of a change of weights, and of less than two, `TRIALS`.
+        Settings drawn by chance are hardly better than published ones and take time from the run.
+        Where less than two are published, and for a change of weights, `TRIALS` are tried.
         """
         known = len(self.sweep(problem)[1])
         enough = known > 1 and problem.premise is not Premise.CHANGE
