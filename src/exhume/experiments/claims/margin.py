@@ -105,7 +105,8 @@ def weights_alone(records: Sequence[Record]) -> Finding:
 
 @claim(
     f"{BUZAGLO}, several classes and weight decay",
-    "The same goes for several classes, and for a network that weight decay holds.",
+    "From the weights alone of networks of several classes, and of those that weight decay holds, "
+    "recognisable training images come back, too.",
     (3, 30),
     _beyond_cells,
     _draw,
