@@ -217,7 +217,7 @@ class Penalised:
         """Go on with the best settings, from where they are; with the best alone it is the run.
 
         They have taken as many steps each, and are judged by what the surrogate leaves of the
-        target: of the figures that need no truth, the one that ranks them as their ends do.
+        target: of the figures that need no truth, the one that came nearest to how they end.
         """
         sizes = [*rungs(self.tried(problem)), 1]
         good = [run for run in progress.runs if not run.diverged and run.residual <= run.began]
