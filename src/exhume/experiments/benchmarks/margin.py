@@ -97,13 +97,11 @@ def kkt(
         device: where to run.
     """
     chosen = drawn(seeds, first_seed, cases, CASES)
+    known: dict[str, Any] = {"box": ("wide", "pixels"), "target": TARGETS, "attack": ATTACKS}
+    for word, given in zip(known, (boxes, targets, attacks), strict=True):
+        for name in given:
+            one_of(word, name, known[word])
     one_of("training", training, ("flow", "rest"))
-    for box in boxes:
-        one_of("box", box, ("wide", "pixels"))
-    for target in targets:
-        one_of("target", target, TARGETS)
-    for attack in attacks:
-        one_of("attack", attack, ATTACKS)
     device = usable_device(device)
     heading("kkt", device)
     for name in cases:
@@ -114,10 +112,7 @@ def kkt(
             _baselines(board, victim)
             # decay wears initial weights off, so that knowing them is of no use
             for box, target in product(boxes, targets if case.decay is None else ("weights",)):
-                posed = victim.posed(premise=victim.problem.premise, target=target)
-                mean = cast(Tensor, victim.truth.transform.mean)  # taken off pixels from 0 to 1
-                domain = posed.domain if box == "wide" else Box(-mean, 1 - mean)
-                problem = replace(posed, domain=domain).to(device)
+                problem = _posed(victim, target, box).to(device)
                 go = partial(board.attack, problem, box, TARGETS[target])
                 for attack in attacks:
                     _attack(attack, case.recipe, preset or case.preset, board, problem, go)
@@ -127,6 +122,13 @@ def kkt(
             show(TOTALS, _totals(rows), title=f"{name}, all seeds")
             _say_closer(rows)
     say(f"in brackets: held-out images. {LEVEL}")
+
+
+def _posed(victim: Victim, target: str, box: str) -> Problem:
+    """Pose what the attacker sees: the weights or their change, and a box of the inputs."""
+    posed = victim.posed(premise=victim.problem.premise, target=target)
+    mean = cast(Tensor, victim.truth.transform.mean)  # taken off pixels from 0 to 1
+    return posed if box == "wide" else replace(posed, domain=Box(-mean, 1 - mean))
 
 
 def _baselines(board: "Board", victim: Victim) -> None:
