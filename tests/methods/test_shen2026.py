@@ -128,7 +128,7 @@ def test_splits_come_at_multiples_and_after_tuning() -> None:
     steps = [(progress.state.steps, progress.looks) for progress in seen]
     changes = [after for before, after in itertools.pairwise(steps) if after[1] > before[1]]
     assert changes == [(20, 1), (30, 2), (40, 3), (60, 4)]  # halves of 80/3 steps
-    _, seen = watched(combined(), 2, Shen2026(Haim2022(steps=60, trials=2, probe=20)))
+    _, seen = watched(combined(), 2, Shen2026(Haim2022(steps=60, trials=2, probe=5)))
     phases = {(progress.phase, progress.parents is not None) for progress in seen}
     assert {("tune", False), ("run", True)} <= phases and ("tune", True) not in phases
 
