@@ -27,10 +27,9 @@ SWEEPS = 2  # over the samples: a third changes little
 STRIDES = (16, 8, 4)  # how many times longer the steps of a first run may be: less gains nothing
 SHORTEST = 8  # steps of it: with fewer it is another run
 APART = 0.5  # share of the change by which it may end elsewhere, or the long steps are not stable
-FEW = (
-    6  # public inputs of a class in a mean: those of thirty end in traps more often, and of all of
-)
-# them two samples of a class would begin with the same, and stay so
+# Public inputs of a class in a mean: means of thirty end in traps more often, and with that of all
+# two samples of a class would begin with the same, and stay so
+FEW = 6
 
 
 def kinds_of(problem: Problem) -> tuple[str, ...]:
