@@ -52,8 +52,8 @@ def audit(
         truth: for --fail-over, the training data; that in the model's folder if left out.
         held_out: samples of the same kind that the model never saw, in a file as the truth: one
             more control. With --fail-over images are drawn if left out.
-        controls: where something was found, attack from another start, and where there is nothing
-            to find, and compare; --no-controls saves the time, three times the attack's at most.
+        controls: attack from another start, too, and where something was found also where there is
+            nothing to find; --no-controls saves the time, three times the attack's at most.
         anyway: begin even where there are too few equations for anything to be found.
         **options: those of `Settings`, which has their names, types, defaults and help.
     """
