@@ -150,7 +150,7 @@ def test_what_was_not_run_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     sought = evidence.controls(result | {"again": [True, False, False, True]})
     assert sought == "Found again from another start: 2 of 4."
     sought = evidence.controls(result | {"again": [True, None, None, None]})
-    assert "start: 1 of 4. Its search failed, so that this says nothing against the" in sought
+    assert "start: 1 of 4. Its search failed elsewhere, which says nothing" in sought
     monkeypatch.setattr(controls, "reconstruct", Mock(side_effect=InputError("no span.")))
     assert "cannot be attacked (no span.)" in attempt()[0].why
     judged = weighed_against(judge(KNOWN.problem, FOUND), late)

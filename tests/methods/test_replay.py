@@ -242,12 +242,24 @@ def test_a_run_of_many_short_steps_is_solved_as_one_of_few_long_ones_first(
 
 
 def test_samples_come_back_after_long_steps() -> None:
-    recipe = Recipe(lr=0.05, steps=32)
-    kept: list[int] = []
+    recipe, moves = Recipe(lr=0.05, steps=32), []
     run = partial(reconstruct, posed(recipe, LABELS, trained(recipe)), 3, 0, Replay(products=10))
-    found = run(observe=lambda progress, _: kept.append(getattr(progress, "stride", 0)))
-    assert max(kept) > 1 and kept[-1] == 1
+    found = run(observe=lambda progress, _: moves.append(progress))
+    eased = [move for move in moves if move.phase == "long steps"]
+    assert eased[-1].stride > 1 and moves[-1].stride == 1 and moves[-1].phase == "replay"
     assert found.outcome is exhume.Outcome.CONVERGED and found.recipe == recipe
+    assert torch.equal(run(resume=pack(eased[-1], 0.0)).samples, found.samples)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_labels_are_unknowns_after_the_likeliest_sets(dtype: torch.dtype) -> None:
+    problem, moves = posed(SHORT, None, trained(SHORT)).to("cpu", dtype), []
+    run = partial(reconstruct, problem, 3, 0, Replay(products=2, trial=1, trials=13))
+    found = run(observe=lambda progress, _: moves.append(progress))
+    soft = [move for move in moves if move.phase == "soft labels"]
+    assert soft and all(move.soft and move.candidates.shape == (3, 6) for move in soft)
+    assert set(found.coefficients.flatten().tolist()) == {0.0, 1.0}
+    assert torch.equal(run(resume=pack(soft[-1], 0.0)).samples, found.samples)
 
 
 def test_starts_are_public_inputs_or_means_of_the_labels_and_chosen_by_what_they_leave() -> None:

@@ -211,7 +211,7 @@ def controls(result: Record) -> str | None:
     known = [each for each in result["again"] if each is not None]
     other = [f"Found again from another start: {sum(known)} of {count}."] if known else []
     if known and len(known) < count:
-        other += ["Its search failed, so that this says nothing against the others."]
+        other += ["Its search failed elsewhere, which says nothing against the others."]
     if tried and len(why := {control["why"] for control in tried}) == 1 and None not in why:
         return " ".join([*other, f"No control was run: {why.pop()}."])
     for control in tried:

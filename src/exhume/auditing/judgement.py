@@ -27,7 +27,6 @@ from exhume.solvers import Outcome
 from exhume.theory.support import CUT, NOWHERE, Support, support
 
 SIGNS = ("error", "residual", "weight", "ratio", "settled", "alone", "again", "outside")
-INSIDE = 0.3  # of `MATCHED`: a candidate that is nearer to the span is no likelier a sample
 MATCHED = 0.1  # as near as a candidate must be to a training sample to count as that one
 SURE = 0.95  # from this probability on a candidate counts as found: one in twenty may be wrong
 WIDEST = 10.0  # equations for each unknown, of the problems that probabilities were learnt on
@@ -113,9 +112,9 @@ def signs(
     settled   1 where trials that dropped many candidates found them again, else 0
     alone     1 where trained weights alone were explained, else 0
     again     1 where another start led to it, −1 where none did, 0 where that is not known
-    outside   log₁₀ of its share outside the samples' span, which another block shows, see
-              `_outside`; over `MATCHED`, so that no candidate with a positive one is that near to a
-              sample; 0 where it is not known
+    outside   log₁₀ of its share outside the samples' span, which another block shows, over
+              `MATCHED`: one with more is not that near to any sample; 0 with less, and where it is
+              not known, see `_outside`
     """
     count, left = len(found.samples), max(found.residual, 1e-14)
     rows = torch.zeros(count, len(SIGNS), dtype=torch.float64)
@@ -132,21 +131,19 @@ def signs(
 
 
 def _outside(problem: Problem, found: Reconstruction) -> Tensor | float:
-    """Return log₁₀(‖x − UUᵀx‖ / (`MATCHED` ‖x‖)) of each candidate x, (n,); 0 if not known.
+    """Return log₁₀(‖x − UUᵀx‖ / (`MATCHED` ‖x‖)) of each candidate x, or 0 if that is more, (n,).
 
-    U (d, r) spans the change of the first layer, which is no part of the equation: if it were, the
-    residual would tell as much. It is not known where candidates were sought in that span, nor
-    where it has more than half of all directions, so that others are near it by chance.
+    U (d, r) spans the change of the first layer. It is not known, and 0, where that layer is part
+    of the equation, so that the residual tells as much. To lie in the span is no merit: mixtures of
+    samples do, too.
     """
     apart = problem.premise is Premise.CHANGE and not isinstance(problem.features, BlockFeatures)
-    samples = span(problem.first_layer) if apart and found.rank is None else None
+    samples = span(problem.first_layer) if apart else None
     x = found.samples.double().cpu()
-    if samples is None or 2 * samples.rank > problem.dim or not x.isfinite().all():
+    if samples is None or not x.isfinite().all():
         return 0.0
     shares: Tensor = (x - x @ samples.basis @ samples.basis.T).norm(dim=1) / x.norm(dim=1)
-    # Fewer candidates than samples may be mixtures, which lie in the span, too: that is no merit
-    least = INSIDE if samples.rank <= len(x) else 1.0
-    return (shares / MATCHED).nan_to_num(1.0).clamp(least, 1 / MATCHED).log10()
+    return (shares / MATCHED).nan_to_num(1.0).clamp_min(1.0).log10()
 
 
 def worth_again(problem: Problem, found: Reconstruction, rests: Support) -> bool:

@@ -125,8 +125,11 @@ def _one_by_one(gram: Tensor, products: Tensor) -> tuple[Tensor, Tensor]:
     """The same from λ = 0 (Lawson and Hanson 1974), by scipy: ‖Lᵀλ − L⁻¹p‖² with K = LLᵀ."""
     lower = factor(gram)
     right = torch.linalg.solve_triangular(lower, products[:, None], upper=False)
-    found, _ = scipy.optimize.nnls(lower.T.cpu().numpy(), right[:, 0].cpu().numpy(), maxiter=10**5)
-    multipliers = torch.from_numpy(found).to(products)
+    try:
+        rows = lower.T.cpu().numpy(), right[:, 0].cpu().numpy()
+        multipliers = torch.from_numpy(scipy.optimize.nnls(*rows, maxiter=10**4)[0]).to(products)
+    except RuntimeError:  # it goes round in circles: what is below zero without bounds is held
+        multipliers = torch.cholesky_solve(products[:, None], lower)[:, 0].clamp_min(0)
     return multipliers, _held_factor(gram, multipliers > 0)
 
 

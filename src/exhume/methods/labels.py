@@ -40,7 +40,7 @@ class Unlabelled(TrainingRun):
 
 @dataclass(frozen=True)
 class Partial:
-    """A metric of the first entries of rows alone: the others go with nothing."""
+    """A metric of the first entries of rows alone: the others stay as they are."""
 
     metric: Metric
     entries: int
@@ -97,7 +97,7 @@ def fractional(labels: Tensor) -> bool:
 
 def softened(labels: Tensor, shares: Tensor) -> Tensor:
     """Return labels (n, c) with a part of each in all classes, by their shares (c,)."""
-    return torch.lerp(labels, shares.expand_as(labels), DOUBT)
+    return torch.lerp(labels, shares.to(labels).expand_as(labels), DOUBT)
 
 
 def likely_counts(gains: Tensor, given: Tensor, count: int) -> list[Tensor]:

@@ -65,6 +65,7 @@ GAIN = 0.7  # share of the residual that two legs leave at most, or the trial ha
 NEAR = 1e-3
 NO_MARKS = (math.inf, math.inf)  # what legs are compared with before there were two
 DRIFT = 1e-2  # what the lazy equation may leave: its search ends where nothing more is gained
+PHASE = "replay"  # of trials; an easier problem, whose residual is another, has a word of its own
 TURNS = 8  # trials for a number of samples, where it is not known: then there is one more
 FEWER = 30  # times fewer products for the lazy solution where it is not the first start
 
@@ -128,6 +129,7 @@ class Trials(Progress):
     def plain(self, problem: Problem) -> "Trials":
         """Go on with the recipe's own steps, and with the class of which a label has most."""
         fit, own = self.state.fit, replace(self, soft=False, stride=1, legs=0, marks=NO_MARKS)
+        own = replace(own, phase=PHASE)
         labels = fit.shares
         if self.soft:
             shares = fit.candidates[:, self.lazy.shape[1] :]
@@ -144,7 +146,7 @@ class Trials(Progress):
             steps=self.total_steps,
             products=self.total_products,
             legs=self.legs + 1,
-            marks=(self.marks[1], self.residual),
+            marks=self.marks if self.stride > 1 else (self.marks[1], self.residual),
         )
 
 
@@ -153,7 +155,9 @@ class Replay:
     """Levenberg-Marquardt through the training run."""
 
     tolerance: float = 1e-10  # relative residual at which the weights count as explained
-    trial: int = 60  # most solver steps a trial, but for images and Adam, which have legs and rungs
+    # most solver steps of a trial, and of an easier problem before it, but for images and Adam,
+    # which have legs and rungs
+    trial: int = 60
     trials: int = 60  # starts before the search gives up
     products: int = 3000  # most, for the lazy solution: it is a start, and need not be good
     name: str = "exhume"
@@ -270,7 +274,7 @@ class Replay:
             seed=search.seed,
             samples=search.known,
             state=DampedState(fit=fit, damping=DAMPING),  # of no trial: replaced at once
-            phase="replay",
+            phase=PHASE,
             steps=search.total_steps,
             products=search.total_products,
             lazy=fit.candidates,
@@ -289,6 +293,7 @@ class Replay:
         if adam:  # its steps are for samples alone
             sets = [each for each in sets if not fractional(each)]
         labels, best = sets[turn % len(sets)], progress.best
+        best = best if best is not None and len(best.labels) == count else None  # of as many
         soft = fractional(labels)
         kinds, run = kinds_of(problem), run_of(problem)
         kind, shown = kinds[turn // len(sets) % len(kinds)], 0.5  # share of the best that is kept
@@ -321,7 +326,9 @@ class Replay:
         stride = 1 if soft or adam else stride_of(seen, fit)
         if stride > 1:
             fit = fitted_with(longer(seen, stride), start, given)
-        return {"state": DampedState(fit=fit, damping=DAMPING), "soft": soft, "stride": stride}
+        phase = "soft labels" if soft else "long steps" if stride > 1 else PHASE
+        state = DampedState(fit=fit, damping=DAMPING)
+        return {"state": state, "soft": soft, "stride": stride, "phase": phase}
 
 
 def choices(problem: Problem) -> list[Problem]:

@@ -122,6 +122,8 @@ def adversarial(seed: int) -> Iterator[Posed]:
     yield _wrong_start(seed)
     few: Callable[..., Attack] = _two_layer if seed % 2 else _sphere
     yield posed("too few samples asked for", few(seed, samples=6, ratio=4.0, told=3))
+    flat = _two_layer(seed, samples=6, rank=3, ratio=12.0, told=3)  # mixtures lie in their span
+    yield posed("too few of dependent samples", flat)
     wide = _sphere(seed, samples=12, ratio=200.0, told=1, activation="tanh")
     yield posed("one of twelve asked for, ratio 200", wide)
 

@@ -106,6 +106,7 @@ def kkt(
     heading("kkt", device)
     for name in cases:
         rows, case = [], CASES[name]
+        one_of("preset", preset or case.preset, (TUNED, *presets(case.recipe)))
         for seed in chosen:
             victim = _trained(case, training, seed, device)
             board = Board(victim.truth, data.held_out(victim.truth, seed=seed), seed, limit)
@@ -152,6 +153,7 @@ def _attack(attack: str, name: str, run: str, board: "Board", problem: Problem, 
     for preset in presets(name):
         with suppress(InputError):  # one for other weights
             own[preset] = cast(Haim2022, published(name, preset, problem))
+    one_of("preset", run, own)
     if attack == "presets":
         for preset, method in [*own.items()][1:]:
             go(f"{name}, {preset}", method)
