@@ -122,6 +122,9 @@ class Dense:
     def resident(self) -> "Dense":
         return self
 
+    def share(self, index: int, count: int) -> None:
+        return None
+
 
 @dataclass(frozen=True, eq=False)
 class DenseLinearization:

@@ -7,7 +7,7 @@ from exhume.errors import InputError
 from exhume.version import VERSION as __version__
 
 if TYPE_CHECKING:
-    from exhume import data, evaluate, recipes, theory, victims
+    from exhume import data, evaluate, ranks, recipes, theory, victims
     from exhume.auditing.audit import Audit, audit
     from exhume.equation.problem import Problem, ThreatModel
     from exhume.methods import Reconstruction, reconstruct
@@ -26,13 +26,14 @@ __all__ = [
     "audit",
     "data",
     "evaluate",
+    "ranks",
     "recipes",
     "reconstruct",
     "theory",
     "victims",
 ]
 
-MODULES = ("data", "evaluate", "experiments", "recipes", "sweep", "theory", "victims")
+MODULES = ("data", "evaluate", "experiments", "ranks", "recipes", "sweep", "theory", "victims")
 PLACES = {
     "Audit": "auditing.audit",
     "audit": "auditing.audit",

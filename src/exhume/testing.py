@@ -15,6 +15,7 @@ from exhume.features import Features, Linearization
 
 STEP = 1e-7  # half-width of a finite difference in float64: small, so that few kinks are crossed
 EXACT_DIM = 32  # up to this dimension the curvature must be exact; beyond, it may be an estimate
+SHARES = 3  # into which features are divided that can be
 TRIES = 3  # directions for a difference; a kink can spoil one, a wrong derivative spoils all
 
 
@@ -52,6 +53,7 @@ def check_features(
     check.second_derivative()
     check.moment()
     check.restricted()
+    check.shares()
     resident = features.resident().linearize(check.x)
     _close("resident: has other features", resident.combine(check.a), check.here.combine(check.a))
 
@@ -183,6 +185,41 @@ class _Checks:
         along = self.random(*z.shape)
         bent = outer.bend(along @ basis.T, t, a) @ basis
         _close("restrict: has another bend", inner.bend(along, t, a), bent)
+
+    def shares(self) -> None:
+        """Products of all shares must add up to those of the whole."""
+        every = torch.arange(self.features.width, device=self.t.device)
+        along, q = self.random(self.n, self.d), self.random(self.d, 2)
+        whole = self.every_product(self.features, self.here, every, along, q)
+        sums = {name: torch.zeros_like(product) for name, product in whole.items()}
+        for index in range(SHARES):
+            if (share := self.features.share(index, SHARES)) is None:
+                return
+            part, rows = share
+            own = torch.cat([every[each] for each in rows])
+            _require(len(own) == part.width, f"share: {part.width} wide, but has {len(own)} rows.")
+            products = self.every_product(part, part.linearize(self.x), own, along, q)
+            sums = {name: sums[name] + product for name, product in products.items()}
+        for name, product in whole.items():
+            tolerance = 0.5 if name == "curvature" and self.d > EXACT_DIM else 1e-9
+            _close(f"share: {name} does not add up", sums[name], product, tolerance)
+
+    def every_product(
+        self, features: Features, here: Linearization, own: Tensor, along: Tensor, q: Tensor
+    ) -> dict[str, Tensor]:
+        """Products with some rows of the target; what has rows is zero in the others."""
+        a, t, blank = self.a, self.t[own], torch.zeros_like(self.t)
+        moment = features.moment(t[:, 0], q)  # a mean over rows
+        return {
+            "gram": here.gram(),
+            "apply": here.apply(t),
+            "combine": blank.index_copy(0, own, here.combine(a)),
+            "push": blank.index_copy(0, own, here.push(along, a)),
+            "pull": here.pull(t, a),
+            "bend": here.bend(along, t, a),
+            "curvature": here.curvature(a),
+            "moment": torch.zeros_like(q) if moment is None else moment * (len(t) / len(blank)),
+        }
 
 
 def _shape(name: str, given: Tensor, expected: tuple[int, ...]) -> None:

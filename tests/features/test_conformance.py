@@ -77,6 +77,11 @@ class Unrotated(RandomFeatures):
         return replace(self, weights=Stored(kept))
 
 
+class Undivided(RandomFeatures):
+    def share(self, index: int, count: int) -> tuple[RandomFeatures, list[slice]]:
+        return super().share(0, count)
+
+
 class Weighed(RandomFeatures):
     """Φ with its i-th row times i: all products fit together, only the order matters."""
 
@@ -93,6 +98,7 @@ class Weighed(RandomFeatures):
     [
         (Skewed, "moment is not a symmetric matrix"),
         (Unrotated, "restrict: has other features"),
+        (Undivided, "share: gram does not add up"),
         (Weighed, "depends on the order of the candidates"),
     ],
 )

@@ -8,12 +8,14 @@ it took. Controls can only take away, so they follow an attack that found someth
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_bipartite_matching
 from torch import Tensor
 
+from exhume import ranks
 from exhume.auditing.judgement import ABOVE, MATCHED, SEED, SURE, Judgement, allowed, judge
 from exhume.equation.problem import Problem
 from exhume.errors import InputError
@@ -109,7 +111,6 @@ def _order(count: int, generator: torch.Generator, device: torch.device) -> Tens
     return torch.randperm(count, generator=generator).to(device)
 
 
-FAILURES = (InputError, RuntimeError, MemoryError)  # torch's own for memory, too
 STREAM = 0x5EED  # added to the seed for another start: no seed that is likely asked for next
 CONTROLS: dict[str, Callable[[Problem, int], Problem | None]] = {
     "target permuted": permuted,
@@ -154,6 +155,13 @@ class Repeat:
         return other, other.outcome is Outcome.BUDGET and other.products < most
 
 
+def failures() -> tuple[type[Exception], ...]:
+    """Return the errors after which an audit goes on without the attack that met them."""
+    if ranks.count() > 1:  # other ranks, which did not meet it, would wait for this one
+        return (InputError,)
+    return InputError, RuntimeError, MemoryError  # torch's own for memory, too
+
+
 def again(problem: Problem, repeat: Repeat) -> Tensor | None:
     """Tell of each candidate whether another start leads to it: 1, −1, or 0 if not known, (n,).
 
@@ -164,7 +172,7 @@ def again(problem: Problem, repeat: Repeat) -> Tensor | None:
     found, share = repeat.found, 1 + len(CONTROLS)  # controls are still to come
     try:
         ended = repeat.attack(problem, "another start", found.seed + STREAM, share)
-    except FAILURES:
+    except failures():
         return None
     if ended is None:
         return None
@@ -193,8 +201,8 @@ def tried(problem: Problem, repeat: Repeat, sought: bool = False) -> tuple[Contr
                 continue
             control, cut = ended
             best = torch.ones(len(control.samples)).double() if sought else None
-            sure = judge(other, control, again=best).sure
-        except FAILURES as error:
+            sure = ranks.on_first(partial(judge, other, control, again=best)).sure
+        except failures() as error:
             controls.append(Control(name, why=f"it cannot be attacked ({error})"))
             continue
         residual = control.residual if math.isfinite(control.residual) else None

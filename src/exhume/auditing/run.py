@@ -3,9 +3,10 @@
 import platform
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from exhume import ranks
 from exhume.auditing import controls, evidence
 from exhume.auditing.controls import Control
 from exhume.auditing.folder import CONFIG, JUDGING, SCHEMA, RunFolder, config_of
@@ -23,7 +25,7 @@ from exhume.device import device_name
 from exhume.equation.problem import Premise
 from exhume.errors import InputError
 from exhume.methods import Observer, Reconstruction, reconstruct
-from exhume.methods.progress import Method, Progress
+from exhume.methods.progress import Checkpoint, Method, Progress
 from exhume.models.opening import Opened
 from exhume.models.state import Input
 from exhume.version import VERSION
@@ -64,19 +66,24 @@ def run(
     A run that is refused leaves nothing half written; one that Ctrl-C ends leaves a checkpoint,
     and `resume` goes on with it if the settings are the same. `show` is called with each event.
     Held-out samples (N, …), which the model never saw, are one more control.
-    Returned are what was found, and the result as in result.json.
+    Returned are what was found, and the result as in result.json. The first rank alone judges, and
+    writes the folder.
     """
     method = settings.attack(opened.problem)
     opened = placed(settings, opened)
     if held_out is not None:
         held_out = controls.comparable(opened.problem, held_out)
-    folder = None if out is None else RunFolder(out)
-    with nullcontext() if folder is None else folder.held(resume):
+    with ExitStack() as held:
+        if out is not None:
+            ranks.on_first(lambda: held.enter_context(RunFolder(out).held(resume)))
+        folder = None if out is None or ranks.rank() else RunFolder(out)
         found = _attacked(settings, opened, method, folder, resume, show)
         if folder is not None:  # before it is judged: that may fail, and be done again by --resume
             folder.keep({"samples": found.samples, "coefficients": found.coefficients})
         judged, tried = _judged(settings, opened, method, found, show, held_out)
-        result = _result(settings, opened, found, judged, tried)
+        result = ranks.on_first(partial(_result, settings, opened, found, judged, tried))
+        if ranks.count() > 1:
+            result["device_name"] += f", {ranks.count()} ranks"
         if folder is not None:
             folder.finish(result)
     return found, result
@@ -100,11 +107,14 @@ def _attacked(
     resume: bool,
     show: Show | None,
 ) -> Reconstruction:
-    begun = None
-    if folder is not None and resume:
-        begun = folder.resume(settings)
-    elif folder is not None:
-        folder.begin(settings)
+    def begin() -> Checkpoint | None:
+        if folder is not None and resume:
+            return folder.resume(settings)
+        if folder is not None:
+            folder.begin(settings)
+        return None
+
+    begun = ranks.on_first(begin)
     recorder = Recorder(folder, show)
     try:
         asked = settings.samples, settings.seed, method, settings.time_limit
@@ -112,7 +122,7 @@ def _attacked(
         found = reconstruct(opened.problem, *asked, *ends)
         recorder.end(found)
         return found
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, ConnectionError):  # the latter where another rank has ended
         recorder.save()
         raise
     except InputError:
@@ -181,11 +191,11 @@ def _judged(
     """Judge what was found, from another start too, and compare with controls if it is anything."""
     ended = time.perf_counter()
     asked = Asked(opened.parameters, opened.point, settings.samples)
-    judged = judge(opened.problem, found, asked=asked)
+    judged = ranks.on_first(partial(judge, opened.problem, found, asked=asked))
 
     def left() -> float | None:
         spent = found.seconds + time.perf_counter() - ended
-        return None if settings.time_limit is None else settings.time_limit - spent
+        return None if settings.time_limit is None else ranks.agreed(settings.time_limit - spent)
 
     def watch(phase: str) -> Observer | None:
         before = found.seconds + time.perf_counter() - ended
@@ -200,7 +210,8 @@ def _judged(
     problem, repeat = opened.problem, controls.Repeat(found, method, left, watch)
     if settings.controls and worth_again(problem, found, judged.support):
         again = controls.again(problem, repeat)
-        judged = judge(problem, found, judged.support, asked=asked, again=again)
+        more = partial(judge, problem, found, judged.support, asked=asked, again=again)
+        judged = ranks.on_first(more)
     if judged.verdict not in FOUND:
         return judged, ()
     if settings.controls:

@@ -10,6 +10,7 @@ from rich.text import Text
 from torch import Tensor
 
 from exhume import data as datasets
+from exhume import ranks
 from exhume.auditing import evidence
 from exhume.auditing.folder import RunFolder
 from exhume.auditing.forecast import forecast, hours
@@ -57,16 +58,31 @@ def audit(
         anyway: begin even where there are too few equations for anything to be found.
         **options: those of `Settings`, which has their names, types, defaults and help.
     """
+    with ranks.joined():
+        settings = ranks.on_each(
+            lambda: Settings.told(model=named(model, "audit"), controls=controls, **options)
+        )
+        ranks.on_first(lambda: RunFolder(out).check(resume))  # before any time is spent
+        asked = ranks.on_each(lambda: _limits(settings, fail_over, truth))
+        unseen, opened = ranks.on_each(lambda: (_unseen(held_out), _opened(settings)))
+        console = new_console()
+        opened = _before(console, settings, opened, resume, anyway)
+        result = _watched(console, settings, opened, out, resume, unseen)
+        if ranks.rank():  # the first says what was found, and writes the report
+            return
     from exhume import report as reports
 
-    settings = Settings.told(model=named(model, "audit"), controls=controls, **options)
-    RunFolder(out).check(resume)  # before any time is spent
-    asked = _limits(settings, fail_over, truth)
-    unseen = None if held_out is None else datasets.read(held_out).inputs
-    opened = _opened(settings)
-    console = new_console()
-    opened = _before(console, settings, opened, resume, anyway)
-    result = _watched(console, settings, opened, out, resume, unseen)
+    _say(console, result)
+    console.print(f"report: {reports.write(out)}", markup=False)
+    if asked is not None:
+        factory = settings.model if settings.trained else None
+        score_run(out, truth, factory, held_out, trust=True)
+        reports.write(out)
+        judge(out, asked)
+
+
+def _say(console: Console, result: dict[str, Any]) -> None:
+    """Say what was found, and what to make of it."""
     console.print(
         f"[bold]{result['outcome']}[/]: {result['candidates']} candidates, residual "
         f"{result['residual']:.1e}, {result['seconds']:.1f} s. {result['sentence']}"
@@ -77,12 +93,6 @@ def audit(
     for name in ("claims", "advice"):
         for sentence in result[name]:
             console.print(f"{name.rstrip('s')}: {sentence}", markup=False)
-    console.print(f"report: {reports.write(out)}", markup=False)
-    if asked is not None:
-        factory = settings.model if settings.trained else None
-        score_run(out, truth, factory, held_out, trust=True)
-        reports.write(out)
-        judge(out, asked)
 
 
 def _watched(
@@ -128,6 +138,10 @@ def _limits(settings: Settings, words: str | None, truth: Path | None) -> tuple[
     return limits(words)
 
 
+def _unseen(held_out: Path | None) -> Tensor | None:
+    return None if held_out is None else datasets.read(held_out).inputs
+
+
 def _opened(settings: Settings) -> Opened:
     """Open the model, with public images as the network is given them, if there are any."""
     opened, card = settings.open(settings.source()), settings.card
@@ -166,6 +180,8 @@ def _before(
         if not anyway:
             raise InputError(f"{expected.hopeless} To try nevertheless, give --anyway.")
         opened = replace(opened, warnings=(*opened.warnings, expected.hopeless))
+    if ranks.count() > 1:  # there an attempt that fails on one would leave the others waiting
+        return opened
     opened = placed(settings, opened)
     if (takes := hours(settings, opened.problem)) is not None:
         console.print(f"before the run: it {takes}", markup=False)

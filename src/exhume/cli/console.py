@@ -6,6 +6,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from exhume import ranks
 from exhume.errors import InputError, printable
 
 
@@ -23,8 +24,8 @@ class _Console(Console):
 
 
 def new_console() -> Console:
-    """Return a console for plain text, which the terminal wraps, not we."""
-    return _Console(highlight=False, soft_wrap=True)
+    """Return a console for plain text, which the terminal wraps, not we; the first rank's only."""
+    return _Console(highlight=False, soft_wrap=True, quiet=ranks.rank() > 0)
 
 
 def table(heads: Iterable[str], rows: Iterable[Iterable[object]]) -> Table:

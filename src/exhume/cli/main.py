@@ -39,19 +39,23 @@ BARE |= {"gate": "--run", "reproduce": "--name"}
 def main(arguments: list[str] | None = None) -> None:
     """Run the command that the words name; those of the shell if None are given."""
     words = sys.argv[1:] if arguments is None else arguments
+    several = os.environ.get("WORLD_SIZE", "1") != "1"
+    rank = os.environ.get("RANK", "0") if several else "0"  # as torchrun says
     _open_streams()
     try:
         _run(words)
         sys.stdout.flush()
     except KeyboardInterrupt as way:  # in words, where a command can go on
-        print(f"\ninterrupted{'; ' if str(way) else ''}{way}", file=sys.stderr)
+        if rank == "0":
+            print(f"\ninterrupted{'; ' if str(way) else ''}{way}", file=sys.stderr)
         raise SystemExit(130) from None
     except Exception as error:  # Python would end with 1, the gate's word for a model that leaks
         _give_up_stdout()
         if (reason := _reason(error)) is None:
             traceback.print_exc()
-        elif reason:
-            print(f"exhume: {printable(reason)}", file=sys.stderr)
+        elif reason and (rank == "0" or not isinstance(error, InputError)):  # that all ranks meet
+            who = "exhume" if rank == "0" else f"exhume (rank {rank})"
+            print(f"{who}: {printable(reason)}", file=sys.stderr)
         raise SystemExit(2) from None
 
 
@@ -59,6 +63,8 @@ def _run(words: list[str]) -> None:
     if words == ["--version"]:  # at once, without torch
         print(f"exhume {VERSION}", flush=True)
         raise SystemExit(0)
+    if words[:1] != ["audit"] and os.environ.get("WORLD_SIZE", "1") != "1":
+        raise InputError("ranks: only `torchrun -m exhume audit` uses several; leave torchrun out.")
     from jsonargparse import auto_cli, set_parsing_settings
 
     set_parsing_settings(instantiate_subclass_spec_in_any=False)

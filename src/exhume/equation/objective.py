@@ -75,8 +75,7 @@ def fitted(problem: Problem, candidates: Tensor, near: Fit | None = None) -> Fit
     """
     if near is not None and not near.eliminated:
         return fitted_with(problem, candidates, near.coefficients)
-    candidates = candidates.to(problem.features.device, problem.features.dtype)
-    linearization = problem.features.linearize(candidates)
+    candidates, linearization = problem.linearize(candidates)
     products = linearization.apply(problem.target.double())
     rows = len(products) // max(1, len(candidates))
     warm = None if near is None else near.coefficients
@@ -86,8 +85,8 @@ def fitted(problem: Problem, candidates: Tensor, near: Fit | None = None) -> Fit
     gram = linearization.gram()
     coefficients, factor = eliminate(problem.rule, gram, products, rows, warm, outputs)
     residual = problem.target - linearization.combine(coefficients)
-    size = problem.target.double().square().sum()
-    value = residual.double().square().sum() / size
+    size = problem.size
+    value = problem.total(residual.double().square().sum()) / size
     if problem.rule is Rule.FREE or rows != 1:
         return Fit(candidates, linearization, coefficients, factor, residual, value.item())
     slack = _slack(weights, linearization, outputs[:, 0], coefficients[:, 0], size)
@@ -115,11 +114,10 @@ def _slack(
 
 def fitted_with(problem: Problem, candidates: Tensor, coefficients: Tensor) -> Fit:
     """Return the fit ‖Δ − Φ(X)ᵀA‖² / ‖Δ‖² with coefficients A (n·k, m) of the caller's."""
-    candidates = candidates.to(problem.features.device, problem.features.dtype)
+    candidates, linearization = problem.linearize(candidates)
     coefficients = coefficients.to(candidates.device).double()
-    linearization = problem.features.linearize(candidates)
     residual = problem.target - linearization.combine(coefficients)
-    value = (residual.double().square().sum() / problem.target.double().square().sum()).item()
+    value = (problem.total(residual.double().square().sum()) / problem.size).item()
     no_factor = coefficients.new_empty(0, 0)
     return Fit(candidates, linearization, coefficients, no_factor, residual, value)
 
@@ -139,7 +137,7 @@ def descent(fit: Fit) -> Tensor:
 def gradient(problem: Problem, fit: Fit) -> Tensor:
     """Return ∂L/∂X = −(2/‖Δ‖²) JᵀR, (n, d), with weights and level of the slack held."""
     pulled = descent(fit)
-    return pulled * (-2 / problem.target.double().square().sum()).to(pulled.dtype)
+    return pulled * (-2 / problem.size).to(pulled.dtype)
 
 
 def curvature(fit: Fit) -> Tensor:

@@ -9,11 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from exhume import ranks
 from exhume.equation.coefficients import Rule
 from exhume.equation.domain import Domain, Sphere
 from exhume.equation.pixels import Pixels
 from exhume.errors import InputError
-from exhume.features import Features
+from exhume.features import Features, Linearization
+from exhume.features.spread import Spread
 
 SPHERE = Sphere()
 
@@ -82,6 +84,7 @@ class Problem:
     first_layer: FirstLayer | None = None  # where that is dense and its change is known
     premise: Premise = Premise.CHANGE  # why the target should combine the samples' features
     start: Tensor | None = None  # θ₀, (p, 1), where margin or decay has θ − θ₀ for a target
+    whole: int | None = None  # rows of all ranks together, where this has one rank's share of them
 
     def __post_init__(self) -> None:
         """Refuse what no attack could use."""
@@ -94,7 +97,7 @@ class Problem:
             raise InputError(f"target: expected shape ({p}, m), got {tuple(self.target.shape)}.")
         if not self.target.isfinite().all():
             raise InputError("target: holds NaN or infinite entries; the weights are damaged.")
-        if not self.target.any():
+        if self.whole is None and not self.target.any():  # which a share may be
             raise InputError("target: is zero everywhere, so it holds no trace of any sample.")
         if self.target.dtype != self.features.dtype:
             raise InputError(
@@ -112,9 +115,57 @@ class Problem:
         """Return d, the number of entries of one input."""
         return self.features.dim
 
+    @cached_property
+    def size(self) -> Tensor:
+        """Return ‖Δ‖², float64."""
+        return self.total(self.target.double().square().sum())
+
+    def total(self, part: Tensor) -> Tensor:
+        """Return a sum over the rows of the target: that of all ranks, where they are spread."""
+        return part if self.whole is None else ranks.total(part)
+
+    def linearize(self, candidates: Tensor) -> tuple[Tensor, Linearization]:
+        """Return candidates (n, d) where the features are, and features and derivatives there.
+
+        All ranks take the first one's candidates, so that they cannot drift apart.
+        """
+        candidates = candidates.to(self.features.device, self.features.dtype)
+        if self.whole is None:
+            return candidates, self.features.linearize(candidates)
+        candidates = ranks.first_of(candidates)
+        return candidates, Spread(self.features.linearize(candidates))
+
+    def moment(self, weights: Tensor, directions: Tensor) -> Tensor | None:
+        """Return `Features.moment`, M Q (d, k): a mean over rows, that of all ranks."""
+        own = self.features.moment(weights, directions)
+        if own is None or self.whole is None:
+            return own
+        return ranks.total(own * (self.features.width / self.whole))
+
     def ratio(self, samples: int) -> float:
         """Return p·m/(d·n), equations over unknowns; below 1 nothing can be recovered."""
-        return self.target.numel() / (self.dim * samples)
+        rows, columns = self.target.shape
+        return (self.whole or rows) * columns / (self.dim * samples)
+
+    def spread(self) -> "Problem":
+        """Return the problem with this rank's share of its rows; itself where there are no ranks.
+
+        Its sums over the rows are then those of all ranks; those of its features are its own.
+        """
+        index, count, width = ranks.rank(), ranks.count(), self.features.width
+        if count == 1:
+            return self
+        if width < count:
+            raise InputError(f"ranks: {count} are more than the {width} rows of the target.")
+        if (share := self.features.share(index, count)) is None:
+            raise InputError(
+                f"{self.features.name}: cannot be spread over ranks, as random features, last "
+                "layers and gradients of dense layers can; use one rank, without torchrun."
+            )
+        part, rows = share
+        target = torch.cat([self.target[own] for own in rows])
+        start = None if self.start is None else torch.cat([self.start[own] for own in rows])
+        return replace(self, features=part, target=target, start=start, whole=width)
 
     def describe(self) -> dict[str, Any]:
         """Return its sizes, for a report."""

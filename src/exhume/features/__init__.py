@@ -106,8 +106,8 @@ class Features(Protocol):
     def moment(self, weights: Tensor, directions: Tensor) -> Tensor | None:
         """Return M Q, (d, k), for a symmetric M(w) whose extreme eigenvectors point at samples.
 
-        M is linear in w (p,), a column of the target or of a residual. None where the features
-        have no such moment: the search then starts at random.
+        M is linear in w (p,), a column of the target or of a residual, and a mean over rows. None
+        where the features have no such moment: the search then starts at random.
         """
         return None
 
@@ -131,3 +131,10 @@ class Features(Protocol):
     def resident(self) -> Self:
         """Return the same features with as much of them in memory as fits, for many products."""
         return self
+
+    def share(self, index: int, count: int) -> tuple[Self, list[slice]] | None:
+        """Return one of `count` shares of these features, and which rows of the target it has.
+
+        The shares are of about the same size. None where the features cannot be divided.
+        """
+        return None

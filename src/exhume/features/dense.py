@@ -1,8 +1,10 @@
 """Gradients of a chain of dense layers in factored form (see `passes`), never n·c·p numbers."""
 
 import itertools
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -11,15 +13,30 @@ from exhume.errors import InputError
 from exhume.features.gradient import ParameterGradients
 from exhume.features.modules import BATCH, probes
 from exhume.features.network import Chain, dense_chain, derivatives
-from exhume.features.passes import Factor, Layers, Pass, Split, layered, total
-from exhume.features.weights import blocks
+from exhume.features.passes import Factor, Layers, Pass, Split, total
+from exhume.features.weights import blocks, share
 
 ROWS = 1024  # of the Gram matrix are made at a time, so that little else is in memory
 
 
 @dataclass(frozen=True, eq=False)
 class DenseGradients(ParameterGradients):
-    """∇θ f_c(x) of a chain of dense layers; no product forms the rows, so none are kept."""
+    """∇θ f_c(x) of a chain of dense layers; no product forms the rows, so none are kept.
+
+    A share of them is that in the weights and biases of some units of every layer.
+    """
+
+    one_of: tuple[int, int] = (0, 1)  # which share, and of how many
+
+    @property
+    def width(self) -> int:
+        """Return p, the number of parameters in the block that this share has."""
+        return sum(rows.stop - rows.start for rows in self._rows)
+
+    def share(self, index: int, count: int) -> tuple[Self, list[slice]]:
+        """Return gradients in the parameters of some units; all need the passes."""
+        part = replace(self, one_of=(index, count))
+        return part, part._rows
 
     def linearize(self, candidates: Tensor) -> "DenseLinearization":
         """Return gradients and their derivatives at n candidates (n, d)."""
@@ -54,9 +71,26 @@ class DenseGradients(ParameterGradients):
         return tuple(result)
 
     @cached_property
+    def units(self) -> list[slice]:
+        """Return which units of each layer this share has."""
+        widths = (len(self.points[0][f"{name}.weight"]) for name in self.chain.names)
+        return [share(width, *self.one_of) for width in widths]
+
+    @cached_property
+    def _rows(self) -> list[slice]:
+        """Where this share's part of each name in the block is among the rows of all shares."""
+        own, rows, start = dict(zip(self.chain.names, self.units, strict=True)), [], 0
+        for name in self.block:
+            units, (width, *inputs) = own[name.rpartition(".")[0]], self.points[0][name].shape
+            each = math.prod(inputs)
+            rows.append(slice(start + units.start * each, start + units.stop * each))
+            start += width * each
+        return rows
+
+    @cached_property
     def places(self) -> list[tuple[slice | None, slice | None]]:
         """Return where each layer's weight and bias are among the p; None if not in the block."""
-        ends = list(itertools.accumulate(self.points[0][name].numel() for name in self.block))
+        ends = list(itertools.accumulate(rows.stop - rows.start for rows in self._rows))
         own = dict(zip(self.block, map(slice, [0, *ends], ends), strict=True))
         return [(own.get(f"{n}.weight"), own.get(f"{n}.bias")) for n in self.chain.names]
 
@@ -69,13 +103,14 @@ class DenseGradients(ParameterGradients):
         """Return T (p, m) by layer, with T_1 U for the first where there is a basis."""
         columns, basis, places = target.T, self.basis, self.places
         biases = [None if bias is None else columns[:, None, bias] for _, bias in places]
+        shapes = [self.points[0][f"{name}.weight"].shape for name in self.chain.names]
         weights: list[Tensor | None] = []
-        for name, (weight, _) in zip(self.chain.names, places, strict=True):
-            shape = self.points[0][f"{name}.weight"].shape
-            weights.append(None if weight is None else columns[:, weight].reshape(-1, *shape))
+        for (_, inputs), own, (weight, _) in zip(shapes, self.units, places, strict=True):
+            shape = len(columns), own.stop - own.start, inputs
+            weights.append(None if weight is None else columns[:, weight].reshape(shape))
         if weights[0] is not None and basis is not None:
             weights[0] = weights[0] @ basis.to(weights[0])
-        return Split(weights, biases)
+        return Split(weights, biases, self.units, [width for width, _ in shapes])
 
 
 class DenseLinearization:
@@ -98,7 +133,8 @@ class DenseLinearization:
                 outer = self._inputs_gram(k)
                 if outer is None:
                     continue
-                delta = self._by_node([here.deltas[k].transpose(0, 1) for here in self.passes])
+                own = [here.deltas[k][..., self.features.units[k]] for here in self.passes]
+                delta = self._by_node([delta.transpose(0, 1) for delta in own])
                 for part in parts:
                     right = delta[part.start :]
                     block = delta[part].flatten(0, 1) @ right.flatten(0, 1).T
@@ -137,8 +173,7 @@ class DenseLinearization:
             for here in self.passes:
                 result = target.new_zeros(n, self.features.outputs, target.shape[1])
                 for k, h in enumerate(here.inputs):
-                    weight = layered(h.to(dtype), split.weights[k])
-                    moved = total(weight, split.biases[k])  # (m, n or 1, width)
+                    moved = split.forward(k, h.to(dtype))  # (m, n or 1, width)
                     if moved is not None:
                         delta = here.deltas[k].to(dtype)
                         result += torch.einsum("cnw,mnw->ncm", delta, moved.expand(-1, n, -1))
@@ -183,7 +218,8 @@ class DenseLinearization:
                     for a, b in itertools.combinations_with_replacement(factors, 2):
                         outer = self._inner(k, a, b)
                         if outer is not None:
-                            inner = (a.left @ b.left.mT) * outer
+                            own = self.features.units[k]
+                            inner = (a.left[..., own] @ b.left[..., own].mT) * outer
                             inner = inner.flatten(0, -3).sum(0).double()
                             result += inner if a is b else inner + inner.T
         return result / len(directions)
@@ -204,16 +240,17 @@ class DenseLinearization:
         columns = len(by_point[0][-1][0].left)
         result = self.candidates.new_empty(columns, self.features.width)
         for k, factors in enumerate(_by_layer(by_point)):
-            weight, bias = self.features.places[k]
+            (weight, bias), own = self.features.places[k], self.features.units[k]
             basis = None if k else self.features.basis
             if weight is not None:
-                left = torch.cat([factor.left for factor in factors], 1)
+                left = torch.cat([factor.left[..., own] for factor in factors], 1)
                 right = torch.cat([factor.right for factor in factors])
                 for rows, out in zip(left, result[:, weight], strict=True):
                     pair = (rows.T, right) if basis is None else (rows.T @ right, basis.T)
-                    torch.mm(*pair, out=out.view(rows.shape[1], -1))
+                    torch.mm(*pair, out=out.view(rows.shape[1], pair[1].shape[1]))
             if bias is not None:
-                sums = total(*(factor.left.sum(1) for factor in factors if factor.one))
+                parts = (factor.left[..., own] for factor in factors if factor.one)
+                sums = total(*(part.sum(1) for part in parts))
                 result[:, bias] = 0 if sums is None else sums
         return result.T
 

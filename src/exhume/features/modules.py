@@ -17,7 +17,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from exhume.features import NO_NORM, NO_SIGN, Features
 from exhume.features.activations import Activation
 from exhume.features.network import Network, Weights, derivatives, moved, with_activation
-from exhume.features.weights import blocks, free_memory
+from exhume.features.weights import blocks, free_memory, share
 
 AXES = 32  # in so few dimensions the curvature is exact, because every axis is a probe
 PROBES = 8  # in more, so many random ones do: damping needs no more than the size of it
@@ -208,10 +208,23 @@ class BlockFeatures(ModuleFeatures):
 class LastLayer(ModuleFeatures):
     """φ(x), the input of the head; k = 1 row a point."""
 
+    own: slice | None = None  # which inputs of the head; all if None
+
     @property
     def width(self) -> int:
         """Return h, the number of inputs of the head."""
-        return self.points[0][self.network.head_weight].shape[1]
+        every = self.points[0][self.network.head_weight].shape[1]
+        return every if self.own is None else self.own.stop - self.own.start
+
+    def share(self, index: int, count: int) -> tuple[Self, list[slice]]:
+        """Return the features of consecutive inputs of the head; all need the layers before."""
+        own = share(self.width, index, count)
+        return replace(self, own=own), [own]
+
+    def hidden(self, weights: Weights, inputs: Tensor) -> Tensor:
+        """Return φ(x), (n, h)."""
+        values = self.network.hidden(weights, inputs)
+        return values if self.own is None else values[:, self.own]
 
     @property
     def patches(self) -> tuple[int, int] | None:
@@ -220,7 +233,7 @@ class LastLayer(ModuleFeatures):
 
     def rows_at(self, weights: Weights, inputs: Tensor) -> Tensor:
         """Return φ(x), (n, 1, h)."""
-        return self.network.hidden(weights, inputs)[:, None]
+        return self.hidden(weights, inputs)[:, None]
 
     def linearize(self, candidates: Tensor) -> "LastLayerLinearization":
         """Return activations and derivatives at n candidates (n, d)."""
@@ -233,8 +246,7 @@ class LastLayerLinearization(ModuleLinearization):
     def __init__(self, features: LastLayer, candidates: Tensor) -> None:
         """Keep the activations of the head's input, not those of the layers before."""
         super().__init__(features, candidates)
-        network = features.network
-        self.functions: list[Function] = [partial(network.hidden, w) for w in features.points]
+        self.functions: list[Function] = [partial(features.hidden, w) for w in features.points]
         self._kept: dict[int, Callable[[Tensor], tuple[Tensor]]] = {}
 
     def _pieces(self) -> Iterator[tuple[slice, int, Function]]:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
+from torch.nn.functional import linear, pad
 
 from exhume.features.activations import Activation
 
@@ -47,10 +47,30 @@ class Factor(NamedTuple):
 
 
 class Split(NamedTuple):
-    """A target (p, m) by layer: T_l (m, width, inputs) and t_l (m, 1, width), where held."""
+    """A target (p, m) by layer: T_l (m, units, inputs) and t_l (m, 1, units), where held.
+
+    The units may be some of a layer's: the others have a target of zero.
+    """
 
     weights: PerLayer
     biases: PerLayer
+    units: Sequence[slice]  # of each layer
+    widths: Sequence[int]  # of the layers with all units
+
+    def forward(self, layer: int, inputs: Tensor, constant: bool = True) -> Tensor | None:
+        """Return T h + t, with h (…, n, inputs): (m, n, width); without t where not constant."""
+        weight, bias = self.weights[layer], self.biases[layer] if constant else None
+        moved = total(None if weight is None else inputs @ weight.mT, bias)
+        own, width = self.units[layer], self.widths[layer]
+        if moved is None or own.stop - own.start == width:
+            return moved
+        return pad(moved, (own.start, width - own.stop))
+
+    def back(self, layer: int, outputs: Tensor | None) -> Tensor | None:
+        """Return v T, with v (…, n, width): (m, n, inputs)."""
+        return times(
+            None if outputs is None else outputs[..., self.units[layer]], self.weights[layer]
+        )
 
 
 class Pass:
@@ -122,7 +142,7 @@ class Pass:
         g: Tensor | None = None
         y: Tensor | None = None
         for k in reversed(range(len(self.weights))):
-            g = total(times(v[k], target.weights[k]), times(y, self.weights[k]))
+            g = total(target.back(k, v[k]), times(y, self.weights[k]))
             if k:
                 bent = scaled(self.seconds[k - 1], q[k - 1], u[k - 1])
                 y = total(scaled(self.slopes[k - 1], g), bent)
@@ -141,8 +161,8 @@ class Pass:
         y_dot: Tensor | None = None
         g_dot: Tensor | None = None
         for k in reversed(range(len(self.weights))):
-            g = total(times(v[k], target.weights[k]), times(y, self.weights[k]))
-            g_dot = total(times(v_dot[k], target.weights[k]), times(y_dot, self.weights[k]))
+            g = total(target.back(k, v[k]), times(y, self.weights[k]))
+            g_dot = total(target.back(k, v_dot[k]), times(y_dot, self.weights[k]))
             if k:
                 slope, second, third = (s[k - 1] for s in (self.slopes, self.seconds, self.thirds))
                 y = total(scaled(slope, g), scaled(second, q[k - 1], u[k - 1]))
@@ -192,8 +212,8 @@ class Pass:
         q: list[Tensor | None] = []
         for k in range(layers or len(self.slopes)):
             below = scaled(self.slopes[k - 1], q[-1]) if k else None
-            own = layered(self.inputs[k], target.weights[k])
-            q.append(total(own, target.biases[k], times(below, self.weights[k].T)))
+            own = target.forward(k, self.inputs[k])
+            q.append(total(own, times(below, self.weights[k].T)))
         return q
 
     def _shifted_along(
@@ -206,11 +226,6 @@ class Pass:
             if k:
                 bent = scaled(self.seconds[k - 1], z_dot[k - 1], q[k - 1])
                 below = total(scaled(self.slopes[k - 1], q_dot[-1]), bent)
-            own = layered(h_dot[k], target.weights[k])
+            own = target.forward(k, h_dot[k], constant=False)
             q_dot.append(total(own, times(below, self.weights[k].T)))
         return q_dot
-
-
-def layered(inputs: Tensor, weight: Tensor | None) -> Tensor | None:
-    """Return T h for each of several T (m, width, inputs), with h (n, inputs): (m, n, width)."""
-    return None if weight is None else inputs @ weight.mT

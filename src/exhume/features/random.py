@@ -10,7 +10,7 @@ from torch import Tensor
 from exhume.device import tensor_cores
 from exhume.features import NO_NORM, NO_SIGN, WEAK_SIGN, Features
 from exhume.features.activations import Activation
-from exhume.features.weights import Stored, Weights, blocks, free_memory, materialise
+from exhume.features.weights import Rows, Stored, Weights, blocks, free_memory, materialise, share
 
 BLOCK_BYTES = {"cpu": 2**28, "cuda": 2**33}  # the most of a block of V: a few must fit in memory
 KEPT_BYTES = 2**30  # features of candidates are kept up to this size, where V is not in memory
@@ -100,6 +100,13 @@ class RandomFeatures(Features):
         reduced = torch.cat([self.weights.rows(x.start, x.stop) @ u for x in self.slices()])
         spread = float(reduced.double().square().mean().sqrt())
         return replace(self, weights=Stored(reduced), spread=spread)
+
+    def share(self, index: int, count: int) -> tuple[Self, list[slice]]:
+        """Return the features of consecutive rows of V."""
+        rows, weights = share(self.width, index, count), self.weights
+        own = Stored(weights.tensor[rows]) if isinstance(weights, Stored) else Rows(weights, rows)
+        bias = None if self.bias is None else self.bias[rows]
+        return replace(self, weights=own, bias=bias), [rows]
 
     def slices(self) -> Iterator[slice]:
         """Return the blocks of rows in which V is read."""

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from exhume import ranks
 from exhume.checks import whole_number
 from exhume.errors import InputError, quoted
 from exhume.files import regular
@@ -144,6 +145,44 @@ class Mapped(Weights):
         return torch.from_numpy(np.array(self._array()[start:stop])).to(self.device, self.dtype)
 
 
+@dataclass(frozen=True, eq=False)
+class Rows(Weights):
+    """Some of the rows of a V that is not in memory, and of which the others are never read."""
+
+    whole: Weights
+    range: slice
+    device: torch.device = field(init=False)
+    dtype: torch.dtype = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Take device and precision from the whole."""
+        object.__setattr__(self, "device", self.whole.device)
+        object.__setattr__(self, "dtype", self.whole.dtype)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Return how many rows there are, and d."""
+        return (self.range.stop - self.range.start, self.whole.shape[1])
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        """Return these of the rows."""
+        return self.whole.rows(self.range.start + start, self.range.start + stop)
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> Self:
+        """Return the same numbers, handed out elsewhere."""
+        return replace(self, whole=self.whole.to(device, dtype))
+
+
+def share(width: int, index: int, count: int) -> slice:
+    """Return the rows of one of `count` shares of about the same size.
+
+    Example:
+        >>> [share(10, index, 3) for index in range(3)]
+        [slice(0, 3, None), slice(3, 6, None), slice(6, 10, None)]
+    """
+    return slice(width * index // count, width * (index + 1) // count)
+
+
 def blocks(width: int, size: int) -> Iterator[slice]:
     """Yield consecutive slices of `size` rows that cover 0 … width."""
     for start in range(0, width, size):
@@ -167,6 +206,7 @@ def free_memory(device: torch.device) -> int:
         return int(torch.cuda.mem_get_info(device)[0]) + cached
     try:
         with open("/proc/meminfo") as lines:
-            return next(int(x.split()[1]) * 1024 for x in lines if x.startswith("MemAvailable"))
+            free = next(int(x.split()[1]) * 1024 for x in lines if x.startswith("MemAvailable"))
     except (OSError, StopIteration):  # not every system tells
-        return 8 * 2**30
+        free = 8 * 2**30
+    return free // ranks.beside_each_other()

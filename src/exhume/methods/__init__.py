@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from exhume import ranks
 from exhume.checks import whole_number
 from exhume.equation.problem import Premise, Problem
 from exhume.errors import InputError
@@ -42,6 +43,7 @@ METHODS: dict[str, Callable[[], Method]] = {
     "simudy2025": SimuDy2025,
 }
 REPLAYING = ("exhume", "simudy2025")  # methods that simulate the training run
+SPREADING = Exhume, Iurada2025  # methods whose every sum over rows is the problem's
 SMALL = 2e7  # multiplications of a product (n·p·d) below which one thread is enough
 BLOWN_UP = 1e3  # relative residual from which a run has diverged; without any candidate it is 1
 Observer = Callable[[Progress, float], None]  # called after every move, with the seconds used
@@ -94,7 +96,14 @@ def check_numbers(
 
 
 def seen_by(method: Method, problem: Problem) -> Problem:
-    """Return the problem as a method works on it, with its features in memory if they fit."""
+    """Return the problem as a method works on it, with its features in memory if they fit.
+
+    On one of several ranks it has some of the rows.
+    """
+    if ranks.count() > 1 and not isinstance(method, SPREADING):
+        what = f"{method.name} with premise {problem.premise.value}"
+        raise InputError(f"ranks: {what} runs on one only; leave torchrun out.")
+    problem = problem.spread()
     return method.view(replace(problem, features=problem.features.resident()))
 
 
@@ -102,7 +111,8 @@ def seen_by(method: Method, problem: Problem) -> Problem:
 def threads_for(problem: Problem, samples: int | None) -> Iterator[None]:
     """Use one thread for a small problem: threads that wait for each other cost more than that."""
     before = torch.get_num_threads()
-    if problem.features.width * problem.dim * (samples or 8) < SMALL:
+    width = ranks.agreed(problem.features.width)  # other threads add up in another order
+    if width * problem.dim * (samples or 8) < SMALL:
         torch.set_num_threads(1)
     try:
         yield
@@ -145,7 +155,7 @@ def reconstruct(
     products = math.inf if product_limit is None else product_limit
 
     def late() -> bool:
-        return time_limit is not None and time.perf_counter() - start >= time_limit
+        return time_limit is not None and ranks.agreed(time.perf_counter() - start) >= time_limit
 
     problem = seen_by(recipe, problem)
     with threads_for(problem, samples):

@@ -130,7 +130,7 @@ class Projection:
         """D ↦ S D for halves that are kept to the domain; ReLU has a surrogate for what bends."""
         problem, fit = self.problem, self.progress.state.fit
         bent = problem.features.substituted(smoothed_relu(SMOOTHING)).linearize(fit.candidates)
-        scale = 1 / float(problem.target.double().square().sum())
+        scale = 1 / float(problem.size)
         own = partial(split.splitting_product, bent, fit.residual, fit.coefficients, scale=scale)
         return split.kept_to(problem.domain, fit.candidates, gradient(problem, fit), own)
 
@@ -143,7 +143,7 @@ class Projection:
     def unit(self) -> float:
         """The number of samples, as if the loss were ‖R‖² with 1/m beside the coefficients."""
         samples = self.progress.samples or len(self.candidates)
-        return samples * float(self.problem.target.double().square().sum())
+        return samples * float(self.problem.size)
 
     @property
     def candidates(self) -> Tensor:

@@ -244,4 +244,4 @@ def rounding(problem: Problem, fit: Fit) -> float:
     since a run that is off somewhere else can be as sensitive.
     """
     off = _single(problem, fit).residual.double() - fit.residual.double()
-    return min(ROUNDED, float(off.square().sum() / problem.target.double().square().sum()))
+    return min(ROUNDED, float(off.square().sum() / problem.size))

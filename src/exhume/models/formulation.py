@@ -362,7 +362,7 @@ def doubts(problem: Problem, samples: int | None) -> tuple[str, ...]:
     layer = problem.first_layer if problem.premise.weights_alone else None
     if layer is not None and samples is not None:
         beyond = layer.spectrum[0][samples:].square().sum()  # singular values of no sample's
-        share = float(beyond) / float(problem.target.double().square().sum())
+        share = float(beyond) / float(problem.size)
         if share > DRIFT:
             found.append(
                 f"The weights contradict the premise {problem.premise.value}: the first layer "

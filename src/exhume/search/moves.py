@@ -51,14 +51,14 @@ def drop_costs(problem: Problem, fit: Fit) -> Tensor:
     own = inverse.view(n, fit.rows, n, fit.rows).diagonal(dim1=0, dim2=2).permute(2, 0, 1)
     parts = fit.coefficients.view(n, fit.rows, -1)
     costs = (parts * torch.linalg.solve_ex(own, parts).result).sum((1, 2))
-    return torch.as_tensor(costs / problem.target.double().square().sum()).nan_to_num(0.0)
+    return torch.as_tensor(costs / problem.size).nan_to_num(0.0)
 
 
 def dropping(problem: Problem, fit: Fit) -> tuple[Tensor, Tensor]:
     """Return `greedy_order` of a fit's candidates, with the cost as a share of ‖Δ‖²."""
-    target, linearization = problem.target.double(), fit.linearization
-    order, cost = greedy_order(linearization.gram(), linearization.apply(target), fit.rows)
-    return order, cost / target.square().sum().item()
+    gram, products = fit.linearization.gram(), fit.linearization.apply(problem.target.double())
+    order, cost = greedy_order(gram, products, fit.rows)
+    return order, cost / problem.size.item()
 
 
 def without(problem: Problem, fit: Fit, count: int) -> Tensor:
@@ -162,7 +162,8 @@ def spectral_starts(
     random = problem.domain.start(count, problem.dim, generator)
     weights = residual[:, 0]
     if residual.shape[1] > 1:  # R u with u the leading right singular vector of R
-        leading = torch.linalg.eigh((residual.T @ residual).double()).eigenvectors[:, -1]
+        inner = problem.total((residual.T @ residual).double())
+        leading = torch.linalg.eigh(inner).eigenvectors[:, -1]
         weights = residual @ leading.to(residual.dtype)
     vectors = extreme_eigenvectors(problem, weights, min(count, problem.dim), generator)
     if vectors is None:
@@ -183,11 +184,11 @@ def extreme_eigenvectors(
     else:
         start = torch.randn(d, min(d, count + 16), generator=generator, dtype=torch.float64)
         basis = torch.linalg.qr(start.to(features.device, features.dtype)).Q
-    image = features.moment(weights, basis)
+    image = problem.moment(weights, basis)
     for _ in range(0 if dense else 5):
         if image is not None:
             basis = torch.linalg.qr(image).Q
-            image = features.moment(weights, basis)
+            image = problem.moment(weights, basis)
     if image is None:
         return None
     small = (basis.T @ image).double()

@@ -16,6 +16,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from exhume import ranks
 from exhume.equation.coefficients import factor
 from exhume.equation.objective import Fit, curvature, descent, fitted, gauss_newton
 from exhume.equation.problem import Problem
@@ -98,7 +99,7 @@ def conjugate_gradients(
     """
     solution, residual = torch.zeros_like(right_side), right_side
     search = scaled = preconditioner(residual)
-    energy = first = _inner(residual, scaled)
+    energy = first = ranks.agreed(_inner(residual, scaled))
     used = 0
     while used < products and energy > 0 and not (used and spent()):
         used += 1
@@ -109,7 +110,7 @@ def conjugate_gradients(
             path.append(solution)
         residual = residual - length * image
         scaled = preconditioner(residual)
-        energy, before = _inner(residual, scaled), energy
+        energy, before = ranks.agreed(_inner(residual, scaled)), energy
         if not energy > tolerance**2 * first:  # also where it is not a number
             break
         search = scaled + (energy / before) * search
