@@ -17,7 +17,7 @@ from exhume.errors import InputError
 from exhume.features import NO_NORM, NO_SIGN, WEAK_SIGN
 from exhume.features.activations import activation, smoothed_relu
 from exhume.features.random import RandomFeatures
-from exhume.features.weights import TILE, Mapped, Seeded, Stored, blocks, materialise
+from exhume.features.weights import GENERATORS, TILE, Mapped, Seeded, Stored, blocks, materialise
 from problems import (
     ACTIVATIONS,
     case,
@@ -153,16 +153,20 @@ def test_seeded_numbers_do_not_depend_on_how_they_are_read(a: int, b: int, size:
     assert torch.equal(materialise(v, size).tensor, whole)
 
 
-def test_seeded_entries_are_independent_normals_and_those_of_seed_zero_are_frozen() -> None:
+@pytest.mark.parametrize("generator", GENERATORS)
+def test_seeded_entries_are_independent_normals(generator: str) -> None:
     d = 50
-    v = Seeded(4 * TILE, d, seed=3).rows(0, 4 * TILE).double() * math.sqrt(d)
+    v = Seeded(4 * TILE, d, 3, generator=generator).rows(0, 4 * TILE).double() * math.sqrt(d)
     assert stats.kstest(v.flatten().numpy(), "norm").pvalue > 1e-3
-    other = Seeded(TILE, d, seed=4).rows(0, TILE).double().reshape(1, -1) * math.sqrt(d)
-    tiles = torch.cat([v.reshape(4, -1), other])  # streams of two seeds
-    for rows in (tiles.T, v):
+    other = Seeded(TILE, d, 4, generator=generator).rows(0, TILE).double() * math.sqrt(d)
+    tiles = torch.cat([v.reshape(4, -1), other.reshape(1, -1)])  # streams of two seeds
+    for rows in (tiles.T, v, v.T):
         correlations = rows.T @ rows / len(rows) - torch.eye(rows.shape[1])
-        assert correlations.abs().max() < 5 * math.sqrt(2 / len(rows))
-    frozen = Seeded(TILE + 1, 3, seed=0)
+        assert correlations.abs().max() < 5 * math.sqrt(2 / len(rows)) * (1 + d / len(rows))
+
+
+def test_the_numbers_of_older_models_are_frozen() -> None:
+    frozen = Seeded(TILE + 1, 3, seed=0, generator="tiles")
     first = [[-0.08621105, -0.79230708, 0.00454071], [-0.01342794, -0.04608301, 0.40077439]]
     close(frozen.rows(0, 2), torch.tensor(first), 1e-6)
     next_tile = [[-0.83697569, 0.79243547, -1.01824534]]
@@ -203,3 +207,7 @@ def test_a_bad_file_or_seed_is_named_before_any_work(
         Mapped(tmp_path / "v.npy")
     with pytest.raises(InputError, match="seed: expected a whole number of at least 0"):
         Seeded(3, 3, seed=-1)
+    with pytest.raises(InputError, match="seed: expected a whole number below 2⁶⁴"):
+        Seeded(3, 3, seed=2**64)
+    with pytest.raises(InputError, match="generator: expected one of philox, tiles, got 'dice'"):
+        Seeded(3, 3, seed=0, generator="dice")

@@ -55,7 +55,8 @@ def test_conjugate_gradients_solve_and_stop_where_they_are_told() -> None:
 def test_damped_step_against_the_dense_system(name: str, damping: float, m: int, kind: str) -> None:
     n, d, p = 3, 6, 60
     domain = problems.make_domain(kind, d, seed=5)
-    problem = replace(make_problem(make_features(d, p, name), gaussian(p, m)), domain=domain)
+    features = make_features(d, p, name, seed=2)
+    problem = replace(make_problem(features, gaussian(p, m)), domain=domain)
     fit = fitted(problem, domain.project(2 * gaussian(n, d, seed=1)))
     oracle = problems.dense_random(problem.features).linearize(fit.candidates)
     jacobian = oracle.jacobian(fit.coefficients).reshape(p * m, n * d)

@@ -20,7 +20,7 @@ from exhume import data
 from exhume.data import Data
 from exhume.errors import InputError
 from exhume.evaluate import residual_at_truth
-from exhume.features.weights import Mapped, Seeded, Stored
+from exhume.features.weights import GENERATORS, Mapped, Seeded, Stored
 from exhume.models.folder import CARD, INITIAL, TRAINED, TRUTH, read_model
 from exhume.victims import Victim, random_features, victim
 from problems import ACTIVATIONS, dense_phi, gaussian, refusals
@@ -135,6 +135,27 @@ test_what_cannot_be_trained_is_refused = refusals(
     ({"weights": Stored(HOLED)}, r"first layer|NaN"),
     call=partial(random_features, ONE, width=80),
 )
+
+
+@pytest.mark.parametrize("generator", GENERATORS)
+def test_the_card_names_the_generator_and_one_without_a_name_is_old(
+    generator: str, tmp_path: Path
+) -> None:
+    made = random_features(ONE, 300, weights=Seeded(300, 12, 7, generator=generator))
+    made.save(tmp_path)
+    card = json.loads((tmp_path / CARD).read_text())
+    assert card["first"] == {"source": "seed", "seed": 7, "generator": generator}
+    v = made.problem.features.weights.rows(0, 300)
+    assert torch.equal(read_model(tmp_path).features.weights.rows(0, 300), v)
+    del card["first"]["generator"]
+    (tmp_path / CARD).write_text(json.dumps(card))
+    read = read_model(tmp_path)
+    assert torch.equal(read.features.weights.rows(0, 300), v) == (generator == "tiles")
+    assert (residual_at_truth(read, ONE) < 1e-12) == (generator == "tiles")
+    card["first"]["generator"] = "dice"
+    (tmp_path / CARD).write_text(json.dumps(card))
+    with pytest.raises(InputError, match=r"first\.generator: .* philox, tiles, got 'dice'"):
+        read_model(tmp_path)
 
 
 @pytest.mark.parametrize("store", [False, True])

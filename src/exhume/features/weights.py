@@ -12,12 +12,14 @@ import torch
 from torch import Tensor
 
 from exhume import ranks
-from exhume.checks import whole_number
+from exhume.checks import one_of, whole_number
 from exhume.errors import InputError, quoted
+from exhume.features.normals import LIMIT, normals
 from exhume.files import regular
 
 CPU = torch.device("cpu")
-TILE = 256  # rows of V that share one stream of random numbers; another would change every V
+TILE = 256  # rows of V that share one stream of `tiles`; another would change every such V
+GENERATORS = ("philox", "tiles")  # of V from a seed: that of new models, and the first there was
 
 
 class Weights(Protocol):
@@ -75,8 +77,9 @@ class Stored(Weights):
 class Seeded(Weights):
     """V with i.i.d. N(0, 1/d) entries, regenerated from a seed whenever it is read.
 
-    Rows are drawn in tiles of `TILE`, each from its own counter-based (Philox) stream on the
-    CPU, so the numbers depend on neither the block size nor the device.
+    The numbers depend on neither the block size nor the device. The generator is `philox`, where
+    each entry is a function of seed, row and column (`exhume.features.normals`), or that of older
+    models: `tiles`, which draws `TILE` rows from a stream of numpy's on the CPU.
     """
 
     width: int
@@ -84,10 +87,13 @@ class Seeded(Weights):
     seed: int
     device: torch.device = CPU
     dtype: torch.dtype = torch.float32
+    generator: str = GENERATORS[0]
 
     def __post_init__(self) -> None:
         """Refuse what has no stream of numbers."""
-        whole_number("seed", self.seed, least=0)
+        one_of("generator", self.generator, GENERATORS)
+        if whole_number("seed", self.seed, least=0) >= LIMIT:
+            raise InputError(f"seed: expected a whole number below 2⁶⁴, got {self.seed}.")
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -96,19 +102,27 @@ class Seeded(Weights):
 
     def rows(self, start: int, stop: int) -> Tensor:
         """Return V[start:stop], generated now."""
-        first, last = start // TILE, -(-stop // TILE)
-        block = np.empty(((last - first) * TILE, self.dim), dtype=np.float32)
+        scale = 1 / math.sqrt(self.dim)
+        if self.generator == "tiles":
+            return _tiles(self.seed, start, stop, self.dim, scale).to(self.device, self.dtype)
+        part = slice(start, stop)
+        return normals(self.seed, part, self.dim, self.device, self.dtype, scale)
 
-        def fill(tile: int) -> None:
-            stream = np.random.Philox(np.random.SeedSequence(self.seed, spawn_key=(tile,)))
-            rows = block[(tile - first) * TILE :][:TILE]
-            np.random.Generator(stream).standard_normal(dtype=np.float32, out=rows)
-            rows *= np.float32(1 / math.sqrt(self.dim))  # here it is rounded the same for all
 
-        with ThreadPoolExecutor(max_workers=torch.get_num_threads()) as pool:
-            list(pool.map(fill, range(first, last)))
-        drawn = block[start - first * TILE : stop - first * TILE]
-        return torch.from_numpy(drawn).to(self.device, self.dtype)
+def _tiles(seed: int, start: int, stop: int, dim: int, scale: float) -> Tensor:
+    """Draw rows of V as models of old have them, (stop − start, d)."""
+    first, last = start // TILE, -(-stop // TILE)
+    block = np.empty(((last - first) * TILE, dim), dtype=np.float32)
+
+    def fill(tile: int) -> None:
+        stream = np.random.Philox(np.random.SeedSequence(seed, spawn_key=(tile,)))
+        rows = block[(tile - first) * TILE :][:TILE]
+        np.random.Generator(stream).standard_normal(dtype=np.float32, out=rows)
+        rows *= np.float32(scale)  # here it is rounded the same for all
+
+    with ThreadPoolExecutor(max_workers=torch.get_num_threads()) as pool:
+        list(pool.map(fill, range(first, last)))
+    return torch.from_numpy(block[start - first * TILE : stop - first * TILE])
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from exhume.errors import InputError
 from exhume.features.activations import activation
 from exhume.features.network import Network, known_network
 from exhume.features.random import RandomFeatures
-from exhume.features.weights import Mapped, Seeded, Stored, Weights, blocks
+from exhume.features.weights import GENERATORS, Mapped, Seeded, Stored, Weights, blocks
 from exhume.files import read_json, read_tensors, write_json, write_tensors
 from exhume.models import architectures, formulation
 from exhume.models.formulation import NOT_KNOWN, POINT, Known, Told, premise_named
@@ -123,7 +123,7 @@ def write_model(
     weights = features.weights
     first: dict[str, Any] = {"source": "file", "file": INITIAL}
     if isinstance(weights, Seeded) and not store:
-        first = {"source": "seed", "seed": weights.seed}
+        first = {"source": "seed", "seed": weights.seed, "generator": weights.generator}
     elif isinstance(weights, Mapped) and not store:
         first = {"source": "map", "file": str(weights.path.resolve())}
     else:
@@ -263,6 +263,8 @@ def _read_random_features(folder: Path, card: dict[str, Any]) -> Problem:
         name, display, first = str(card["activation"]), _display(card), dict(card["first"])
         source = one_of("first.source", first["source"], ("seed", "file", "map"))
         seed = whole_number("first.seed", first["seed"], 0) if source == "seed" else 0
+        named = first.get("generator", "tiles")  # which older cards do not name
+        generator = one_of("first.generator", named, GENERATORS)
         file = folder / str(first.get("file", ""))
         if source == "file" and file.parent != folder:
             raise ValueError(f"first.file = {str(first['file'])!r} is not in this folder")
@@ -275,7 +277,8 @@ def _read_random_features(folder: Path, card: dict[str, Any]) -> Problem:
         stored = read_tensors(file, ("first",))["first"]
         weights, found = Stored(stored), tuple(stored.shape)
     else:
-        weights = Seeded(width, dim, seed) if source == "seed" else Mapped(file)
+        seeded = Seeded(width, dim, seed, generator=generator)
+        weights = seeded if source == "seed" else Mapped(file)
         found = weights.shape
     if found != (width, dim):
         raise InputError(f"{file}: the first layer is {found}, but {CARD} says ({width}, {dim}).")

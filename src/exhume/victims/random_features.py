@@ -15,6 +15,7 @@ from exhume.victims.victim import Victim
 
 ROWS = 8192  # rows of V at a time: their features are in float64, and must fit beside V
 NEWTON = 200  # most Newton steps of logistic regression: it takes ten or twenty, crowded ones more
+ROUNDING = 1e-14  # of a loss in float64: near the minimum steps may raise it by as much
 
 
 def random_features(
@@ -91,9 +92,10 @@ def logistic(gram: Tensor, labels: Tensor, penalty: float) -> Tensor:
         system = gram + penalty * torch.diag(1 / weight)
         step = torch.linalg.solve(system, fitted + pull / weight) - coefficients
         length = 1.0
-        while (trial := loss(coefficients + length * step)) > value and length > 1e-9:
+        most = value * (1 + ROUNDING)
+        while (trial := loss(coefficients + length * step)) > most and length > 1e-9:
             length /= 2
-        if trial > value:  # to rounding, this is the minimum
+        if trial > most:  # to rounding, this is the minimum
             return coefficients
         coefficients, value = coefficients + length * step, trial
     return coefficients
