@@ -50,6 +50,12 @@ def test_products_of_a_seed_that_is_read_again_each_time(monkeypatch: pytest.Mon
     features = RandomFeatures(weights, activation("gelu"), block=7)
     assert features.linearize(on_sphere(1, 5))._kept is None
     same_products(features, dense_random(features))
+    x, draw, drawn = on_sphere(3, 5), Seeded.rows, []
+    gram = features.linearize(x).gram()
+    monkeypatch.setattr(Seeded, "rows", lambda *given: drawn.append(1) or draw(*given))
+    linear = features.linearize(x)
+    linear.apply(gaussian(40, 2))
+    assert torch.equal(linear.gram(), gram) and len(drawn) == 6  # V is read once for both
 
 
 @pytest.mark.parametrize("r", [1, 3, 5])

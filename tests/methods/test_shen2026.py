@@ -94,7 +94,7 @@ def test_the_projection_predicts_what_halves_with_half_the_coefficients_do() -> 
 
 
 HAIM = combined(samples=6), haim(330)
-IURADA = case(8, 6, 6.0, "relu+tanh").problem, Iurada2025(rate=1.0, steps=400)
+IURADA = case(8, 6, 6.0, "relu+tanh", seed=1).problem, Iurada2025(rate=1.0, steps=400)
 RUNS = [(HAIM, "published"), (HAIM, "adaptive"), (IURADA, "adaptive")]
 
 

@@ -12,7 +12,9 @@ from exhume.features import NO_NORM, NO_SIGN, WEAK_SIGN, Features
 from exhume.features.activations import Activation
 from exhume.features.weights import Rows, Stored, Weights, blocks, free_memory, materialise, share
 
-BLOCK_BYTES = {"cpu": 2**28, "cuda": 2**33}  # the most of a block of V: a few must fit in memory
+# The most of a block of V: a few must fit in memory, and on a CPU that of one is used again for the
+# next (`exhume.features.normals.KEPT`).
+BLOCK_BYTES = {"cpu": 30 * 2**20, "cuda": 2**33}
 KEPT_BYTES = 2**30  # features of candidates are kept up to this size, where V is not in memory
 
 
@@ -151,6 +153,7 @@ class RandomLinearization:
         keep = features.weights.in_memory or needed <= KEPT_BYTES
         self._kept = [block._replace(v=None) for block in self._compute()] if keep else None
         self._seconds: dict[int, Tensor] = {}
+        self._gram: Tensor | None = None  # where nothing is kept, once V was read
 
     def _compute(self) -> Iterator[_Block]:
         sigma = self.features.activation
@@ -177,6 +180,8 @@ class RandomLinearization:
 
     def gram(self) -> Tensor:
         """Return ΦΦᵀ, (n, n) float64."""
+        if self._gram is not None:
+            return self._gram
         total = self._zeros(len(self.candidates))
         for block in self._blocks():
             phi = block.phi.double()
@@ -184,10 +189,17 @@ class RandomLinearization:
         return total
 
     def apply(self, target: Tensor) -> Tensor:
-        """Return ΦT, (n, m) float64; the products are taken in the dtype of T."""
-        total = self._zeros(target.shape[1])
+        """Return ΦT, (n, m) float64; the products are taken in the dtype of T.
+
+        Where nothing is kept ΦΦᵀ is taken on the way, as making V again would cost far more.
+        """
+        total, gram = self._zeros(target.shape[1]), self._zeros(len(self.candidates))
         for block in self._blocks():
             total += block.phi.to(target.dtype) @ target[block.rows]
+            if self._kept is None and self._gram is None:
+                phi = block.phi.double()
+                gram += phi @ phi.T
+        self._gram = gram if self._kept is None and self._gram is None else self._gram
         return total
 
     def combine(self, coefficients: Tensor) -> Tensor:
