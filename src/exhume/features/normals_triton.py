@@ -22,9 +22,8 @@ COLUMNS = 128  # of a tile: 16 × 128 calls keep four words in the registers of 
 
 
 @triton.jit
-def philox(columns, calls, low, high):
-    """Four words for counters (column, call, 0, 0), uint32 that broadcast, and a key."""
-    c0, c1, c2, c3 = columns, calls, calls * 0, columns * 0
+def philox(c0, c1, c2, c3, low, high):
+    """Four words for a counter, uint32 that broadcast, and a key."""
     for _ in tl.static_range(10):
         left, right = c0.to(tl.uint64) * M0, c2.to(tl.uint64) * M1  # one instruction each
         c0, c2 = (right >> 32).to(tl.uint32) ^ (c1 ^ low), (left >> 32).to(tl.uint32) ^ (c3 ^ high)
@@ -57,7 +56,8 @@ def draw(out, low, high, start, stop, d, scale, COLUMNS: tl.constexpr):
     r = tl.arange(0, CALLS)
     k = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     calls, columns = (block * CALLS + r).to(tl.uint32)[:, None], k.to(tl.uint32)[None, :]
-    words = philox(columns, calls, low.to(tl.uint32), high.to(tl.uint32))
+    key = low.to(tl.uint32), high.to(tl.uint32)
+    words = philox(columns, calls, calls * 0, columns * 0, key[0], key[1])
     for i in tl.static_range(4):
         pair = polar(words[i], scale)
         for j in tl.static_range(2):
