@@ -26,6 +26,7 @@ from exhume.methods.shen2026 import Shen2026
 from exhume.methods.simudy2025 import SimuDy2025
 from exhume.methods.stationary import default_for
 from exhume.methods.tansley2026 import Tansley2026, confined
+from exhume.methods.unmixed import Unmixed
 from exhume.recipes import Recipe
 from exhume.search.subspace import directions
 from exhume.solvers import Outcome
@@ -41,6 +42,7 @@ METHODS: dict[str, Callable[[], Method]] = {
     "loo2023": Loo2023,
     "shen2026": Shen2026,
     "simudy2025": SimuDy2025,
+    "unmixed": Unmixed,
 }
 REPLAYING = ("exhume", "simudy2025")  # methods that simulate the training run
 SPREADING = Exhume, Iurada2025  # methods whose every sum over rows is the problem's

@@ -1,9 +1,11 @@
-"""Ours where the weights themselves are the target: Levenberg-Marquardt, with ReLU sharpened.
+"""Ours where the weights themselves are the target: unmixed images, or Levenberg-Marquardt.
 
-At the margin it goes on from where the published first-order steps soon get from several starts: of
-all their candidates those begin that explain the weights together. Samples lie on the edges of
-neurons, where gradients jump, so a softplus that sharpens from trial to trial takes ReLU's place;
-after each, the least of the candidates start again: docs/theory.md.
+Images behind a dense first layer are unmixed from its rows, which needs no premise (`unmixed`).
+For other inputs the equation is solved. At the margin that goes on from where the published
+first-order steps soon get from several starts: of all their candidates those begin that explain the
+weights together. Samples lie on the edges of neurons, where gradients jump, so a softplus that
+sharpens from trial to trial takes ReLU's place; after each, the least of the candidates start
+again: docs/theory.md.
 """
 
 import math
@@ -24,6 +26,7 @@ from exhume.methods.buzaglo2023 import Buzaglo2023
 from exhume.methods.exhume import Exhume
 from exhume.methods.penalised import Descending
 from exhume.methods.progress import Progress, stream
+from exhume.methods.unmixed import Unmixed, Unmixing
 from exhume.solvers import Outcome
 from exhume.solvers.levenberg_marquardt import DampedState, LevenbergMarquardt
 
@@ -52,11 +55,15 @@ class Sharpening(Progress):
         return softened(problem, self.sharpness)
 
 
+Seeking = Unmixing | Descending | Sharpening  # the stages of the search
+
+
 @dataclass(frozen=True)
 class Stationary:
     """A search for problems whose target is the weights: stationary points of their training."""
 
     surplus: float = 2.0  # candidates in units of the samples
+    unmixed: Unmixed | None = field(default_factory=Unmixed)  # tried first, if images; None: never
     recipe: Buzaglo2023 = field(default_factory=Buzaglo2023)  # the published steps
     leads: int = 6  # at the margin, starts of published steps side by side, with finds of their own
     lead: float = 18.0  # their number for each candidate: a third of the published 50,000 for 1,000
@@ -72,12 +79,14 @@ class Stationary:
         """Return the problem unchanged; each trial has a view of its own."""
         return problem
 
-    def init(self, problem: Problem, samples: int | None, seed: int) -> Descending | Sharpening:
-        """Begin with the published steps at the margin, else at random in W₁'s row space.
+    def init(self, problem: Problem, samples: int | None, seed: int) -> Seeking:
+        """Begin by unmixing images; else with the published steps at the margin, else at random.
 
         Multipliers of either sign serve candidates that are no samples as well: published steps
         then lead to minima that second-order steps from random candidates go well below.
         """
+        if self.unmixed is not None and self.unmixed.applies(problem, samples):
+            return self.unmixed.init(problem, samples, seed)
         visible = problem.dim if problem.first_layer is None else len(_spectrum(problem)[0])
         count = math.ceil(self.surplus * (samples or visible))
         if self.leads == 0 or problem.rule is not Rule.MARGIN:
@@ -116,10 +125,10 @@ class Stationary:
         most = traces(fitted(view, pool)).argsort(descending=True)
         return pool[most[: len(progress.state.place.candidates)].to(pool.device)]
 
-    def advance(
-        self, problem: Problem, progress: Descending | Sharpening
-    ) -> Descending | Sharpening:
-        """Take some published steps or one of ours, or begin the next trial."""
+    def advance(self, problem: Problem, progress: Seeking) -> Seeking:
+        """Unmix on, take some published steps or one of ours, or begin the next trial."""
+        if isinstance(progress, Unmixing):
+            return (self.unmixed or Unmixed()).advance(problem, progress)
         if isinstance(progress, Descending):
             return self._led(problem, progress)
         state, view = progress.state, progress.seen(problem)
@@ -139,8 +148,14 @@ class Stationary:
         begun = self._solver.init(softened(problem, sharpness), start)
         return progress.next_round(begun, sharpness=sharpness, trial=progress.trial + 1)
 
-    def finish(self, problem: Problem, progress: Descending | Sharpening) -> Fit:
-        """Return the best at the greatest sharpness, without candidates of no multiplier."""
+    def finish(self, problem: Problem, progress: Seeking) -> Fit:
+        """Return the best at the greatest sharpness, without candidates of no multiplier.
+
+        What was unmixed stays as it is: the premise holds to a sixth or so, and solving the
+        equation from there leads away from the samples.
+        """
+        if isinstance(progress, Unmixing):
+            return (self.unmixed or Unmixed()).finish(problem, progress)
         if isinstance(progress, Descending):
             return fitted(problem, self._chosen(problem, progress))
         view = progress.seen(problem)

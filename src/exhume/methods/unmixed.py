@@ -1,0 +1,173 @@
+"""Samples unmixed from a dense first layer: images are the combinations of its rows with contours.
+
+Every gradient adds Σ_i δ_i x_iᵀ to W₁, so the rows of its change are combinations of the samples
+however long training went on, at what rate, and in which batches (not with Adam, which rescales
+entries); where initial weights are not known but small, so are the rows of W₁. Which combinations
+of rows are samples? Neighbouring pixels of an image differ little but at its contours, so their
+differences have a sharp peak and long tails; those of a mixture of images are nearer to normal.
+Independent component analysis finds the combinations farthest from normal: FastICA (Hyvärinen
+1999). Kariyappa et al. 2023 separate the inputs of one gradient in federated learning so.
+No equation of training is solved; sign and size stay open.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from exhume.equation.objective import Fit, fitted
+from exhume.equation.problem import Problem
+from exhume.errors import InputError
+from exhume.methods.progress import Progress, stream
+from exhume.solvers import Outcome
+
+STRIDE = 10  # turns a move: a second of a processor core for a hundred photographs of 32×32
+ROUNDING = 1e-6  # share of the largest singular value below which float32 weights show nothing
+# Differences for each component below which they cannot be told apart: digits of 8×8 (13) give
+# nothing, 500 photographs of 32×32 (29) an eighth of them
+ENOUGH = 25
+DARK = 1e-8  # variance over the largest below which a combination has no contours
+SIZE = 0.4  # of photographs less their mean, over the norm of noise that fills their box
+
+
+@dataclass(frozen=True, eq=False)
+class Turned:
+    """Where the analysis stands."""
+
+    turn: Tensor  # Q (k, k), orthogonal: which combinations of whitened ones are components
+    candidates: Tensor  # these as inputs, with either sign, (2k, d)
+    steps: int = 0  # turns taken
+    products: int = 0  # none is a pass over the features' derivative
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Unmixing(Progress):
+    """The progress of the analysis."""
+
+    state: Turned
+    phase: str = "unmix"
+
+    @property
+    def candidates(self) -> Tensor:
+        """The components so far, with either sign."""
+        return self.state.candidates
+
+    @property
+    def residual(self) -> float:
+        """Nothing of the target is explained before coefficients are fitted at the end."""
+        return 1.0
+
+
+@dataclass(frozen=True)
+class Unmixed:
+    """Independent component analysis of the first layer's rows, for images."""
+
+    turns: int = 300  # at most: components that are noise never stay
+    tolerance: float = 1e-4  # 1 − |cosine| of a component in two turns, below which all stay
+    name: str = "unmixed"
+
+    def view(self, problem: Problem) -> Problem:
+        """Return the problem; refuse one without a dense first layer, or whose inputs are none."""
+        if problem.first_layer is None or len(problem.shape) not in (2, 3):
+            raise InputError(
+                "unmixed: takes images, (H, W) or (C, H, W), and a dense first layer that sees "
+                f"them and was trained; inputs are {problem.shape}. Use the method 'exhume'."
+            )
+        return problem
+
+    def applies(self, problem: Problem, samples: int | None) -> bool:
+        """Tell whether there are differences enough to tell the samples apart."""
+        if problem.first_layer is None or len(problem.shape) not in (2, 3):
+            return False
+        *channels, high, wide = problem.shape
+        values = 5 * math.prod(channels) * (high - 1) * (wide - 1)
+        return values >= ENOUGH * len(_rows(problem, samples))
+
+    def init(self, problem: Problem, samples: int | None, seed: int) -> Unmixing:
+        """Begin with a random turn."""
+        rows, white, _ = _whitened(problem, samples)
+        turn = torch.randn(len(white), len(white), generator=stream(seed, 0)).to(rows)
+        state = Turned(orthogonal(turn.double()).to(rows), _inputs(problem, white @ rows))
+        return Unmixing(seed=seed, samples=samples, state=state)
+
+    def advance(self, problem: Problem, progress: Unmixing) -> Unmixing:
+        """Take some turns."""
+        rows, white, values = _whitened(problem, progress.samples)
+        turn, steps, moved = progress.state.turn, progress.state.steps, math.inf
+        last = min(steps + STRIDE, self.turns)
+        while steps < last and moved > self.tolerance:
+            before, turn, steps = turn, turned(turn, values), steps + 1
+            moved = float((1 - (turn * before).sum(1).abs()).max())
+        state = Turned(turn, _inputs(problem, turn @ (white @ rows)), steps)
+        ended = Outcome.STALLED if moved <= self.tolerance else None
+        ended = Outcome.BUDGET if ended is None and steps >= self.turns else ended
+        return replace(progress, state=state, outcome=ended)
+
+    def finish(self, problem: Problem, progress: Unmixing) -> Fit:
+        """Fit coefficients to the components as they are, each with either sign."""
+        return fitted(problem, progress.candidates)
+
+
+def contours(images: Tensor) -> Tensor:
+    """Return first and second differences of neighbouring pixels, (k, C, H, W) → (k, T).
+
+    Colours are taken along the principal axes of all images, and every kind of difference of every
+    colour is divided by its root mean square, so that brightness does not drown the others.
+    """
+    flat = images.transpose(0, 1).flatten(1)
+    axes = torch.linalg.eigh(flat @ flat.T)[1]
+    parts = []
+    for colour in torch.einsum("co,kchw->okhw", axes, images):
+        across, down = colour.diff(dim=2), colour.diff(dim=1)
+        kinds = across, down, across.diff(dim=2), down.diff(dim=1), across.diff(dim=1)
+        parts += [part.flatten(1) for part in kinds if part.any()]
+    return torch.cat([part / part.square().mean().sqrt() for part in parts], 1)
+
+
+def turned(turn: Tensor, values: Tensor) -> Tensor:
+    """Return one step of FastICA: Q ← orthogonal(E[g(QZ) Zᵀ] − E[g'(QZ)] Q), g(s) = s·exp(−s²/2).
+
+    Z (k, T) are whitened values. That g belongs to contours: it disregards the long tails, whose
+    few values would decide, and asks for a sharp peak.
+    """
+    s = turn @ values
+    bell = torch.exp(-s.square() / 2)
+    mean = (s * bell) @ values.T / values.shape[1]
+    slope = ((1 - s.square()) * bell).mean(1, keepdim=True)
+    return orthogonal((mean - slope * turn).double()).to(turn)
+
+
+def orthogonal(matrix: Tensor) -> Tensor:
+    """Return the nearest orthogonal matrix, (MMᵀ)^{−½} M."""
+    values, vectors = torch.linalg.eigh(matrix @ matrix.T)
+    root = values.clamp_min(torch.finfo(values.dtype).tiny).rsqrt()
+    nearest: Tensor = (vectors * root) @ vectors.T @ matrix
+    return nearest
+
+
+def _rows(problem: Problem, samples: int | None) -> Tensor:
+    """Return an orthonormal basis (r, d) of W₁'s rows: as many as samples, or as are visible."""
+    assert problem.first_layer is not None
+    sizes, directions = problem.first_layer.spectrum
+    visible = int((sizes > ROUNDING * sizes[0]).sum())
+    return directions[: min(samples or visible, visible)]
+
+
+def _whitened(problem: Problem, samples: int | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Return rows (r, d), and M (k, r) that makes their contours Z (k, T) white, ZZᵀ/T = 1."""
+    rows = _rows(problem, samples).to(problem.target.device)
+    channels = problem.shape if len(problem.shape) == 3 else (1, *problem.shape)
+    values = contours(rows.reshape(-1, *channels))
+    sizes, vectors = torch.linalg.eigh(values @ values.T / values.shape[1])
+    seen = sizes > DARK * sizes[-1]
+    white = (vectors[:, seen] / sizes[seen].sqrt()).T
+    like = problem.target
+    return rows.to(like), white.to(like), (white @ values).to(like)
+
+
+def _inputs(problem: Problem, components: Tensor) -> Tensor:
+    """Return components (k, d) with either sign as inputs of a usual size, (2k, d)."""
+    drawn = problem.domain.start(8, problem.dim, stream(0, 0)).norm(dim=1).mean()
+    unit = torch.nn.functional.normalize(components) * (SIZE * float(drawn))
+    return problem.domain.project(torch.cat([unit, -unit]))
