@@ -23,8 +23,8 @@ from exhume.methods.progress import Progress, stream
 from exhume.solvers import Outcome
 
 STRIDE = 10  # turns a move: a second of a processor core for a hundred photographs of 32×32
-ROUNDING = 1e-6  # share of the largest singular value below which float32 weights show nothing
-# Differences for each component below which they cannot be told apart: digits of 8×8 (13) give
+ROUNDING = 1e-6  # share of the largest singular value that the rounding of float32 may leave
+# Differences for each component below which they cannot be told apart: 20 digits of 8×8 (13) give
 # nothing, 500 photographs of 32×32 (29) an eighth of them
 ENOUGH = 25
 DARK = 1e-8  # variance over the largest below which a combination has no contours
@@ -146,12 +146,29 @@ def orthogonal(matrix: Tensor) -> Tensor:
     return nearest
 
 
+def above_noise(sizes: Tensor, sides: tuple[int, ...]) -> int:
+    """Return how many singular values of a matrix, largest first, are not those of noise.
+
+    Noise of sides a ≥ b has them between σ(√a − √b) and σ(√a + √b) (Marchenko and Pastur), and the
+    smallest of all is taken for its least. Each of the c values above the others takes a row and a
+    column of the noise away, so that c is found by and by.
+    """
+    long, short = max(sides), min(sides)
+    count, found = -1, 0
+    while found > count:
+        count = found
+        a, b = math.sqrt(long - count), math.sqrt(max(0, short - count))
+        edge = sizes[-1] * (a + b) / (a - b) if a > b else sizes[-1]
+        found = int((sizes > edge.clamp_min(ROUNDING * sizes[0])).sum())
+    return count
+
+
 def _rows(problem: Problem, samples: int | None) -> Tensor:
-    """Return an orthonormal basis (r, d) of W₁'s rows: as many as samples, or as are visible."""
+    """Return an orthonormal basis (r, d) of W₁'s rows, without noise: at most one a sample."""
     assert problem.first_layer is not None
     sizes, directions = problem.first_layer.spectrum
-    visible = int((sizes > ROUNDING * sizes[0]).sum())
-    return directions[: min(samples or visible, visible)]
+    seen = max(1, above_noise(sizes, tuple(problem.first_layer.trained.shape)))
+    return directions[: min(samples or seen, seen)]
 
 
 def _whitened(problem: Problem, samples: int | None) -> tuple[Tensor, Tensor, Tensor]:
