@@ -17,7 +17,16 @@ from exhume.errors import InputError
 from exhume.features import NO_NORM, NO_SIGN, WEAK_SIGN
 from exhume.features.activations import activation, smoothed_relu
 from exhume.features.random import RandomFeatures
-from exhume.features.weights import GENERATORS, TILE, Mapped, Seeded, Stored, blocks, materialise
+from exhume.features.weights import (
+    GENERATORS,
+    TILE,
+    Mapped,
+    Seeded,
+    Stored,
+    blocks,
+    materialise,
+    split,
+)
 from problems import (
     ACTIVATIONS,
     case,
@@ -122,10 +131,13 @@ def test_block_size_and_source_of_v_do_not_matter(block: int, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
-def test_half_precision_is_for_steps_only_and_does_not_mind_the_scale(size: float) -> None:
+@pytest.mark.parametrize("parts", [1, 2])
+def test_half_precision_is_for_steps_only_and_does_not_mind_the_scale(
+    size: float, parts: int
+) -> None:
     exact = make_features(6, 300, "relu", seed=2)
     v = dense_v(exact).float()
-    coarse = RandomFeatures(Stored(v, v.half()), activation("relu"), block=100)
+    coarse = RandomFeatures(Stored(v, *split(v)[:parts]), activation("relu"), block=100)
     same_products(coarse, exact, 1e-5, steps=1e-2)
     t, a = size * gaussian(300, 2), gaussian(4, 2)
     got, expected = (f.linearize(on_sphere(4, 6)).pull(t.to(f.dtype), a) for f in (coarse, exact))
@@ -141,7 +153,7 @@ def test_gpu_and_cpu_agree(stored: bool) -> None:
     cpu = RandomFeatures(seeded, activation("relu+tanh"), block=700)
     gpu = cpu.to(cuda, torch.float32)
     gpu = gpu.resident() if stored else gpu
-    assert (gpu.weights.half is not None) == stored
+    assert (gpu.weights.half is not None) == (gpu.weights.low is not None) == stored
     same_products(gpu, cpu.to(CPU, torch.float64), 1e-5, n=5, steps=1e-2)
     problem = case(30, 6, 4)
     assert fitted(problem.problem.to("cuda"), problem.inputs).value < 1e-12

@@ -10,7 +10,17 @@ from torch import Tensor
 from exhume.device import tensor_cores
 from exhume.features import NO_NORM, NO_SIGN, WEAK_SIGN, Features
 from exhume.features.activations import Activation
-from exhume.features.weights import Rows, Stored, Weights, blocks, free_memory, materialise, share
+from exhume.features.weights import (
+    FINE,
+    Rows,
+    Stored,
+    Weights,
+    blocks,
+    free_memory,
+    materialise,
+    share,
+    split,
+)
 
 # The most of a block of V: a few must fit in memory, and on a CPU that of one is used again for the
 # next (`exhume.features.normals.KEPT`).
@@ -85,14 +95,17 @@ class RandomFeatures(Features):
     def resident(self) -> Self:
         """Return the same with V in memory, if it takes less than half of what is free.
 
-        On a GPU a copy in float16 goes beside it, if that takes less than half of the rest.
+        On a GPU a copy in float16 goes beside it for steps, if that takes less than half of the
+        rest, and one of what that rounds off, for features, if both do.
         """
         needed = self.width * self.dim * self.dtype.itemsize
         if not self.weights.in_memory and needed > free_memory(self.device) / 2:
             return self
         stored = materialise(self.weights)
         copied = self.device.type == "cuda" and self.dtype == torch.float32 and stored.half is None
-        if copied and not self.full_precision and needed / 2 <= free_memory(self.device) / 2:
+        if copied and not self.full_precision and needed <= free_memory(self.device) / 2:
+            stored = Stored(stored.tensor, *split(stored.tensor))
+        elif copied and not self.full_precision and needed / 2 <= free_memory(self.device) / 2:
             stored = Stored(stored.tensor, stored.tensor.half())
         return replace(self, weights=stored)
 
@@ -160,11 +173,20 @@ class RandomLinearization:
         for part in self.features.slices():
             v = self.features.weights.rows(part.start, part.stop)
             z = self._inside(v, part)
-            yield _Block(part, sigma.value(z), sigma.slope(z), v)
+            slope = sigma.slope(z)
+            slope = slope if self.features.weights.half is None else slope.half()
+            yield _Block(part, sigma.value(z), slope, v)
 
     def _inside(self, v: Tensor, part: slice) -> Tensor:
         """Vx + b for the rows of a block, (n, b)."""
-        z = self.candidates @ v.T
+        half, low = self.features.weights.half, self.features.weights.low
+        if half is None or low is None:
+            z = self.candidates @ v.T
+        else:  # XVᵀ but for 2⁻²² of it, by what is in float16: three times as fast as in float32
+            x, size = _scaled(self.candidates)
+            (high, rest), n = split(x), len(x)
+            both = _mixed(torch.cat([high, rest]), half[part].T)
+            z = both[n:].add_(_mixed(high, low[part].T)).div_(FINE).add_(both[:n]).mul_(size)
         return z if self.features.bias is None else z + self.features.bias[part]
 
     def _blocks(self) -> Iterator[_Block]:
@@ -209,21 +231,30 @@ class RandomLinearization:
 
     def push(self, direction: Tensor, coefficients: Tensor) -> Tensor:
         """Return Σ_i σ'(Vx_i) ⊙ (V D_i) A_iᵀ, (p, m)."""
-        a = coefficients.to(self.candidates.dtype)
-        parts = []
-        for rows, slope, v in self._with_v():
-            moved = self._product(direction, v, rows, across=True)
-            parts.append(moved.mul_(slope).T @ a)
-        return torch.cat(parts)
+        a, half = coefficients.to(self.candidates.dtype), self.features.weights.half
+        if half is None:
+            moved = ((s, self._product(direction, v, r, across=True)) for r, s, v in self._with_v())
+            return torch.cat([product.mul_(slope).T @ a for slope, product in moved])
+        left, size = _scaled(direction)
+        right, whole = _scaled((size * a).T, summed=True)
+        left, right = left.half(), right.half()
+        parts = [right @ (left @ half[rows].T).mul_(slope) for rows, slope, _ in self._with_v()]
+        return torch.cat(parts, 1).to(a).mul_(whole).T
 
     def pull(self, target: Tensor, coefficients: Tensor) -> Tensor:
         """Return [(A Tᵀ) ⊙ σ'(XVᵀ)] V, (n, d)."""
-        a = coefficients.to(self.candidates.dtype)
+        a, half = coefficients.to(self.candidates.dtype), self.features.weights.half
         total = torch.zeros_like(self.candidates)
-        for rows, slope, v in self._with_v():
-            weighted = (a @ target[rows].T).mul_(slope)
-            total += self._product(weighted, v, rows)
-        return total
+        if half is None:
+            for rows, slope, v in self._with_v():
+                total += self._product((a @ target[rows].T).mul_(slope), v, rows)
+            return total
+        columns, sizes = _scaled(target.T)
+        left, whole = _scaled(a * sizes.T, summed=True)
+        columns, left = columns.half(), left.half()
+        for rows, slope, _ in self._with_v():
+            total += (left @ columns[:, rows]).mul_(slope) @ half[rows]
+        return total.mul_(whole)
 
     def bend(self, direction: Tensor, target: Tensor, coefficients: Tensor) -> Tensor:
         """Return [(A Tᵀ) ⊙ σ''(XVᵀ) ⊙ (D Vᵀ)] V, (n, d); σ'' is kept where the features are."""
@@ -245,8 +276,11 @@ class RandomLinearization:
     def curvature(self, coefficients: Tensor) -> Tensor:
         """Return C = (AAᵀ) ⊙ Σ_k σ'_ik σ'_jk |v_k|²/d, (n, n) float64."""
         total = self._zeros(len(self.candidates))
-        for _, slope, v in self._with_v():
-            total += ((slope * v.square().mean(1)) @ slope.T).double()
+        weights = self.features.weights
+        for rows, slope, v in self._with_v():
+            stored = weights if isinstance(weights, Stored) else None
+            length = v.square().mean(1) if stored is None else stored.lengths[rows]
+            total += ((slope.to(v) * length) @ slope.to(v).T).double()
         a = coefficients.double()
         return (a @ a.T) * total
 
@@ -258,6 +292,23 @@ class RandomLinearization:
         if half is None:
             with tensor_cores(not self.features.full_precision):
                 return left @ matrix
-        # rows scaled to their largest entry, so that neither small nor large ones are lost
-        scale = left.abs().amax(1, keepdim=True).clamp_min(torch.finfo(left.dtype).tiny)
-        return ((left / scale).half() @ matrix).to(left.dtype).mul_(scale)
+        left, size = _scaled(left)
+        return (left.half() @ matrix).to(size).mul_(size)
+
+
+def _scaled(rows: Tensor, summed: bool = False) -> tuple[Tensor, Tensor]:
+    """Divide rows by their largest entry, or by the sum of all, so that float16 loses nothing.
+
+    Neither small nor large rows are lost then; and products of rows that sum to 1 with others are
+    no larger than these.
+    """
+    sizes = rows.abs().sum(1, keepdim=True) if summed else rows.abs().amax(1, keepdim=True)
+    sizes = sizes.clamp_min(torch.finfo(rows.dtype).tiny)
+    return rows / sizes, sizes
+
+
+def _mixed(left: Tensor, right: Tensor) -> Tensor:
+    """Return the product of float16 matrices in float32, which a GPU's tensor cores add up in."""
+    if left.is_cuda:
+        return torch.mm(left, right, out_dtype=torch.float32)
+    return left.float() @ right.float()

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol, Self
 
@@ -19,6 +20,7 @@ from exhume.files import regular
 
 CPU = torch.device("cpu")
 TILE = 256  # rows of V that share one stream of `tiles`; another would change every such V
+FINE = 2048.0  # by which what float16 rounds off, 2⁻¹¹ of a number, is as large as the number
 GENERATORS = ("philox", "tiles")  # of V from a seed: that of new models, and the first there was
 
 
@@ -27,7 +29,8 @@ class Weights(Protocol):
 
     device: torch.device  # where blocks are handed out
     dtype: torch.dtype  # in which precision
-    half: Tensor | None = None  # a copy in float16 for products on a GPU
+    half: Tensor | None = None  # a copy H in float16 for products on a GPU
+    low: Tensor | None = None  # what H rounds off, V = H + L/`FINE`, in float16
     in_memory: bool = False  # whether reading rows costs nothing
 
     @property
@@ -46,10 +49,11 @@ class Weights(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Stored(Weights):
-    """V as a tensor, on a GPU with a copy in float16 if there is room for one."""
+    """V as a tensor, on a GPU with a copy in two parts of float16 if there is room for them."""
 
     tensor: Tensor
     half: Tensor | None = None
+    low: Tensor | None = None
     device: torch.device = field(init=False)
     dtype: torch.dtype = field(init=False)
     in_memory = True
@@ -68,9 +72,15 @@ class Stored(Weights):
         """Return V[start:stop], a view."""
         return self.tensor[start:stop]
 
+    @cached_property
+    def lengths(self) -> Tensor:
+        """Return |v_k|²/d of every row, (p,)."""
+        norms: Tensor = torch.linalg.vector_norm(self.tensor, dim=1)
+        return norms.square() / self.tensor.shape[1]
+
     def to(self, device: torch.device, dtype: torch.dtype) -> Self:
         """Return the tensor moved, without the copy in float16."""
-        return replace(self, tensor=self.tensor.to(device, dtype), half=None)
+        return replace(self, tensor=self.tensor.to(device, dtype), half=None, low=None)
 
 
 @dataclass(frozen=True)
@@ -211,6 +221,21 @@ def materialise(weights: Weights, size: int = 65536) -> Stored:
     for part in blocks(weights.shape[0], size):
         tensor[part] = weights.rows(part.start, part.stop)
     return Stored(tensor)
+
+
+def split(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return float16 H and L with values = H + L/`FINE`, to 2⁻²² of them: two products, not one.
+
+    Example:
+        >>> high, low = split(torch.tensor([1 / 3]))
+        >>> abs(float(high + low.double() / FINE) - 1 / 3) < 2**-22 / 3
+        True
+    """
+    high = values.half()
+    low = torch.empty_like(high)
+    for part in blocks(len(values), 65536):  # so that no other copy of V is made on the way
+        low[part] = ((values[part] - high[part]) * FINE).half()
+    return high, low
 
 
 def free_memory(device: torch.device) -> int:
