@@ -12,7 +12,7 @@ SHOWN = {
     "finetuned": ["not lazy", "converged", "recovered 100%, exact 100%"],
     "first_audit": ["converged: 20 candidates", "recovered 100%, exact 100%"],
     "frozen_backbone": ["10 candidates", "converged", "recovered 100%, exact 100%"],
-    "weights_alone": ["48 candidates", "of others 0", "cosine over 0.9"],
+    "weights_alone": ["candidates leave", "of others 0", "cosine over 0.9"],
     "reading_a_report": ["All 6 samples recovered", "None of 6 samples recovered", "no such trace"],
 }
 

@@ -34,7 +34,8 @@ class Settings:
         method: exhume (our best), tansley2026 (in the subspace that a dense first layer reveals),
             iurada2025 and loo2023 (a change of weights, as published), haim2022 (one output
             trained to the margin), buzaglo2023 (several outputs, or weight decay), shen2026
-            (one of the four before it, with splits), or simudy2025 (a training run, as published).
+            (one of the four before it, with splits), simudy2025 (a training run, as published), or
+            unmixed (images out of the rows of a dense first layer).
         preset: a published run of haim2022, buzaglo2023, loo2023 or shen2026 by name, such as b9:
             its settings and its length, in the place of tuning.
         time_limit: seconds after which the best so far is taken.

@@ -77,8 +77,8 @@ class LazySearch(Search):
     known: int | None  # how many samples there are; None if more than the lazy search has may be
 
     def seen(self, problem: Problem) -> Problem:
-        """Return the problem with the gradients in the place of the run."""
-        return lazy_of(problem)
+        """Return the problem with the gradients in the place of the run, if it has one."""
+        return lazy_of(problem) if problem.premise is Premise.REPLAY else problem
 
 
 @dataclass(frozen=True, eq=False)
