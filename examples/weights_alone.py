@@ -12,8 +12,8 @@ from exhume.report.gallery import pairs_png
 private = exhume.data.load("faces", samples=24, centre="pixels")
 victim = exhume.victims.kkt_mlp(private, widths=(200, 200), training="flow")
 
-# The rows of the first layer are mixtures of the faces, and are unmixed. Published attacks solve the
-# KKT conditions instead: method=exhume.methods.preset("haim2022", "b9").
+# The rows of the first layer are mixtures of the faces, and are unmixed. Published attacks solve
+# the KKT conditions instead: method=exhume.methods.preset("haim2022", "b9").
 found = exhume.reconstruct(victim.problem, samples=24)
 print(f"{len(found.samples)} candidates leave a residual of {found.residual:.2f}")
 
