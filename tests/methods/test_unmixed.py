@@ -13,9 +13,10 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from exhume import data
-from exhume.auditing.controls import permuted
-from exhume.equation.problem import Premise, Problem
+from exhume.equation.domain import Box
+from exhume.equation.problem import FirstLayer, Premise, Problem
 from exhume.errors import InputError
+from exhume.evaluate import score
 from exhume.methods import method_named, reconstruct
 from exhume.methods.progress import pack, unpack
 from exhume.methods.unmixed import Unmixed, above_noise, contours, orthogonal, turned
@@ -102,14 +103,44 @@ def test_faces_come_back_from_the_rows(target: str) -> None:
     assert torch.equal(alone.samples, found.samples)
 
 
-def test_where_there_is_nothing_nothing_comes_back() -> None:
+def test_where_there_is_nothing_nothing_stands_out() -> None:
     problem, truth = planted(1e-4)
-    control = permuted(problem, 0)
-    assert control is not None and control.first_layer is not None
     assert problem.first_layer is not None
-    before, after = problem.first_layer.trained, control.first_layer.trained
-    assert torch.equal(before.flatten().sort().values, after.flatten().sort().values)
-    assert (cosines(reconstruct(control, FACES).samples, truth) < 0.5).all()
+    there = problem.first_layer.trained.flatten()
+    order = torch.randperm(len(there), generator=torch.Generator().manual_seed(0))
+    mixed = there[order].view_as(problem.first_layer.trained)
+    control = replace(problem, first_layer=FirstLayer(torch.zeros_like(mixed), mixed))
+    assert not Unmixed().applies(control, FACES)  # so that `exhume` goes on to the equation
+    found = reconstruct(control, FACES, method="unmixed")
+    assert len(found.samples) <= 4 and (cosines(found.samples, truth) < 0.5).all()
+
+
+def test_the_bias_tells_sign_and_size() -> None:
+    problem = planted(1e-4)[0]
+    faces = data.load("faces", FACES, centre="pixels").images().flatten(1).double()  # with the mean
+    mixing = gaussian(WIDTH, FACES, seed=1)
+    layer = FirstLayer(torch.zeros(WIDTH, 625).double(), mixing @ faces, mixing.sum(1))
+    wide = replace(problem, first_layer=layer, domain=Box(-9.0, 9.0))
+    found = reconstruct(wide, FACES, method="unmixed").samples
+    assert found.shape == (FACES, 625)
+    assert (cosines(found, faces) > 0.9).sum() >= 20  # each with one sign, that is
+    assert score(found, faces).errors.median() < 0.25
+    lost = replace(layer, bias=gaussian(WIDTH, seed=2))  # no combination
+    assert (
+        len(reconstruct(replace(wide, first_layer=lost), FACES, method="unmixed").samples) > FACES
+    )
+
+
+def test_images_without_contours_are_refused_and_boxes_may_be_anywhere() -> None:
+    problem, truth = planted(1e-4)
+    flat = gaussian(WIDTH, 2, seed=3) @ torch.ones(2, 625).double()
+    layer = FirstLayer(torch.zeros_like(flat), flat)
+    with pytest.raises(InputError, match="without any contours"):
+        reconstruct(replace(problem, first_layer=layer), 1, method="unmixed")
+    found = reconstruct(replace(problem, domain=Box(0.0, 1.0)), FACES).samples
+    assert found.min() >= 0 and found.max() <= 1
+    own, seen = (x - x.mean(1, keepdim=True) for x in (truth, found))
+    assert (cosines(seen, own) > 0.8).sum() >= 20
 
 
 def test_a_run_goes_on_to_the_same_bits() -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from exhume import ranks
 from exhume.auditing.judgement import ABOVE, MATCHED, SEED, SURE, Judgement, allowed, judge
-from exhume.equation.problem import FirstLayer, Problem
+from exhume.equation.problem import Problem
 from exhume.errors import InputError
 from exhume.features import Features
 from exhume.features.modules import BlockFeatures, ModuleFeatures
@@ -34,9 +34,8 @@ def permuted(problem: Problem, seed: int) -> Problem | None:
     """Return a problem that no samples explain: the rows of its target in another order.
 
     Δ (p, m) becomes Δ[π], with a permutation π within each tensor of the parameters where the
-    features know them, else of all rows. A training run is then to end at θ₀ + Δ[π]. Where the
-    weights are the target, so are the first layer's, out of whose rows samples could be unmixed.
-    None where the order makes no difference.
+    features know them, else of all rows. A training run is then to end at θ₀ + Δ[π]. None where
+    the order makes no difference.
     """
     features, generator = problem.features, torch.Generator().manual_seed(seed)
     sizes = [len(problem.target)]
@@ -48,11 +47,6 @@ def permuted(problem: Problem, seed: int) -> Problem | None:
         return None
     if isinstance(features, TrainingRun):
         features = _ending(features, features.points[0], target)
-    layer = problem.first_layer if problem.premise.weights_alone else None
-    if layer is not None:
-        change = (layer.trained - layer.initial).flatten()
-        mixed = change[_order(len(change), generator, change.device)].view_as(layer.initial)
-        problem = replace(problem, first_layer=FirstLayer(layer.initial, layer.initial + mixed))
     return replace(problem, target=target, features=features)
 
 

@@ -56,6 +56,7 @@ class FirstLayer:
 
     initial: Tensor  # W₁ before training, (h, d)
     trained: Tensor  # W₁ after it
+    bias: Tensor | None = None  # what training added to its bias, (h,), where it has one
 
     @cached_property
     def spectrum(self) -> tuple[Tensor, Tensor]:
@@ -66,7 +67,8 @@ class FirstLayer:
 
     def to(self, device: torch.device) -> "FirstLayer":
         """Return the same elsewhere, in the precision it was stored in."""
-        return FirstLayer(self.initial.to(device), self.trained.to(device))
+        bias = None if self.bias is None else self.bias.to(device)
+        return FirstLayer(self.initial.to(device), self.trained.to(device), bias)
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,6 +25,7 @@ from exhume.features.weights import (
 # The most of a block of V: a few must fit in memory, and on a CPU that of one is used again for the
 # next (`exhume.features.normals.KEPT`).
 BLOCK_BYTES = {"cpu": 30 * 2**20, "cuda": 2**33}
+SIZES = 1e-4, 10.0  # of V's entries, root mean square: products with others overflow in float16
 ALIGNED = 256  # divides the rows of a block: where 8 does not, float16 products take twice as long
 KEPT_BYTES = 2**30  # features of candidates are kept up to this size, where V is not in memory
 
@@ -102,12 +103,12 @@ class RandomFeatures(Features):
         needed = self.width * self.dim * self.dtype.itemsize
         if not self.weights.in_memory and needed > free_memory(self.device) / 2:
             return self
-        stored = materialise(self.weights)
+        stored, free = materialise(self.weights), free_memory(self.device) / 2
         copied = self.device.type == "cuda" and self.dtype == torch.float32 and stored.half is None
-        if copied and not self.full_precision and needed <= free_memory(self.device) / 2:
-            stored = Stored(stored.tensor, *split(stored.tensor))
-        elif copied and not self.full_precision and needed / 2 <= free_memory(self.device) / 2:
-            stored = Stored(stored.tensor, stored.tensor.half())
+        if copied and not self.full_precision and needed / 2 <= free and halved(stored):
+            both = needed <= free
+            copy = split(stored.tensor) if both else (stored.tensor.half(),)
+            stored = Stored(stored.tensor, *copy)
         return replace(self, weights=stored)
 
     def restrict(self, basis: Tensor) -> Self:
@@ -298,8 +299,14 @@ class RandomLinearization:
         return (left.half() @ matrix).to(size).mul_(size)
 
 
+def halved(stored: Stored) -> bool:
+    """Tell whether V's entries are of a size that float16 holds, and their products."""
+    low, high = SIZES
+    return low < float(stored.lengths.mean().sqrt()) < high
+
+
 def _scaled(rows: Tensor, summed: bool = False) -> tuple[Tensor, Tensor]:
-    """Divide rows by their largest entry, or by the sum of all, so that float16 loses nothing.
+    """Divide rows by their largest entry, or by the sum of all, as float16 asks for.
 
     Neither small nor large rows are lost then; and products of rows that sum to 1 with others are
     no larger than these.

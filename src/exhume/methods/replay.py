@@ -44,6 +44,7 @@ from exhume.methods.starts import (
     random_start,
     stride_of,
 )
+from exhume.methods.unmixed import start_of
 from exhume.recipes import Recipe
 from exhume.search.photographs import photographs
 from exhume.search.subspace import directions
@@ -167,7 +168,7 @@ class Replay:
         return problem
 
     def init(self, problem: Problem, samples: int | None, seed: int) -> LazySearch:
-        """Begin with the lazy equation."""
+        """Begin with the lazy equation, from images unmixed from a dense layer if there is one."""
         if problem.premise is not Premise.REPLAY:
             raise InputError("replay: needs the premise replay, and with it a recipe.")
         labels = run_of(problem).labels
@@ -175,10 +176,11 @@ class Replay:
             raise InputError(f"labels: there are {len(labels or ())} for {samples} samples.")
         samples = samples or len(labels or ()) or span_count(problem)
         count = samples or least_count(problem)
-        lazy = lazy_of(problem)
-        start = random_start(
-            problem, self._search(problem).count(lazy, count), stream(seed, 0), SPREADS[0]
-        )
+        lazy, adds = lazy_of(problem), run_of(problem).recipe.optimizer == "sgd"
+        start = start_of(problem, samples, seed) if adds else None  # others rescale gradients
+        if start is None:
+            most = self._search(problem).count(lazy, count)
+            start = random_start(problem, most, stream(seed, 0), SPREADS[0])
         begun = self._search(problem).begin(lazy, count, seed, start)
         return LazySearch(**vars(begun), known=samples)
 

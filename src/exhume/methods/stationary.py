@@ -151,8 +151,8 @@ class Stationary:
     def finish(self, problem: Problem, progress: Seeking) -> Fit:
         """Return the best at the greatest sharpness, without candidates of no multiplier.
 
-        What was unmixed stays as it is: the premise holds to a sixth or so, and solving the
-        equation from there leads away from the samples.
+        What was unmixed stays as it is: the samples themselves leave a sixth of the first layer, so
+        that solving the equation from there leads away from them.
         """
         if isinstance(progress, Unmixing):
             return (self.unmixed or Unmixed()).finish(problem, progress)

@@ -292,7 +292,9 @@ def first_layer(network: Network, initial: Weights, trained: Weights) -> FirstLa
     name = network.first_dense(trained)
     if name is None or name not in initial or torch.equal(initial[name], trained[name]):
         return None
-    return FirstLayer(initial[name], trained[name])
+    bias = f"{name.removesuffix('weight')}bias"
+    added = trained[bias] - initial[bias] if {bias} <= trained.keys() & initial.keys() else None
+    return FirstLayer(initial[name], trained[name], added)
 
 
 def premise_named(word: str | Premise) -> Premise:

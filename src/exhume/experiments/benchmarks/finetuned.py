@@ -37,7 +37,12 @@ SAID = (
 ALONE = "-alone"  # what the name of a case ends with where the auditor has no public inputs
 # Rates from 1e-3 to 0.2, tried in turn until samples are fitted: the least that does so is taken
 RATES = tuple(1e-3 * 1.5**k for k in range(14))
-METHODS = {"replay": "exhume, replay", "lazy": "exhume, lazy", "simudy2025": "simudy2025"}
+METHODS = {
+    "replay": "exhume, replay",
+    "lazy": "exhume, lazy",
+    "simudy2025": "simudy2025",
+    "unmixed": "unmixed",
+}
 # Bases of digits with something left to learn, and of CIFAR-10 trained for as long as others gain.
 # One that knows its own by heart is sure of half of the others, which then leave no trace.
 HALFWAY: Base = 500, Recipe("adam", lr=3e-3, steps=30)
@@ -72,7 +77,7 @@ def finetuned(
     seeds: int = 10,
     first_seed: int = 100,
     limit: float = 60.0,
-    methods: tuple[str, ...] = tuple(METHODS),
+    methods: tuple[str, ...] = ("replay", "lazy", "simudy2025"),
     samples: int | None = None,
     labels: bool = True,
     device: str = "auto",
@@ -90,7 +95,7 @@ def finetuned(
         seeds: how many.
         first_seed: of data, model and attack.
         limit: seconds an attack.
-        methods: of replay, lazy and simudy2025.
+        methods: of replay, lazy, simudy2025, and unmixed, which takes dense layers of images.
         samples: n, in the place of the case's own.
         labels: tell the labels to replay and simudy2025, in the order of the samples.
         device: where to run.
@@ -121,7 +126,7 @@ def finetuned(
             if replay.target.is_cuda and seed == chosen[0]:
                 say(f"  {name}: {products(replay, victim)}")
             for method in methods:
-                problem = lazy if method == "lazy" else replay
+                problem = lazy if method in ("lazy", "unmixed") else replay
                 picture = pictures and pictures / f"{name}-{seed}-{method}.png"
                 run = attacked(problem, victim, method, seed, limit, picture)
                 runs[method].append(shared | run)
