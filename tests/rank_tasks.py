@@ -106,6 +106,7 @@ def signalled(folder: Path, name: str, *whom: str) -> None:
 
     A checkpoint is written at the end alone, unless the first rank does not live to do so.
     """
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
     reduce, calls = distributed.all_reduce, iter(range(60))
 
     def last(*arguments: Any, **options: Any) -> Any:
