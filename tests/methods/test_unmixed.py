@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from exhume import data
+from exhume.auditing.forecast import hours
+from exhume.auditing.settings import Settings
 from exhume.equation.domain import Box
 from exhume.equation.problem import FirstLayer, Premise, Problem
 from exhume.errors import InputError
@@ -151,6 +153,10 @@ def test_a_run_goes_on_to_the_same_bits() -> None:
     ends = [method.advance(problem, one) for one in (progress, again)]
     assert progress.phase == "unmix" and progress.residual == 1
     assert torch.equal(ends[0].candidates, ends[1].candidates)
+
+
+def test_no_time_is_foretold_without_products() -> None:
+    assert hours(Settings(samples=FACES), planted(1e-4)[0]) is None
 
 
 def test_few_turns_end_at_their_budget() -> None:

@@ -137,4 +137,6 @@ def _pace(method: Method, problem: Problem, settings: Settings) -> float:
             with until(lambda: time.perf_counter() - start > PATIENCE):  # noqa: B023
                 progress = method.advance(view, progress)
             spent, products = time.perf_counter() - start, progress.total_products - before
-    return spent / max(1, products)
+    if not products:
+        raise ValueError("there is no product whose time would tell")
+    return spent / products
