@@ -70,6 +70,8 @@ def solved(folder: Path) -> None:
 def child(numbers: dict[str, int], folder: Path, task: Callable[..., None], *words: str) -> None:
     os.environ |= {name: str(number) for name, number in numbers.items()}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "XDG_STATE_HOME": str(folder)}
+    if sys.platform == "linux":  # wherever the name of the host leads
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     sys.stderr = (folder / f"said-{numbers['RANK']}").open("w")
     task(folder, *words)
