@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from exhume.equation.tiles import Tiles
 from exhume.errors import InputError
 
 NEWTON_ROUNDS = 50  # at most; in practice fewer than ten are needed
@@ -114,6 +115,13 @@ class Box:
         low, high = self.bounds.like(candidates).unbind()
         return torch.clamp(candidates, low, high)
 
+    def shrunk(self, rows: Tensor) -> Tensor:
+        """Return rows (k, ·) of any entries, each made smaller until it is between all bounds."""
+        low, high = self.bounds.like(rows)
+        most = torch.maximum(rows.amax(1) / high.max(), rows.amin(1) / low.min())
+        inside = low.min() < 0 < high.max()  # else no factor leads there
+        return rows / most.clamp_min(1.0)[:, None] if inside else rows
+
     def side(self, candidates: Tensor) -> Tensor:
         """Return −1 where an entry is at its lower bound (to rounding), 1 at the upper, else 0."""
         low, high = self.bounds.like(candidates).unbind()
@@ -196,6 +204,53 @@ class SphereInBox:
     def start(self, count: int, dim: int, generator: torch.Generator) -> Tensor:
         """Draw points uniform on the sphere and project them."""
         return self.project(self.sphere.start(count, dim, generator))
+
+
+@dataclass(frozen=True, eq=False)
+class Span:
+    """Inputs, or all tiles of inputs, that are combinations of some rows; bounds do not matter."""
+
+    basis: Tensor  # orthonormal rows, (r, d), or (r, t) for tiles
+    within: Domain  # where inputs are drawn from, to be projected
+    tiles: Tiles | None = None  # how inputs are cut, if they are
+    rows: _Constant = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Keep a copy of the basis wherever candidates are."""
+        object.__setattr__(self, "rows", _Constant(self.basis))
+
+    @property
+    def name(self) -> str:
+        """Give the dimension."""
+        what = "inputs" if self.tiles is None else "their tiles"
+        return f"{self.within.name}, {what} in a span of {len(self.basis)} directions"
+
+    @property
+    def every(self) -> Tensor:
+        """Return orthonormal rows (c, d) that inputs combine: those of a tile at every place."""
+        if self.tiles is None:
+            return self.basis
+        (r, t), places = self.basis.shape, self.tiles.places
+        apart = self.basis.new_zeros(places, r, places, t)
+        apart[torch.arange(places), :, torch.arange(places)] = self.basis
+        return self.tiles.joined(apart.view(places * r, places, t))
+
+    def project(self, candidates: Tensor) -> Tensor:
+        """Return xUᵀU."""
+        rows = self.rows.like(candidates)
+        parts = candidates if self.tiles is None else self.tiles.cut(candidates)
+        parts = (parts @ rows.T) @ rows
+        return parts if self.tiles is None else self.tiles.joined(parts)
+
+    def tangent(
+        self, candidates: Tensor, direction: Tensor, descent: Tensor | None = None
+    ) -> Tensor:
+        """Return the part of the direction in the span."""
+        return self.project(direction)
+
+    def start(self, count: int, dim: int, generator: torch.Generator) -> Tensor:
+        """Draw points of the domain and project them."""
+        return self.project(self.within.start(count, dim, generator))
 
 
 @dataclass(frozen=True)

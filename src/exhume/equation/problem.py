@@ -13,6 +13,7 @@ from exhume import ranks
 from exhume.equation.coefficients import Rule
 from exhume.equation.domain import Domain, Sphere
 from exhume.equation.pixels import Pixels
+from exhume.equation.tiles import Tiles
 from exhume.errors import InputError
 from exhume.features import Features, Linearization
 from exhume.features.spread import Spread
@@ -52,11 +53,17 @@ class ThreatModel:
 
 @dataclass(frozen=True, eq=False)
 class FirstLayer:
-    """A dense first layer before and after training; its change lies in the span of the samples."""
+    """A dense first layer before and after training; its change lies in the span of the samples.
+
+    One that sees images tile by tile is dense in the tiles, (h, t), which then are the samples.
+    """
 
     initial: Tensor  # W₁ before training, (h, d)
     trained: Tensor  # W₁ after it
     bias: Tensor | None = None  # what training added to its bias, (h,), where it has one
+    tiles: Tiles | None = None  # how it cuts images, if it does
+    places: Tensor | None = None  # what training added to the embedding of each place, (P, h)
+    embedding: str = ""  # the name of the parameter whose last rows these are, if there are any
 
     @cached_property
     def spectrum(self) -> tuple[Tensor, Tensor]:
@@ -67,8 +74,9 @@ class FirstLayer:
 
     def to(self, device: torch.device) -> "FirstLayer":
         """Return the same elsewhere, in the precision it was stored in."""
-        bias = None if self.bias is None else self.bias.to(device)
-        return FirstLayer(self.initial.to(device), self.trained.to(device), bias)
+        bias, places = (x if x is None else x.to(device) for x in (self.bias, self.places))
+        initial, trained = self.initial.to(device), self.trained.to(device)
+        return FirstLayer(initial, trained, bias, self.tiles, places, self.embedding)
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,6 +95,7 @@ class Problem:
     premise: Premise = Premise.CHANGE  # why the target should combine the samples' features
     start: Tensor | None = None  # θ₀, (p, 1), where margin or decay has θ − θ₀ for a target
     whole: int | None = None  # rows of all ranks together, where this has one rank's share of them
+    tiled: FirstLayer | None = None  # the first layer where it sees images tile by tile
 
     def __post_init__(self) -> None:
         """Refuse what no attack could use."""
@@ -184,7 +193,7 @@ class Problem:
         """Return the same problem elsewhere."""
         device = torch.device(device)
         target, features = self.target.to(device, dtype), self.features.to(device, dtype)
-        layer = self.first_layer and self.first_layer.to(device)
+        layer, tiled = (own and own.to(device) for own in (self.first_layer, self.tiled))
         start = None if self.start is None else self.start.to(device, dtype)
-        moved = replace(self, target=target, features=features, first_layer=layer)
-        return replace(moved, start=start)
+        moved = replace(self, target=target, features=features, start=start)
+        return replace(moved, first_layer=layer, tiled=tiled)

@@ -85,10 +85,13 @@ class Network:
             return None
         height, width = first.kernel_size
         tiled = self.shape[-2] % height == 0 and self.shape[-1] % width == 0
-        return (height, width) if tiled and first.stride == first.kernel_size else None
+        return (height, width) if tiled and _tiling(first) else None
 
     def first_dense(self, weights: Weights) -> str | None:
-        """Return the name of the first weight (h, d), if dense, used once, and given the input."""
+        """Return the name of the first weight, if dense, used once, and given the input.
+
+        It is (h, d), or (h, C, a, b) where it is given images and cuts them into `patches`.
+        """
         like = next(w for w in weights.values() if w.is_floating_point())
         weights = moved(weights, like.device, like.dtype)
         generator = torch.Generator().manual_seed(0)
@@ -97,7 +100,10 @@ class Network:
         seen: list[tuple[str, bool]] = []  # layers with weights, and whether they saw the input
 
         def note(part: nn.Module, arguments: tuple[Any, ...]) -> None:
-            x = arguments[0] if arguments and isinstance(part, nn.Linear) else None
+            dense = isinstance(part, nn.Linear) or (self.patches and _tiling(part))
+            x = arguments[0] if arguments and dense else None
+            if isinstance(part, nn.Conv2d) and isinstance(x, Tensor):
+                x = x.flatten(1)
             if part in names and next(part.parameters(recurse=False), None) is not None:
                 seen.append((names[part], isinstance(x, Tensor) and torch.equal(x, inputs)))
 
@@ -106,6 +112,13 @@ class Network:
         if not seen or not seen[0][1] or [name for name, _ in seen].count(seen[0][0]) > 1:
             return None
         return f"{seen[0][0]}.weight".lstrip(".")
+
+
+def _tiling(part: nn.Module) -> bool:
+    """Whether a layer gives each tile of an image to one dense layer."""
+    if not isinstance(part, nn.Conv2d) or part.padding not in ((0, 0), "valid"):
+        return False
+    return part.stride == part.kernel_size and part.dilation == (1, 1) and part.groups == 1
 
 
 def known_network(module: nn.Module, shape: tuple[int, ...], outputs: int) -> Network:

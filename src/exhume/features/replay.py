@@ -22,11 +22,15 @@ from exhume.features.kinks import Softened
 from exhume.features.linear import Linear, Measured, linear
 from exhume.features.modules import BlockFeatures
 from exhume.features.network import derivatives
+from exhume.features.weights import blocks, free_memory
 from exhume.recipes import Recipe, State
 
 PROBES = 4  # random directions for the mean curvature: it only preconditions, to a factor of two
 # A Jacobian of at most so many numbers is kept: 128 MiB in float64, and faster than products
 DENSE = 2**24
+# The same where candidates have few coordinates, each of which costs as much as a product, at
+# most so many; on a GPU, which takes hundreds of them as fast as one product, what memory allows
+COORDINATES, WHOLE_BYTES = 64, 2**31
 # Steps whose derivatives are all kept, if they fit into so many bytes, or half of a GPU's free
 # memory; else the states that begin one of √steps segments are kept
 KEPT, HELD = 64, 2**32
@@ -54,6 +58,7 @@ class TrainingRun(BlockFeatures):
     public: Tensor | None = None  # inputs of the same kind, (N, d), if there are any
     pooling: float = 0.0  # share of Adam's mean squares that a weight has from its row and column
     sharp: bool = False  # whether slopes of ReLU jump: near the samples no unit turns on or off
+    span: Tensor | None = None  # orthonormal rows (c, d) that candidates combine, where that is so
     # whether the derivatives of all steps are kept, by recipe and shape of candidates
     keeps: dict[tuple[Recipe, torch.Size], bool] = field(default_factory=dict, repr=False)
     # runs captured in CUDA graphs on a GPU, by recipe, pooling, sharpness and shape of candidates
@@ -71,6 +76,10 @@ class TrainingRun(BlockFeatures):
         public = None if self.public is None else self.public.to(device, dtype)
         lazy = self.lazy.to(device, dtype)
         return replace(super().to(device, dtype), lazy=lazy, public=public, captured={}, keeps={})
+
+    def within(self, rows: Tensor) -> "TrainingRun":
+        """Return the run for candidates, and directions of them, that combine rows (c, d)."""
+        return replace(self, span=rows.to(self.device, self.dtype))
 
     @cached_property
     def change(self) -> Tensor:
@@ -142,7 +151,14 @@ class TrainingRun(BlockFeatures):
 
     def dense(self, candidates: Tensor) -> bool:
         """Tell whether the Jacobian at n candidates (n, d) is kept, which makes products cheap."""
-        return candidates.device.type != "cuda" and self.width * candidates.numel() <= DENSE
+        cuda = candidates.device.type == "cuda"
+        if self.span is None:
+            return not cuda and self.width * candidates.numel() <= DENSE
+        count = len(candidates) * len(self.span)
+        needed = self.width * count * candidates.element_size()
+        if cuda:
+            return needed <= free_memory(candidates.device) / 3  # with what making it takes
+        return self.width * count <= DENSE or (count <= COORDINATES and needed <= WHOLE_BYTES)
 
     def linearize(self, candidates: Tensor) -> Linearization:
         """Return the run at n candidates (n, d); it is simulated once labels are given."""
@@ -197,26 +213,34 @@ class Replayed:
     def push(self, direction: Tensor, coefficients: Tensor) -> Tensor:
         """Return J D, (p, 1)."""
         if self.jacobian is not None:
-            return self.jacobian @ direction.reshape(-1, 1)
+            return self.jacobian @ self._coordinates(direction).reshape(-1, 1)
         with torch.no_grad(), derivatives(rounded=False):
             return self._across(self._forward(direction)[:, None])
 
     def pull(self, target: Tensor, coefficients: Tensor) -> Tensor:
         """Return Jᵀ T, (n, d); J is not made for it, as who only pulls does so once."""
         if "jacobian" in self.__dict__ and self.jacobian is not None:
-            return (self.jacobian.T @ target).view_as(self.candidates)
+            pulled = (self.jacobian.T @ target).view(len(self.candidates), -1)
+            return pulled if self.run.span is None else pulled @ self.run.span
         with torch.no_grad(), derivatives(rounded=False):
             return self._backward(self._across(target)[:, 0])
+
+    def _coordinates(self, direction: Tensor) -> Tensor:
+        """Of directions (n, d): their entries, or their parts along the rows of the span."""
+        return direction if self.run.span is None else direction @ self.run.span.T
 
     def curvature(self, coefficients: Tensor) -> Tensor:
         """Return C_ij = tr(J_iᵀJ_j)/d, (n, n) float64: E⟨J_iᵀt, J_jᵀt⟩/d over random t (p,)."""
         n, d = self.candidates.shape
-        if self.jacobian is not None:
+        if self.jacobian is not None and self.jacobian.numel() <= DENSE:
+            d = self.jacobian.shape[1] // n
             j = self.jacobian.view(-1, n, d).transpose(0, 1).flatten(1).double()
             return j @ j.T / d
+        d = d if self.run.span is None else len(self.run.span)
         generator = torch.Generator().manual_seed(0)
         probes = torch.randn(PROBES, self.run.width, 1, generator=generator, dtype=torch.float64)
-        rows = [self.pull(t.to(self.candidates), coefficients).double() for t in probes]
+        pulled = (self._coordinates(self.pull(t.to(self.candidates), coefficients)) for t in probes)
+        rows = [part.double() for part in pulled]
         return torch.stack([row @ row.T for row in rows]).mean(0) / d
 
     def gram(self) -> Tensor:
@@ -233,15 +257,23 @@ class Replayed:
 
     @cached_property
     def jacobian(self) -> Tensor | None:
-        """J (p, n·d), from many directions at once; None where it is too large to keep."""
-        entries = self.candidates.numel()
+        """J (p, n·d), or (p, n·c) along the rows of a span, from many directions at once.
+
+        None where it is too large to keep. On a GPU its entries are rounded, as products may be.
+        """
+        n, d = self.candidates.shape
         if not self.run.dense(self.candidates):
             return None
-        units = torch.eye(entries, dtype=self.candidates.dtype, device=self.candidates.device)
-        every = units.view(entries, *self.candidates.shape)
-        with torch.no_grad(), derivatives(rounded=False):
-            columns: Tensor = vmap(self._carried, out_dims=1, chunk_size=CHUNK)(every)
-        return self._across(columns)
+        like = self.candidates
+        rows = torch.eye(d).to(like) if self.run.span is None else self.run.span
+        result = like.new_empty(self.run.width, n * len(rows))
+        with torch.no_grad(), derivatives(rounded=True):
+            for part in blocks(n * len(rows), CHUNK):
+                place = torch.arange(part.start, part.stop, device=like.device)
+                along = like.new_zeros(len(place), n, d)
+                along[torch.arange(len(place)), place // len(rows)] = rows[place % len(rows)]
+                result[:, part] = self._across(vmap(self._carried, out_dims=1)(along))
+        return result
 
     def _across(self, columns: Tensor) -> Tensor:
         """P⊥ of columns (p, m)."""

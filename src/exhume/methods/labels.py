@@ -55,6 +55,9 @@ def unlabelled(problem: Problem) -> Problem:
     """Return the problem whose candidates are rows (x, y) of a sample and the shares of classes."""
     run = run_of(problem)
     entries = {each.name: getattr(run, each.name) for each in fields(run)}
+    if run.span is not None:  # labels are free in it
+        own = run.span, torch.eye(run.outputs).to(run.span)
+        entries["span"] = torch.block_diag(*own)  # type: ignore[no-untyped-call]
     soft = Unlabelled(**entries)
     domain = Beside(problem.domain, Simplex(), problem.dim)
     return replace(problem, features=soft, domain=domain, shape=(soft.dim,))

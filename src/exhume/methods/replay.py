@@ -17,6 +17,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
+from exhume.equation.domain import Span
 from exhume.equation.objective import Fit, fitted_with
 from exhume.equation.problem import Premise, Problem
 from exhume.errors import InputError
@@ -47,7 +48,7 @@ from exhume.methods.starts import (
 from exhume.methods.unmixed import start_of
 from exhume.recipes import Recipe
 from exhume.search.photographs import photographs
-from exhume.search.subspace import directions
+from exhume.search.subspace import span
 from exhume.solvers import Outcome
 from exhume.solvers.levenberg_marquardt import DampedState, LevenbergMarquardt
 
@@ -65,6 +66,7 @@ GAIN = 0.7  # share of the residual that two legs leave at most, or the trial ha
 # are the mean over many units that may turn, and this near there are few
 NEAR = 1e-3
 NO_MARKS = (math.inf, math.inf)  # what legs are compared with before there were two
+FRESH: dict[str, Any] = {"sharp": False, "free": False, "legs": 0, "marks": NO_MARKS}
 DRIFT = 1e-2  # what the lazy equation may leave: its search ends where nothing more is gained
 PHASE = "replay"  # of trials; an easier problem, whose residual is another, has a word of its own
 TURNS = 8  # trials for a number of samples, where it is not known: then there is one more
@@ -79,7 +81,7 @@ class LazySearch(Search):
 
     def seen(self, problem: Problem) -> Problem:
         """Return the problem with the gradients in the place of the run, if it has one."""
-        return lazy_of(problem) if problem.premise is Premise.REPLAY else problem
+        return lazy_of(spanned(problem)) if problem.premise is Premise.REPLAY else problem
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,12 +110,14 @@ class Trials(Progress):
     soft: bool = False  # whether labels are unknowns in the trial at hand: candidates are (x, y)
     stride: int = 1  # how many times longer its steps of training are than the recipe's
     sharp: bool = False  # whether the trial at hand has come to slopes of ReLU that jump
+    free: bool = False  # whether it has left the span that the first layer shows
     legs: int = 0  # of the trial at hand that have ended
     marks: tuple[float, float] = NO_MARKS  # residuals with which the last two of them began
 
     def seen(self, problem: Problem) -> Problem:
         """Return the problem with the choice of the trial at hand, and as easy as it has it."""
-        seen = longer(choices(problem)[self.choice], self.stride)
+        seen = choices(problem if self.free else spanned(problem))[self.choice]
+        seen = longer(seen, self.stride)
         seen = replace(seen, features=replace(run_of(seen), sharp=self.sharp))
         return unlabelled(seen) if self.soft else seen
 
@@ -167,8 +171,8 @@ class Replay:
         """Return the problem unchanged."""
         return problem
 
-    def init(self, problem: Problem, samples: int | None, seed: int) -> LazySearch:
-        """Begin with the lazy equation, from images unmixed from a dense layer if there is one."""
+    def init(self, problem: Problem, samples: int | None, seed: int) -> LazySearch | Trials:
+        """Begin with images unmixed from a dense layer if there is one, else the lazy equation."""
         if problem.premise is not Premise.REPLAY:
             raise InputError("replay: needs the premise replay, and with it a recipe.")
         labels = run_of(problem).labels
@@ -176,13 +180,15 @@ class Replay:
             raise InputError(f"labels: there are {len(labels or ())} for {samples} samples.")
         samples = samples or len(labels or ()) or span_count(problem)
         count = samples or least_count(problem)
+        problem = spanned(problem)
         lazy, adds = lazy_of(problem), run_of(problem).recipe.optimizer == "sgd"
         start = start_of(problem, samples, seed) if adds else None  # others rescale gradients
-        if start is None:
-            most = self._search(problem).count(lazy, count)
-            start = random_start(problem, most, stream(seed, 0), SPREADS[0])
-        begun = self._search(problem).begin(lazy, count, seed, start)
-        return LazySearch(**vars(begun), known=samples)
+        search = self._search(problem)
+        if start is not None:  # nearer than the lazy equation leads where features have moved
+            begun = LazySearch(**vars(search.begin(lazy, count, seed, start)), known=samples)
+            return self._first(problem, begun)
+        start = random_start(problem, search.count(lazy, count), stream(seed, 0), SPREADS[0])
+        return LazySearch(**vars(search.begin(lazy, count, seed, start)), known=samples)
 
     def _search(self, problem: Problem) -> Exhume:
         metric = photographs(problem.shape, problem.target)
@@ -206,6 +212,12 @@ class Replay:
         if state.fit.value < NEAR and kinks:
             sharp, fit = replace(progress, sharp=True), state.fit
             return sharp.next_leg(fitted_with(sharp.seen(problem), fit.candidates, fit.shares))
+        if (
+            state.fit.value < NEAR
+            and not progress.free
+            and isinstance(spanned(problem).domain, Span)
+        ):
+            return replace(progress, free=True).next_leg(state.fit)
         if progress.best is None or progress.best.beaten(state.fit.value):
             fit = state.fit
             best = Best(fit.candidates, fit.shares, fit.value, progress.choice)
@@ -214,7 +226,7 @@ class Replay:
         if turn >= self.trials:
             return replace(progress, outcome=Outcome.STALLED)
         begun = self._begin(problem, progress, turn, choice)
-        return progress.next_round(**begun, choice=choice, sharp=False, legs=0, marks=NO_MARKS)
+        return progress.next_round(**begun, **FRESH, choice=choice)
 
     def _stepped(self, problem: Problem, progress: Trials, state: DampedState) -> Trials:
         """Return the progress after a step; long steps end where the recipe's own say they may.
@@ -243,7 +255,7 @@ class Replay:
     def _solver(self, problem: Problem, progress: Trials) -> LevenbergMarquardt:
         images = photographs(problem.shape, problem.target)
         metric = Partial(images, problem.dim) if images and progress.soft else images
-        recycling = not run_of(problem).dense(progress.state.fit.candidates)
+        recycling = not run_of(progress.seen(problem)).dense(progress.state.fit.candidates)
         return LevenbergMarquardt(
             tolerance=max(self.tolerance, problem.resolution),
             damping=DAMPING,
@@ -259,7 +271,7 @@ class Replay:
 
     def _lazily(self, problem: Problem, progress: LazySearch) -> LazySearch | Trials:
         """Take one step of the lazy search, which polishes once its products are spent."""
-        search, lazy = self._search(problem), lazy_of(problem)
+        search, lazy = self._search(problem), progress.seen(problem)
         progress = cast(LazySearch, search.advance(lazy, progress))
         most = self.products if kinds_of(problem)[0] == "lazy" else self.products // FEWER
         if progress.phase == "explore" and progress.total_products >= most:
@@ -270,7 +282,7 @@ class Replay:
 
     def _first(self, problem: Problem, search: LazySearch) -> Trials:
         """Begin the first trial, with the lazy solution at hand."""
-        fit = self._search(problem).finish(lazy_of(problem), search)
+        fit = self._search(problem).finish(search.seen(problem), search)
         gains = fit.shares.view(len(fit.candidates), -1, problem.features.outputs).sum(1)
         begun = Trials(
             seed=search.seed,
@@ -286,6 +298,7 @@ class Replay:
 
     def _begin(self, problem: Problem, progress: Trials, turn: int, choice: int) -> dict[str, Any]:
         """Begin a trial: the next set of labels that may be, then the next kind of start."""
+        run, problem = run_of(problem), spanned(problem)
         generator = stream(progress.seed, turn + 1)
         count, most = progress.samples, LABEL_SETS
         if count is None:  # each that may be is given some turns
@@ -297,7 +310,7 @@ class Replay:
         labels, best = sets[turn % len(sets)], progress.best
         best = best if best is not None and len(best.labels) == count else None  # of as many
         soft = fractional(labels)
-        kinds, run = kinds_of(problem), run_of(problem)
+        kinds = kinds_of(problem)
         kind, shown = kinds[turn // len(sets) % len(kinds)], 0.5  # share of the best that is kept
         if best is not None and (soft or kind == "renewed"):
             shares, kind = labels.mean(0), "renewed"
@@ -352,9 +365,24 @@ def lazy_of(problem: Problem) -> Problem:
     return replace(problem, features=lazy, premise=Premise.CHANGE, drift=DRIFT)
 
 
-def span_count(problem: Problem) -> int | None:
-    """Return how many samples span the change of a dense first layer; None where that is not seen.
+def spanned(problem: Problem) -> Problem:
+    """Return the problem with candidates in the span that the first layer's change shows.
 
-    Each step of SGD moves the layer in their span; no other optimiser does.
+    Each step of SGD moves the layer in the span of the samples, or of their tiles, and no other
+    optimiser does: n samples have n coordinates each and not d. Where no span shows, it is itself.
     """
-    return directions(problem.first_layer) if run_of(problem).recipe.optimizer == "sgd" else None
+    layer = problem.first_layer or problem.tiled
+    sgd = run_of(problem).recipe.optimizer == "sgd"
+    known = span(layer) if sgd and not isinstance(problem.domain, Span) else None
+    if layer is None or known is None:
+        return problem
+    domain = Span(known.basis.T, problem.domain, layer.tiles)
+    return replace(problem, domain=domain, features=run_of(problem).within(domain.every))
+
+
+def span_count(problem: Problem) -> int | None:
+    """Return how many samples span the change of a first layer; None where that is not seen."""
+    domain = spanned(problem).domain
+    if not isinstance(domain, Span):
+        return None
+    return math.ceil(len(domain.basis) / (domain.tiles.places if domain.tiles else 1))

@@ -121,7 +121,8 @@ def columns(run: TrainingRun) -> tuple[Tensor, Tensor]:
     name, (before, after) = run.network.first_dense(run.points[1]), run.points
     recipe, none = run.recipe, torch.zeros(run.dim, dtype=torch.float64)
     decay = recipe.weight_decay
-    if name not in run.block or (decay and (recipe.optimizer == "adam" or recipe.lr is None)):
+    unknown = decay and (recipe.optimizer == "adam" or recipe.lr is None)
+    if name not in run.block or before[str(name)].ndim != 2 or unknown:
         return none.bool(), none
     kept = 1.0
     if decay:

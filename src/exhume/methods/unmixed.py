@@ -3,34 +3,42 @@
 Every gradient adds Σ_i δ_i x_iᵀ to W₁, so the rows of its change are combinations of the samples
 however long training went on, at what rate, and in which batches (not with Adam, which rescales
 entries, and not with weight decay, which adds initial weights to the change); where initial weights
-are not known but small, so are the rows of W₁. Which combinations of rows are samples? Neighbouring
-pixels of an image differ little but at its contours, so their differences have a sharp peak and
-long tails; those of a mixture of images are nearer to normal. Independent component analysis finds
-the combinations farthest from normal: FastICA (Hyvärinen 1999). Kariyappa et al. 2023 separate the
-inputs of one gradient in federated learning so. No equation of training is solved. Sign and size
-come from the bias, which gradients change by Σ_i δ_i, as if inputs ended in a 1; without it both
-stay open.
+are not known but small, so are the rows of W₁. Which combinations of rows are images is found by
+their contours (`search.contours`); Kariyappa et al. 2023 separate the inputs of one gradient in
+federated learning so. No equation of training is solved. Sign and size come from the bias, which
+gradients change by Σ_i δ_i, as if inputs ended in a 1; without it both stay open. Where the layer
+sees images tile by tile, as a transformer does, tiles are unmixed and put together, if places have
+embeddings of their own (`search.puzzle`).
 """
 
 import math
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
+from exhume.equation.domain import Box, Span
 from exhume.equation.objective import Fit, fitted
-from exhume.equation.problem import Problem
+from exhume.equation.problem import FirstLayer, Problem
 from exhume.errors import InputError
+from exhume.features.modules import ModuleFeatures
+from exhume.features.network import midpoint
 from exhume.methods.progress import Progress, stream
+from exhume.search.contours import above_noise, contours, likelier, orthogonal, turned
+from exhume.search.puzzle import alike, explained, placed, rearranged, together
 from exhume.solvers import Outcome
 
 STRIDE = 10  # turns a move: a fifth of a second for a hundred photographs of 32×32 on a CPU
-ROUNDING = 1e-6  # share of the largest singular value that the rounding of float32 may leave
-# Differences for each component below which they cannot be told apart: 20 digits of 8×8 (13) give
-# nothing, 500 photographs of 32×32 (29) two fifths that can be recognised
-ENOUGH = 25
+# Turns of FastICA before the likelihood is raised: it finds images from anywhere, but only roughly,
+# and after these nothing is gained that the likelihood does not gain faster
+TURNS = 30
+# Differences of one kind for each component, below which they cannot be told apart: 20 digits of
+# 8×8 (2.5) give nothing, 500 photographs of 32×32 (5.8) most that can be recognised
+ENOUGH = 5
 DARK = 1e-8  # variance over the largest below which a combination has no contours
-LEAST = 1000  # of them in all: of three digits of 8×8 (257) none comes back, and one otherwise
+LEAST = 200  # of them in all: of three digits of 8×8 (49) none comes back, and one otherwise
 FEW = 0.25  # share of the samples: where fewer rows stand out, the noise has hidden the samples
 MISSED = 1e-2  # of a bias, at most, that rounding leaves outside the columns; a mean leaves a tenth
 SIZE = 0.4  # of photographs less their mean, over the norm of noise that fills their box
@@ -40,8 +48,8 @@ SIZE = 0.4  # of photographs less their mean, over the norm of noise that fills 
 class Turned:
     """Where the analysis stands."""
 
-    components: Tensor  # (k, d), combinations of rows: they mean the same on every machine
-    candidates: Tensor  # these as inputs, (k, d), or with either sign, (2k, d)
+    components: Tensor  # (k, t), combinations of rows: they mean the same on every machine
+    candidates: Tensor  # these as inputs: (k, d), with either sign (2k, d), or images of their own
     steps: int = 0  # turns taken
     products: int = 0  # none is a pass over the features' derivative
 
@@ -68,28 +76,40 @@ class Unmixing(Progress):
 class Unmixed:
     """Independent component analysis of the first layer's rows, for images."""
 
-    turns: int = 300  # at most: components that are noise never stay
-    tolerance: float = 1e-4  # 1 − |cosine| of a component in two turns, below which all stay
+    turns: int = 600  # at most, with the steps of the likelihood
+    # Gain of a component's mean log-likelihood in a move, below which nothing more comes out
+    tolerance: float = 3e-5
     name: str = "unmixed"
 
     def view(self, problem: Problem) -> Problem:
         """Return the problem; refuse one without a dense first layer, or whose inputs are none."""
-        if problem.first_layer is None or len(problem.shape) not in (2, 3):
+        if _layer(problem) is None or len(problem.shape) not in (2, 3):
             raise InputError(
                 "unmixed: takes images, (H, W) or (C, H, W), and a dense first layer that sees "
                 f"them and was trained; inputs are {problem.shape}. Use the method 'exhume'."
+            )
+        if problem.first_layer is None and not self.applies(problem, None):
+            raise InputError(
+                "unmixed: the tiles that the first layer sees cannot be put together: its change "
+                "does not end after so many whole images, or places have no embeddings of their "
+                "own. Use the method 'exhume'."
             )
         return problem
 
     def applies(self, problem: Problem, samples: int | None) -> bool:
         """Tell whether rows stand out of the noise, and differences enough to tell them apart."""
-        if problem.first_layer is None or len(problem.shape) not in (2, 3):
+        if (layer := _layer(problem)) is None or len(problem.shape) not in (2, 3):
             return False
-        *channels, high, wide = problem.shape
-        values, rows = 5 * math.prod(channels) * (high - 1) * (wide - 1), _rows(problem, samples)
-        if len(rows) < max(2, FEW * (samples or 0)):
+        channels, high, wide = _image(problem)
+        values, rows = channels * (high - 1) * (wide - 1), _rows(problem, samples)
+        if len(rows) < max(2, FEW * (samples or 0)) or values < max(LEAST, ENOUGH * len(rows)):
             return False
-        return values >= max(LEAST, ENOUGH * len(rows))
+        if layer.tiles is None:
+            return True
+        whole = len(rows) % layer.tiles.places == 0
+        right = samples is None or len(rows) == samples * layer.tiles.places
+        known = layer.places is not None and _carried(layer, rows[:1], layer.places) is not None
+        return whole and right and known
 
     def init(self, problem: Problem, samples: int | None, seed: int) -> Unmixing:
         """Begin with a random turn of the whitened rows."""
@@ -100,17 +120,21 @@ class Unmixed:
         return Unmixing(seed=seed, samples=samples, state=state)
 
     def advance(self, problem: Problem, progress: Unmixing) -> Unmixing:
-        """Take some turns Q of the whitened rows M; the components at hand are QM."""
+        """Take some turns Q of the whitened rows M, then steps W; the components at hand are WM."""
         white, values = _whitened(problem, progress.samples)
-        turn = orthogonal(progress.state.components.double() @ torch.linalg.pinv(white.double()))
-        turn, steps, moved = turn.to(white), progress.state.steps, math.inf
-        last = min(steps + STRIDE, self.turns)
-        while steps < last and moved > self.tolerance:
-            before, turn, steps = turn, turned(turn, values), steps + 1
-            moved = float((1 - (turn * before).sum(1).abs()).max())
-        state = Turned(turn @ white, _inputs(problem, turn @ white), steps)
-        ended = Outcome.STALLED if moved <= self.tolerance else None
+        unmixing = progress.state.components.double() @ torch.linalg.pinv(white.double())
+        steps, gained = progress.state.steps, 0.0
+        for _ in range(STRIDE):
+            if steps < TURNS:
+                unmixing = turned(orthogonal(unmixing).to(white), values).double()
+            else:
+                unmixing, gain = likelier(unmixing, values.double())
+                gained += gain
+            steps += 1
+        components = unmixing.to(white) @ white
+        ended = Outcome.STALLED if steps > TURNS and gained < self.tolerance else None
         ended = Outcome.BUDGET if ended is None and steps >= self.turns else ended
+        state = Turned(components, _inputs(problem, components, ended is not None), steps)
         return replace(progress, state=state, outcome=ended)
 
     def finish(self, problem: Problem, progress: Unmixing) -> Fit:
@@ -129,114 +153,102 @@ def start_of(problem: Problem, samples: int | None, seed: int) -> Tensor | None:
     return progress.candidates
 
 
-def contours(images: Tensor) -> Tensor:
-    """Return first and second differences of neighbouring pixels, (k, C, H, W) → (k, T).
-
-    Colours are taken along the principal axes of all images, and every kind of difference of every
-    colour is divided by its root mean square, so that brightness does not drown the others.
-    """
-    flat = images.transpose(0, 1).flatten(1)
-    axes = torch.linalg.eigh(flat @ flat.T)[1]
-    parts, least = [], ROUNDING * flat.square().mean().sqrt()
-    for colour in torch.einsum("co,kchw->okhw", axes, images):
-        across, down = colour.diff(dim=2), colour.diff(dim=1)
-        for kind in (across, down, across.diff(dim=2), down.diff(dim=1), across.diff(dim=1)):
-            size = kind.square().mean().sqrt()
-            parts += [kind.flatten(1) / size] if size > least else []
-    if not parts:
-        raise InputError("unmixed: the rows of the first layer are images without any contours.")
-    return torch.cat(parts, 1)
+def _layer(problem: Problem) -> FirstLayer | None:
+    return problem.first_layer or problem.tiled
 
 
-def turned(turn: Tensor, values: Tensor) -> Tensor:
-    """Return one step of FastICA: Q ← orthogonal(E[g(QZ) Zᵀ] − E[g'(QZ)] Q), g(s) = s·exp(−s²/2).
-
-    Z (k, T) are whitened values. That g belongs to contours: it disregards the long tails, whose
-    few values would decide, and asks for a sharp peak.
-    """
-    s = turn @ values
-    bell = torch.exp(-s.square() / 2)
-    mean = (s * bell) @ values.T / values.shape[1]
-    slope = ((1 - s.square()) * bell).mean(1, keepdim=True)
-    return orthogonal((mean - slope * turn).double()).to(turn)
-
-
-def orthogonal(matrix: Tensor) -> Tensor:
-    """Return the nearest orthogonal matrix, (MMᵀ)^{−½} M."""
-    values, vectors = torch.linalg.eigh(matrix @ matrix.T)
-    root = values.clamp_min(torch.finfo(values.dtype).tiny).rsqrt()
-    nearest: Tensor = (vectors * root) @ vectors.T @ matrix
-    return nearest
-
-
-def above_noise(sizes: Tensor, sides: tuple[int, ...]) -> int:
-    """Return how many singular values of a matrix, largest first, are not those of noise.
-
-    Noise of sides a ≥ b has them between σ(√a − √b) and σ(√a + √b) (Marchenko and Pastur), and the
-    smallest of all is taken for its least. Each of the c values above the others takes a row and a
-    column of the noise away, so that c is found by and by.
-    """
-    long, short = max(sides), min(sides)
-    count, found = -1, 0
-    while found > count:
-        count = found
-        a, b = math.sqrt(long - count), math.sqrt(max(0, short - count))
-        edge = sizes[-1] * (a + b) / (a - b) if a > b else sizes[-1]
-        found = int((sizes > edge.clamp_min(ROUNDING * sizes[0])).sum())
-    return count
+def _image(problem: Problem) -> tuple[int, ...]:
+    """Return channels, height and width of what the first layer sees: an image or a tile."""
+    if (layer := _layer(problem)) is not None and layer.tiles is not None:
+        return layer.tiles.shape_of_one
+    return problem.shape if len(problem.shape) == 3 else (1, *problem.shape)
 
 
 def _rows(problem: Problem, samples: int | None) -> Tensor:
-    """Return an orthonormal basis (r, d) of W₁'s rows, without noise: at most one a sample."""
-    assert problem.first_layer is not None
-    sizes, directions = problem.first_layer.spectrum
-    seen = max(1, above_noise(sizes, tuple(problem.first_layer.trained.shape)))
-    return directions[: min(samples or seen, seen)]
+    """Return an orthonormal basis (r, t) of W₁'s rows, without noise: one a sample or tile."""
+    layer = _layer(problem)
+    assert layer is not None
+    sizes, directions = layer.spectrum
+    seen = max(1, above_noise(sizes, tuple(layer.trained.shape)))
+    each = 1 if layer.tiles is None else layer.tiles.places
+    return directions[: min((samples or seen) * each, seen)]
 
 
 def _whitened(problem: Problem, samples: int | None) -> tuple[Tensor, Tensor]:
-    """Return combinations of rows (k, d) whose contours Z (k, T) are white, ZZᵀ/T = 1; and Z."""
+    """Return combinations of rows (k, t) whose contours Z (k, T) are white, ZZᵀ/T = 1; and Z."""
     rows = _rows(problem, samples).to(problem.target.device)
-    channels = problem.shape if len(problem.shape) == 3 else (1, *problem.shape)
-    values = contours(rows.reshape(-1, *channels))
+    values = contours(rows.reshape(-1, *_image(problem)))
     sizes, vectors = torch.linalg.eigh(values @ values.T / values.shape[1])
     seen = sizes > DARK * sizes[-1]
     white = (vectors[:, seen] / sizes[seen].sqrt()).T
     return (white @ rows).to(problem.target), (white @ values).to(problem.target)
 
 
-def _inputs(problem: Problem, components: Tensor) -> Tensor:
-    """Return components (k, d) as inputs: of the size that the bias says, (k, d).
+def _inputs(problem: Problem, components: Tensor, last: bool = False) -> Tensor:
+    """Return components (k, t) as inputs: of the size that the bias says, (k, d).
 
-    Else they have a usual size and either sign, (2k, d).
+    Else they have a usual size and either sign, (2k, d). Tiles are put together, with more care if
+    they are the last.
     """
-    unit = torch.nn.functional.normalize(components)
-    ones = _ones(problem, unit)
+    unit, layer = normalize(components), _layer(problem)
+    assert layer is not None
+    if layer.tiles is not None:
+        return problem.domain.project(_assembled(problem, layer, unit, last))
+    ones = None if layer.bias is None else _carried(layer, unit, layer.bias[None])
     if ones is not None:
-        least = torch.finfo(ones.dtype).eps  # so that none is divided by nothing
-        ones = torch.where(ones.abs() < least, least, ones)
-        return problem.domain.project(unit / ones[:, None])
+        return problem.domain.project(unit / _not_zero(ones))
     drawn = problem.domain.start(8, problem.dim, stream(0, 0))
     middle, spread = float(drawn.mean()), float(drawn.std())
     if abs(middle) > spread / 4:  # brightness of an unknown sign would be cut off there
-        unit = torch.nn.functional.normalize(unit - unit.mean(1, keepdim=True))
+        unit = normalize(unit - unit.mean(1, keepdim=True))
     unit = unit * (SIZE * spread * math.sqrt(problem.dim))
     return problem.domain.project(middle + torch.cat([unit, -unit]))
 
 
-def _ones(problem: Problem, rows: Tensor) -> Tensor | None:
-    """Return what stands in combinations of rows of W₁'s change (k, d) where inputs have their 1.
+def _assembled(problem: Problem, layer: FirstLayer, unit: Tensor, last: bool) -> Tensor:
+    """Return the images (k/P, d) of tiles (k, t), whose places and sizes their embeddings say."""
+    cut, added = layer.tiles, layer.places
+    assert cut is not None and added is not None
+    carried = _carried(layer, unit, added)
+    assert carried is not None
+    places = placed(carried / _not_zero(carried.sum(1, keepdim=True)))
+    tiles = unit / _not_zero(carried[torch.arange(len(unit)), places][:, None])
+    domain = problem.domain.within if isinstance(problem.domain, Span) else problem.domain
+    tiles = domain.shrunk(tiles) if isinstance(domain, Box) else tiles
+    change = (layer.trained.double() - layer.initial.double()).to(tiles.device)
+    moved = (torch.linalg.pinv(tiles.double()).T @ change.T).to(tiles)  # δ of each tile, (k, h)
+    images = together(alike(tiles, places, moved, cut), places, stream(0, 0))
+    if last:
+        features = cast(ModuleFeatures, problem.features)
+        weights = midpoint(features.points[0], features.points[-1])
 
-    With a change Δ = USVᵀ and that of the bias b, a row x of the span is xVS⁻¹Uᵀ · (Δ, b). None
-    where b is no combination of Δ's columns, as it is not for inputs less their mean.
+        def share(chosen: Tensor) -> Tensor:
+            chosen = chosen.to(tiles.device)
+            whole, own = cut.joined(tiles[chosen]), moved[chosen].flatten(1)
+            return explained(features.network, weights, layer.embedding, whole, own)
+
+        images = rearranged(images, share)
+    return cut.joined(tiles[images.to(tiles.device)])
+
+
+def _not_zero(values: Tensor) -> Tensor:
+    least = torch.finfo(values.dtype).eps  # so that nothing is divided by nothing
+    return torch.where(values.abs() < least, least, values)
+
+
+def _carried(layer: FirstLayer, rows: Tensor, added: Tensor) -> Tensor | None:
+    """Return what stands in combinations of rows of W₁'s change (k, t) where inputs have ones.
+
+    Gradients add Σ_i δ_i to a bias, and to the embedding of a place that of the tiles there: with a
+    change Δ = USVᵀ and such vectors b added (q, h), a row x of the span is xVS⁻¹Uᵀ · (Δ, b). None
+    where one is no combination of Δ's columns, as a bias is not for inputs less their mean.
     """
-    layer = problem.first_layer
-    if layer is None or layer.bias is None or not layer.bias.any():
+    if not added.any():
         return None
     sizes, directions = layer.spectrum
     seen = above_noise(sizes, tuple(layer.trained.shape))
     change = (layer.trained.double() - layer.initial.double()).cpu()
-    sizes, directions, bias = sizes[:seen], directions[:seen], layer.bias.double().cpu()
-    weights = (directions @ (change.T @ bias)) / sizes.square()  # S⁻¹Uᵀb, along V
-    missed = (bias - change @ (directions.T @ weights)).norm() / bias.norm()
+    sizes, directions, ones = sizes[:seen], directions[:seen], added.double().cpu().T
+    weights = (directions @ (change.T @ ones)) / sizes.square()[:, None]  # S⁻¹Uᵀb, along V
+    missed = (ones - change @ (directions.T @ weights)).norm() / ones.norm()
     return None if missed > MISSED else (rows.double().cpu() @ directions.T @ weights).to(rows)

@@ -18,6 +18,7 @@ from exhume.checks import one_of
 from exhume.equation.domain import Box, Domain, Sphere
 from exhume.equation.pixels import Pixels
 from exhume.equation.problem import FirstLayer, Premise, Problem, ThreatModel
+from exhume.equation.tiles import Tiles
 from exhume.errors import InputError
 from exhume.features import Features
 from exhume.features.dense import DenseGradients
@@ -90,6 +91,7 @@ def network_problem(
     change = float(target.double().square().sum())
     size = sum(float(trained[name].double().square().sum()) for name in block)
     knows = ("the initial weights", "the trained weights", "the architecture", *told.knows)
+    first = first_layer(network, initial, trained)
     return Problem(
         target,
         features_at(network, initial, trained, parameters, point),
@@ -99,7 +101,8 @@ def network_problem(
         told.display,
         0.1 * coarsest**2 * 2 * size / change if change > 0 else 0.0,
         DRIFT,
-        first_layer(network, initial, trained),
+        first_layer=first if first and first.tiles is None else None,
+        tiled=first if first and first.tiles else None,
     )
 
 
@@ -200,6 +203,7 @@ def weights_problem(
     assumes = (ASSUMED[premise], *(() if told.domain else (BOUNDED,)))
     knows = ("the trained weights", "the architecture", *told.knows)
     resolution, start = 0.1 * coarsest**2, None
+    first = first_layer(network, before, trained)
     if initial is not None:
         knows, start = ("the initial weights", *knows), _column(initial, block)
         whole = sum(float(trained[name].double().square().sum()) for name in block)
@@ -213,7 +217,7 @@ def weights_problem(
         told.display,
         resolution,
         DRIFT,
-        first_layer(network, before, trained),
+        first if first and first.tiles is None else None,
         premise,
         start,
     )
@@ -288,13 +292,29 @@ def _block(network: Network, weights: Weights, parameters: str) -> tuple[str, ..
 
 
 def first_layer(network: Network, initial: Weights, trained: Weights) -> FirstLayer | None:
-    """Return the first layer, where it is dense, sees the input itself, and was trained."""
+    """Return the first layer, where it is dense, sees the input itself, and was trained.
+
+    It may see the input tile by tile; then embeddings of places are those whose change its own
+    could have made, with a class token before them or without.
+    """
     name = network.first_dense(trained)
     if name is None or name not in initial or torch.equal(initial[name], trained[name]):
         return None
     bias = f"{name.removesuffix('weight')}bias"
     added = trained[bias] - initial[bias] if {bias} <= trained.keys() & initial.keys() else None
-    return FirstLayer(initial[name], trained[name], added)
+    before, after = initial[name], trained[name]
+    if network.patches is None or after.ndim == 2:
+        return FirstLayer(before, after, added)
+    tiles, units = Tiles(network.shape, network.patches), len(after)
+    layer = FirstLayer(before.flatten(1), after.flatten(1), added, tiles)
+    sizes = [places * units for places in (tiles.places, tiles.places + 1)]
+    for other, weight in trained.items():
+        if other not in initial or weight.shape[-1:] != (units,) or weight.numel() not in sizes:
+            continue
+        places = (weight - initial[other]).reshape(-1, units)[-tiles.places :]
+        if places.any():
+            return replace(layer, places=places, embedding=other)
+    return layer
 
 
 def premise_named(word: str | Premise) -> Premise:

@@ -9,6 +9,7 @@ from torch import Tensor
 from exhume.equation.coefficients import factor
 from exhume.equation.objective import Fit, fitted
 from exhume.equation.problem import Problem
+from exhume.equation.tiles import Tiles
 
 OPPOSITE = -0.99  # cosine below which two candidates are a pair ±u; solved ones come closer to −1
 WAYS = 250  # most exchanges of patches that are all tried: more would take longer than a search
@@ -127,7 +128,7 @@ def exchanges(problem: Problem, count: int) -> int:
     """
     if problem.features.patches is None:
         return 0
-    places = problem.dim // math.prod((*problem.shape[:-2], *problem.features.patches))
+    places = Tiles(problem.shape, problem.features.patches).places
     ways = count * math.comb(places, 2)
     return ways if ways <= WAYS else 0
 
@@ -135,14 +136,12 @@ def exchanges(problem: Problem, count: int) -> int:
 def exchanged(problem: Problem, candidates: Tensor, way: int) -> Tensor:
     """Return the candidates (n, d) with two patches of one in each other's place."""
     assert problem.features.patches is not None
-    height, width = problem.features.patches
-    sides = (problem.shape[-2] // height, height, problem.shape[-1] // width, width)
-    cut = candidates.reshape(len(candidates), -1, *sides).permute(0, 2, 4, 1, 3, 5)
-    patches = cut.flatten(1, 2).clone()  # (n, places, channels, height, width)
-    pairs = list(itertools.combinations(range(patches.shape[1]), 2))
+    tiles = Tiles(problem.shape, problem.features.patches)
+    patches = tiles.cut(candidates).clone()
+    pairs = list(itertools.combinations(range(tiles.places), 2))
     one, other = pairs[way % len(pairs)]
     patches[way // len(pairs), [one, other]] = patches[way // len(pairs), [other, one]]
-    return patches.reshape(cut.shape).permute(0, 3, 1, 4, 2, 5).reshape(candidates.shape)
+    return tiles.joined(patches)
 
 
 def reseed(problem: Problem, fit: Fit, drop: int, count: int, generator: torch.Generator) -> Tensor:
