@@ -36,6 +36,9 @@ COORDINATES, WHOLE_BYTES = 64, 2**31
 KEPT, HELD = 64, 2**32
 WHOLE = 2**19  # weights of the runs that are simulated at once: a few MiB, for the cache
 CHUNK = 256  # directions that are pushed at once for it: more gain nothing
+# On a GPU more do, up to so many numbers of a tensor of them (8 GiB in float32) and so many tensors
+LARGE, TENSORS = 2**31, 8
+SQUARED = 2**13  # columns of J up to which JᵀJ is made
 SHARED = (
     "Batch norms that take the statistics of a batch see its samples relative to each other: where "
     "they come first, one shift and one scale of all samples stay open."
@@ -157,7 +160,8 @@ class TrainingRun(BlockFeatures):
         count = len(candidates) * len(self.span)
         needed = self.width * count * candidates.element_size()
         if cuda:
-            return needed <= free_memory(candidates.device) / 3  # with what making it takes
+            making = TENSORS * CHUNK * self.width * candidates.element_size()
+            return needed + making <= 0.9 * free_memory(candidates.device)
         return self.width * count <= DENSE or (count <= COORDINATES and needed <= WHOLE_BYTES)
 
     def linearize(self, candidates: Tensor) -> Linearization:
@@ -200,6 +204,7 @@ class Replayed:
         """Return T(θ₀, X, y) − θ₀, (p, 1)."""
         self.labels = coefficients.to(self.candidates).view(len(self.candidates), -1)
         self.__dict__.pop("jacobian", None)
+        self.__dict__.pop("squared", None)
         self.kept = []
         with torch.no_grad(), derivatives(rounded=False):
             if self.run.recipe.lr is None:
@@ -268,12 +273,36 @@ class Replayed:
         rows = torch.eye(d).to(like) if self.run.span is None else self.run.span
         result = like.new_empty(self.run.width, n * len(rows))
         with torch.no_grad(), derivatives(rounded=True):
-            for part in blocks(n * len(rows), CHUNK):
+            for part in blocks(n * len(rows), self._at_once()):
                 place = torch.arange(part.start, part.stop, device=like.device)
                 along = like.new_zeros(len(place), n, d)
                 along[torch.arange(len(place)), place // len(rows)] = rows[place % len(rows)]
                 result[:, part] = self._across(vmap(self._carried, out_dims=1)(along))
         return result
+
+    def _at_once(self) -> int:
+        """How many directions are pushed at once."""
+        like = self.candidates
+        if not like.is_cuda:
+            return CHUNK
+        room = 0.9 * free_memory(like.device) / (TENSORS * like.element_size())
+        return max(CHUNK, int(min(room, LARGE)) // self.run.width)
+
+    @cached_property
+    def squared(self) -> Tensor | None:
+        """JᵀJ (m, m) where J is kept on a GPU with few columns, for which it is made in seconds."""
+        if self.jacobian is None or not self.jacobian.is_cuda or self.jacobian.shape[1] > SQUARED:
+            return None
+        with derivatives(rounded=False):
+            return self.jacobian.T @ self.jacobian
+
+    def twice(self, direction: Tensor) -> Tensor | None:
+        """Return JᵀJ D, (n, d), from one small matrix; None where that is not kept."""
+        if self.squared is None:
+            return None
+        whole = self.squared @ self._coordinates(direction).reshape(-1, 1)
+        whole = whole.view(len(direction), -1)
+        return whole if self.run.span is None else whole @ self.run.span
 
     def _across(self, columns: Tensor) -> Tensor:
         """P⊥ of columns (p, m)."""

@@ -217,7 +217,8 @@ class Replay:
             and not progress.free
             and isinstance(spanned(problem).domain, Span)
         ):
-            return replace(progress, free=True).next_leg(state.fit)
+            free, fit = replace(progress, free=True), state.fit  # whose derivative is in the span
+            return free.next_leg(fitted_with(free.seen(problem), fit.candidates, fit.shares))
         if progress.best is None or progress.best.beaten(state.fit.value):
             fit = state.fit
             best = Best(fit.candidates, fit.shares, fit.value, progress.choice)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from exhume.equation.domain import Box, Span
+from exhume.equation.domain import Box, Domain, Span
 from exhume.equation.objective import Fit, fitted
 from exhume.equation.problem import FirstLayer, Problem
 from exhume.errors import InputError
@@ -32,11 +32,15 @@ from exhume.solvers import Outcome
 
 STRIDE = 10  # turns a move: a fifth of a second for a hundred photographs of 32×32 on a CPU
 # Turns of FastICA before the likelihood is raised: it finds images from anywhere, but only roughly,
-# and after these nothing is gained that the likelihood does not gain faster
-TURNS = 30
+# and after these nothing is gained that the likelihood does not gain faster. With noise in the rows
+# there are no other, at most so many: an unmixing that is not orthogonal makes noise larger, and
+# components that are noise never stay
+TURNS, NOISY = 30, 300
+STILL = 10.0  # times 1 − |cosine| of a component in two turns: then that many count as a gain
 # Differences of one kind for each component, below which they cannot be told apart: 20 digits of
 # 8×8 (2.5) give nothing, 500 photographs of 32×32 (5.8) most that can be recognised
 ENOUGH = 5
+CLEAN = 1e-4  # share of the largest singular value up to which the least is that of rounding
 DARK = 1e-8  # variance over the largest below which a combination has no contours
 LEAST = 200  # of them in all: of three digits of 8×8 (49) none comes back, and one otherwise
 FEW = 0.25  # share of the samples: where fewer rows stand out, the noise has hidden the samples
@@ -76,9 +80,9 @@ class Unmixing(Progress):
 class Unmixed:
     """Independent component analysis of the first layer's rows, for images."""
 
-    turns: int = 600  # at most, with the steps of the likelihood
-    # Gain of a component's mean log-likelihood in a move, below which nothing more comes out
-    tolerance: float = 3e-5
+    turns: int = 1500  # at most, with the steps of the likelihood
+    # Gain of a component's mean log-likelihood in a move below which nothing more comes out
+    tolerance: float = 1e-3
     name: str = "unmixed"
 
     def view(self, problem: Problem) -> Problem:
@@ -91,8 +95,8 @@ class Unmixed:
         if problem.first_layer is None and not self.applies(problem, None):
             raise InputError(
                 "unmixed: the tiles that the first layer sees cannot be put together: its change "
-                "does not end after so many whole images, or places have no embeddings of their "
-                "own. Use the method 'exhume'."
+                "does not end after so many whole images, a tile has no contours, or places have "
+                "no embeddings of their own. Use the method 'exhume'."
             )
         return problem
 
@@ -109,7 +113,9 @@ class Unmixed:
         whole = len(rows) % layer.tiles.places == 0
         right = samples is None or len(rows) == samples * layer.tiles.places
         known = layer.places is not None and _carried(layer, rows[:1], layer.places) is not None
-        return whole and right and known
+        if not (whole and right and known):
+            return False
+        return len(_whitened(problem, samples)[0]) == len(rows)  # one of a single colour would miss
 
     def init(self, problem: Problem, samples: int | None, seed: int) -> Unmixing:
         """Begin with a random turn of the whitened rows."""
@@ -123,17 +129,22 @@ class Unmixed:
         """Take some turns Q of the whitened rows M, then steps W; the components at hand are WM."""
         white, values = _whitened(problem, progress.samples)
         unmixing = progress.state.components.double() @ torch.linalg.pinv(white.double())
-        steps, gained = progress.state.steps, 0.0
-        for _ in range(STRIDE):
-            if steps < TURNS:
+        steps, change = progress.state.steps, 0.0
+        noisy = _noisy(problem)
+        last = min(self.turns, NOISY) if noisy else self.turns
+        turning = noisy or steps < TURNS
+        for _ in range(min(STRIDE, last - steps)):
+            before, steps = unmixing, steps + 1
+            if turning:
                 unmixing = turned(orthogonal(unmixing).to(white), values).double()
+                change = float((1 - (unmixing * before).sum(1).abs()).max()) * STILL
             else:
                 unmixing, gain = likelier(unmixing, values.double())
-                gained += gain
-            steps += 1
+                change += gain
         components = unmixing.to(white) @ white
-        ended = Outcome.STALLED if steps > TURNS and gained < self.tolerance else None
-        ended = Outcome.BUDGET if ended is None and steps >= self.turns else ended
+        settled = change < self.tolerance and steps > TURNS
+        ended = Outcome.STALLED if settled else None
+        ended = Outcome.BUDGET if ended is None and steps >= last else ended
         state = Turned(components, _inputs(problem, components, ended is not None), steps)
         return replace(progress, state=state, outcome=ended)
 
@@ -177,11 +188,18 @@ def _rows(problem: Problem, samples: int | None) -> Tensor:
 def _whitened(problem: Problem, samples: int | None) -> tuple[Tensor, Tensor]:
     """Return combinations of rows (k, t) whose contours Z (k, T) are white, ZZᵀ/T = 1; and Z."""
     rows = _rows(problem, samples).to(problem.target.device)
-    values = contours(rows.reshape(-1, *_image(problem)))
+    values = contours(rows.reshape(-1, *_image(problem)), 2 if _noisy(problem) else 3)
     sizes, vectors = torch.linalg.eigh(values @ values.T / values.shape[1])
     seen = sizes > DARK * sizes[-1]
     white = (vectors[:, seen] / sizes[seen].sqrt()).T
     return (white @ rows).to(problem.target), (white @ values).to(problem.target)
+
+
+def _noisy(problem: Problem) -> bool:
+    """Whether rows have more noise than rounding: that of initial weights, if these are unknown."""
+    layer = _layer(problem)
+    assert layer is not None
+    return bool(layer.spectrum[0][-1] > CLEAN * layer.spectrum[0][0])
 
 
 def _inputs(problem: Problem, components: Tensor, last: bool = False) -> Tensor:
@@ -197,12 +215,17 @@ def _inputs(problem: Problem, components: Tensor, last: bool = False) -> Tensor:
     ones = None if layer.bias is None else _carried(layer, unit, layer.bias[None])
     if ones is not None:
         return problem.domain.project(unit / _not_zero(ones))
-    drawn = problem.domain.start(8, problem.dim, stream(0, 0))
+    drawn = _unspanned(problem).start(8, problem.dim, stream(0, 0))
     middle, spread = float(drawn.mean()), float(drawn.std())
     if abs(middle) > spread / 4:  # brightness of an unknown sign would be cut off there
         unit = normalize(unit - unit.mean(1, keepdim=True))
     unit = unit * (SIZE * spread * math.sqrt(problem.dim))
     return problem.domain.project(middle + torch.cat([unit, -unit]))
+
+
+def _unspanned(problem: Problem) -> Domain:
+    """Return where inputs lie, and not the span that confines them: noise has no size in it."""
+    return problem.domain.within if isinstance(problem.domain, Span) else problem.domain
 
 
 def _assembled(problem: Problem, layer: FirstLayer, unit: Tensor, last: bool) -> Tensor:
@@ -213,7 +236,7 @@ def _assembled(problem: Problem, layer: FirstLayer, unit: Tensor, last: bool) ->
     assert carried is not None
     places = placed(carried / _not_zero(carried.sum(1, keepdim=True)))
     tiles = unit / _not_zero(carried[torch.arange(len(unit)), places][:, None])
-    domain = problem.domain.within if isinstance(problem.domain, Span) else problem.domain
+    domain = _unspanned(problem)
     tiles = domain.shrunk(tiles) if isinstance(domain, Box) else tiles
     change = (layer.trained.double() - layer.initial.double()).to(tiles.device)
     moved = (torch.linalg.pinv(tiles.double()).T @ change.T).to(tiles)  # δ of each tile, (k, h)

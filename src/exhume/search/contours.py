@@ -15,23 +15,22 @@ from torch import Tensor
 from exhume.errors import InputError
 
 ROUNDING = 1e-6  # share of the largest singular value that the rounding of float32 may leave
-ORDERS = 3  # of differences: the fourth add nothing
 LEAST = 0.3  # of the curvature in a step's directions: where it is less the model does not hold
 SHORTEST = 1e-6  # of a step, for the likelihood to rise: then it is rounding that falls
 
 
-def contours(images: Tensor) -> Tensor:
-    """Return all differences of neighbouring pixels up to the third, (k, C, H, W) → (k, T).
+def contours(images: Tensor, orders: int) -> Tensor:
+    """Return differences of neighbouring pixels up to an order, (k, C, H, W) → (k, T).
 
     Colours are taken along the principal axes of all images, and every kind of difference of every
-    colour is divided by its root mean square, so that brightness does not drown the others. Of
-    fewer kinds fewer images come back, of first differences alone four fifths.
+    colour is divided by its root mean square, so that brightness does not drown the others. With
+    third differences more images come back, but white noise is largest in them; fourth add nothing.
     """
     flat = images.transpose(0, 1).flatten(1)
     axes = torch.linalg.eigh(flat @ flat.T)[1]
     parts, least = [], ROUNDING * flat.square().mean().sqrt()
     for colour in torch.einsum("co,kchw->okhw", axes, images):
-        for order in range(1, ORDERS + 1):
+        for order in range(1, orders + 1):
             for down in range(order + 1):
                 kind = colour.diff(n=order - down, dim=2).diff(n=down, dim=1)
                 size = kind.square().mean().sqrt() if kind.numel() else least
