@@ -75,6 +75,19 @@ def dot_products() -> nn.Module:
     return lively(Written(forward, qkv=nn.Linear(8, 24), head=nn.Linear(8, 3)))
 
 
+def class_token() -> nn.Module:
+    """Four tiles of an image (3, 4, 4) and a token before them, all with a place, and mixed."""
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        tokens = x.flatten(2).mT
+        return torch.cat([torch.ones_like(tokens[:, :1]), tokens], 1) + self.places
+
+    tokens = Written(forward)
+    tokens.places = nn.Parameter(torch.ones(1, 5, 5))
+    first = nn.Conv2d(3, 5, 2, stride=2), tokens, nn.Tanh(), nn.Flatten()
+    return lively(nn.Sequential(*first, nn.Linear(25, 7), nn.Tanh(), nn.Linear(7, 3)))
+
+
 def convolutional() -> nn.Module:
     return lively(
         nn.Sequential(

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exhume.equation.domain import Beside, Box, Domain, Simplex, Sphere, SphereInBox
+from exhume.equation.domain import Beside, Box, Domain, Simplex, Span, Sphere, SphereInBox
+from exhume.equation.tiles import Tiles
 from problems import dense_tangent, gaussian, make_domain, refusals
 
 seeds, dims = st.integers(0, 2**31 - 10), st.integers(2, 9)
@@ -161,3 +162,62 @@ def test_rows_of_two_domains_are_two() -> None:
     assert torch.equal(both.tangent(near, x)[:, :4], x[:, :4])
     torch.testing.assert_close(both.project(drawn := both.start(2, 7, torch.Generator())), drawn)
     assert both.name == "box [0, 1] × simplex"
+
+
+def span_of(tiles: Tiles | None, seed: int) -> Span:
+    """Three random directions of inputs of 48 entries, or of all their tiles."""
+    basis = torch.linalg.qr(gaussian(tiles.entries if tiles else 48, 3, seed=seed)).Q.T
+    return Span(basis, Box(-1.0, 2.0), tiles)
+
+
+@pytest.mark.parametrize("tiles", [None, Tiles((2, 4, 6), (2, 3))], ids=["inputs", "tiles"])
+@fast
+@given(seed=seeds)
+def test_a_span_is_a_projector_on_orthonormal_rows(tiles: Tiles | None, seed: int) -> None:
+    domain, x, y = span_of(tiles, seed), gaussian(5, 48, seed=seed), gaussian(5, 48, seed=seed + 1)
+    near, rows = domain.project(x), domain.every
+    assert near.norm() < x.norm()
+    torch.testing.assert_close(domain.project(near), near)
+    torch.testing.assert_close((near * y).sum(), (x * domain.project(y)).sum())
+    assert torch.equal(domain.tangent(near, y, x), domain.project(y))  # no bound is held
+    assert rows.shape == (3 if tiles is None else 12, 48)
+    torch.testing.assert_close(rows @ rows.T, torch.eye(len(rows)).double())
+    torch.testing.assert_close(near, x @ rows.T @ rows)
+    drawn = domain.start(5, 48, torch.Generator().manual_seed(seed))
+    torch.testing.assert_close(domain.project(drawn), drawn)
+    box = Box(-1.0, 2.0).start(5, 48, torch.Generator().manual_seed(seed))
+    assert torch.equal(drawn, domain.project(box))
+    assert domain.project(x.float()).dtype == torch.float32
+
+
+def test_every_tile_is_projected_to_the_span_where_it_is() -> None:
+    tiles, x = Tiles((2, 4, 6), (2, 3)), gaussian(1, 48)
+    domain = span_of(tiles, 1)
+    last, near = (y.view(2, 4, 6)[:, 2:, 3:].flatten() for y in (x, domain.project(x)))
+    torch.testing.assert_close(near, domain.basis.T @ (domain.basis @ last))
+    assert domain.name == "box [-1, 2], their tiles in a span of 3 directions"
+    assert span_of(None, 1).name == "box [-1, 2], inputs in a span of 3 directions"
+
+
+@fast
+@given(seeds, st.floats(0.1, 3), st.floats(0.1, 3), st.sampled_from([0.1, 1.0, 10.0]))
+def test_rows_are_shrunk_until_they_lie_in_the_box(
+    seed: int, low: float, high: float, size: float
+) -> None:
+    rows = size * gaussian(6, 5, seed=seed)
+    found = Box(-low, high).shrunk(rows)
+    factors = (found * rows).sum(1, keepdim=True) / rows.square().sum(1, keepdim=True)
+    torch.testing.assert_close(found, factors * rows)
+    assert factors.min() > 0
+    most = torch.maximum(found.amax(1) / high, -found.amin(1) / low)
+    assert most.max() <= 1 + 1e-12
+    inside = ((rows >= -low) & (rows <= high)).all(1)
+    assert torch.equal(found[inside], rows[inside])
+    torch.testing.assert_close(most[~inside], torch.ones_like(most[~inside]))  # and no further
+
+
+def test_rows_of_other_entries_are_shrunk_to_the_widest_bounds_if_those_are_around_zero() -> None:
+    rows = torch.tensor([[4.0, -1.0], [1.0, -6.0]])
+    assert Box((-1.0, -3.0, -2.0), (1.0, 1.0, 2.0)).shrunk(rows).tolist() == [[2, -0.5], [0.5, -3]]
+    for box in (Box(0.5, 1.0), Box(-2.0, -1.0)):  # no factor leads there
+        assert torch.equal(box.shrunk(rows), rows)

@@ -29,7 +29,7 @@ def test_a_problem_knows_its_sizes_and_has_no_field_that_could_hold_the_truth() 
     known = (
         "target features threat_model shape domain display resolution drift first_layer premise "
     )
-    known += "start whole"
+    known += "start whole tiled"
     assert {field.name for field in fields(Problem)} == set(known.split())
     problem = make_problem(make_features(5, 40), gaussian(40, 2))
     assert problem.dim == 5 and problem.ratio(4) == pytest.approx(40 * 2 / (5 * 4))

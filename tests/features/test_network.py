@@ -2,6 +2,8 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -73,7 +75,7 @@ def test_a_network_is_its_module_with_weights_of_the_callers(name: str) -> None:
         torch.testing.assert_close(net.network.hidden(weights, x), hidden)
     head = str(len(net.plain) - 1)
     assert (net.network.head, net.network.head_weight) == (head, f"{head}.weight")
-    first = None if name in ("resnet", "vit") else "1.weight"
+    first = None if name == "resnet" else "1.weight"  # that of a transformer sees tiles
     assert net.network.first_dense(net.trained) == first
 
 
@@ -137,7 +139,7 @@ def dense(*before: nn.Module) -> nn.Sequential:
         (dense(nn.Dropout(0.3)), "2.weight"),
         (nn.Sequential(nn.Sequential(nn.Flatten(), nn.Linear(12, 2))), "0.1.weight"),
         (SKIPPING, "sooner.weight"),  # the input is used again further on, as it is
-        (nn.Sequential(nn.Conv2d(3, 2, 2), nn.Flatten(), nn.Linear(2, 2)), None),
+        (nn.Sequential(nn.Conv2d(3, 2, 2), nn.Flatten(), nn.Linear(2, 2)), None),  # tiles overlap
         (dense(nn.LayerNorm(12)), None),
         (dense(nn.LayerNorm(12, elementwise_affine=False)), None),
         (dense(nn.BatchNorm1d(12, affine=False)), None),
@@ -155,3 +157,44 @@ def test_a_first_layer_is_dense_and_sees_the_input(module: nn.Module, expected: 
     network = known_network(module, (3, 2, 2), 2)
     assert network.first_dense(weights) == expected
     assert not any(part._forward_pre_hooks for part in module.modules())
+
+
+def tiling(*before: nn.Module, kernel: int | tuple[int, int] = 2, **options: Any) -> nn.Sequential:
+    """A convolution that cuts an image into tiles, unless the options say otherwise, and a head."""
+    first = nn.Conv2d(3, 6, kernel, **{"stride": kernel} | options)
+    return nn.Sequential(*before, first, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 2))
+
+
+TWICE = Written(
+    lambda net, x: net.last(net.body(x) + net.body(-x)), body=tiling()[:3], last=tiling()[3]
+)
+
+
+@pytest.mark.parametrize(
+    ("module", "expected"),
+    [
+        (tiling(), "0.weight"),
+        (tiling(nn.Identity(), kernel=(4, 3)), "1.weight"),
+        (tiling(padding="valid"), "0.weight"),
+        (tiling(padding=1), None),
+        (tiling(stride=1), None),  # tiles overlap
+        (tiling(stride=(2, 1)), None),
+        (tiling(kernel=1, stride=2), None),  # some pixels are not seen
+        (tiling(kernel=(2, 4)), None),  # nor are the last two columns
+        (tiling(dilation=2, stride=2), None),
+        (tiling(groups=3), None),
+        (tiling(nn.Tanh()), None),
+        (tiling(nn.BatchNorm2d(3)), None),
+        (tiling(nn.Conv2d(3, 3, 1, stride=1)), "0.weight"),
+        (TWICE, None),
+    ],
+)  # fmt: skip
+def test_a_first_layer_may_see_tiles_that_cover_the_image(
+    module: nn.Module, expected: str | None
+) -> None:
+    module = module.double().eval()
+    weights = {name: w.detach() for name, w in module.state_dict().items()}
+    network = known_network(module, (3, 4, 6), 2)
+    assert network.first_dense(weights) == expected
+    coordinates = replace(network, basis=torch.eye(72).double())  # which have no tiles
+    assert coordinates.first_dense(weights) is None

@@ -90,6 +90,65 @@ def test_a_run_that_is_not_kept_is_simulated_anew_for_the_same_products(
         assert torch.allclose(short, long)
 
 
+def test_a_small_square_is_of_the_labels_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, (run, _) = inputs(), the_run(RECIPES["descent"])
+    at, direction = run.linearize(x), torch.randn_like(x)
+    assert isinstance(at, replay.Replayed)
+    for labels in (LABELS.view(-1, 1), LABELS.flip(0).view(-1, 1)):
+        at.combine(labels)
+        expected = at.pull(at.push(direction, labels), labels)
+        assert torch.allclose(at.twice(direction), expected)
+    for limit, least in (("SQUARED", {"cpu": 47}), ("DENSE", 0)):
+        monkeypatch.setattr(replay, limit, least)
+        other = run.linearize(x)
+        other.combine(LABELS.view(-1, 1))
+        assert isinstance(other, replay.Replayed) and other.twice(direction) is None
+        monkeypatch.undo()
+
+
+# How a Jacobian is kept: whole, or since coordinates are few; else there are products alone
+LIMITS = {"small": {}, "few": {"DENSE": 0}, "not": {"DENSE": 0, "COORDINATES": 0}}
+
+
+@pytest.mark.parametrize("kept", LIMITS)
+@pytest.mark.parametrize(
+    ("name", "told"), [("momentum", {}), ("norms", {}), ("adam", {"lr": None})]
+)
+def test_products_in_a_span_are_those_of_the_run_for_what_lies_in_it(
+    name: str, told: dict[str, Any], kept: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, _ = the_run(RECIPES[name], **told)
+    rows = torch.linalg.qr(torch.randn(16, 5, dtype=torch.float64)).Q.T
+    x, labels = inputs() @ rows.T @ rows, LABELS.view(-1, 1)
+    direction = torch.randn(3, 5, dtype=torch.float64) @ rows
+    target = torch.randn(run.width, 1, dtype=torch.float64)
+    whole = run.linearize(x)
+    change = whole.combine(labels)
+    pushed, pulled = whole.push(direction, labels), whole.pull(target, labels) @ rows.T
+    assert isinstance(whole, replay.Replayed) and whole.jacobian is not None
+    apart = (whole.jacobian.view(-1, 3, 16) @ rows.T).transpose(0, 1).flatten(1)
+
+    for limit, value in LIMITS[kept].items():
+        monkeypatch.setattr(replay, limit, value)
+    at = run.within(rows).linearize(x)
+    assert torch.equal(at.combine(labels), change)
+    assert torch.allclose(at.pull(target, labels) @ rows.T, pulled)  # before J is made, if it is
+    assert torch.allclose(at.push(direction, labels), pushed)
+    again = at.pull(target, labels)
+    assert torch.allclose(again @ rows.T, pulled)
+    assert isinstance(at, replay.Replayed)
+    if kept == "not":
+        assert at.jacobian is None
+    else:
+        assert at.jacobian is not None and at.jacobian.shape == (run.width, 15)
+        assert torch.allclose(again @ rows.T @ rows, again)
+        assert torch.allclose(at.twice(direction), at.pull(pushed, labels))
+    exact, probed = apart @ apart.T / 5, at.curvature(labels)
+    if kept == "small":
+        assert torch.allclose(probed, exact)
+    assert torch.all((probed.diagonal() / exact.diagonal()).log().abs() < math.log(4))
+
+
 @pytest.mark.parametrize("name", ["momentum", "adam"])
 def test_a_rate_left_open_is_found_and_products_are_across_it(
     name: str, monkeypatch: pytest.MonkeyPatch

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 import exhume
 import replays
 from exhume.auditing.evidence import claims as claimed
-from exhume.equation.domain import Box
+from exhume.equation.domain import Box, Span
 from exhume.equation.objective import fitted_with
 from exhume.equation.problem import Problem
+from exhume.features import replay
 from exhume.features.network import Weights
 from exhume.methods import reconstruct, starts
 from exhume.methods.labels import (
@@ -25,8 +26,9 @@ from exhume.methods.labels import (
     unlabelled,
 )
 from exhume.methods.progress import Checkpoint, pack, unpack
-from exhume.methods.replay import LazySearch, Replay, Trials
+from exhume.methods.replay import LazySearch, Replay, Trials, span_count, spanned
 from exhume.methods.starts import stride_of
+from exhume.models.architectures import vit
 from exhume.models.formulation import Known
 from exhume.recipes import Recipe
 from replays import small
@@ -172,28 +174,134 @@ def test_small_steps_are_explained_as_nearly_as_their_rounding_allows() -> None:
     assert "The precision in which weights are kept" in found.claims[-1]
 
 
-def test_a_trial_that_stalls_near_a_kink_goes_on_with_slopes_that_jump() -> None:
-    method, labels, truth = Replay(products=2), torch.eye(3)[list(LABELS)], samples().double()
+def first_trial(problem: Problem, method: Replay) -> Trials:
+    """Return the first trial, after as long a search for the lazy solution as the method allows."""
+    progress = method.init(problem, 3, 0)
+    while isinstance(progress, LazySearch):
+        progress = method.advance(problem, progress)
+    return progress
 
-    def after(error: float, sigma: nn.Module, sharp: bool = False) -> Trials:
+
+def stalled(problem: Problem, candidates: Tensor, **changes: Any) -> Trials:
+    """Return a trial that has ended in the span at candidates, with the true labels."""
+    progress, labels = first_trial(problem, Replay(products=2)), torch.eye(3)[list(LABELS)]
+    fit = fitted_with(spanned(problem), candidates, labels.double().view(-1, 1))
+    state = dataclasses.replace(progress.state, fit=fit, outcome=exhume.Outcome.STALLED)
+    return dataclasses.replace(progress, state=state, **changes)
+
+
+def test_a_trial_that_stalls_near_goes_on_with_slopes_that_jump_and_then_leaves_the_span() -> None:
+    method, truth = Replay(products=2), samples().double()
+
+    def after(error: float, sigma: nn.Module, **changes: bool) -> Trials:
         torch.manual_seed(0)
         module = nn.Sequential(nn.Linear(6, 24), sigma, nn.Linear(24, 3))
-        weights = replays.trained(module, samples(), labels, SHORT)
+        weights = replays.trained(module, samples(), torch.eye(3)[list(LABELS)], SHORT)
         problem = replays.posed(module, weights, Known(SHORT, LABELS))
-        progress: LazySearch | Trials = method.init(problem, 3, 0)
-        while isinstance(progress, LazySearch):
-            progress = method.advance(problem, progress)
-        fit = fitted_with(problem, truth + error, labels.double().view(-1, 1))
-        stalled = dataclasses.replace(progress.state, fit=fit, outcome=exhume.Outcome.STALLED)
-        ended = dataclasses.replace(progress, state=stalled, sharp=sharp)
-        following = method.advance(problem, ended)
+        following = method.advance(problem, stalled(problem, truth + error, **changes))
         assert isinstance(following, Trials)
         return following
 
     near = after(1e-3, nn.ReLU())
     assert near.sharp and near.rounds == 0 and torch.equal(near.candidates, truth + 1e-3)
-    far, smooth, again = after(1.0, nn.ReLU()), after(1e-3, nn.GELU()), after(1e-3, nn.ReLU(), True)
-    assert [(t.sharp, t.rounds) for t in (far, smooth, again)] == [(False, 1)] * 3
+    sharp, smooth = after(1e-3, nn.ReLU(), sharp=True), after(1e-3, nn.GELU())
+    assert torch.equal(sharp.candidates, truth + 1e-3)
+    assert [(t.sharp, t.free, t.rounds) for t in (near, sharp, smooth)] == [
+        (True, False, 0),
+        (True, True, 0),
+        (False, True, 0),  # without kinks there is nothing to sharpen
+    ]
+    far, again = after(1.0, nn.ReLU()), after(1e-3, nn.ReLU(), sharp=True, free=True)
+    assert [(t.sharp, t.legs, t.rounds) for t in (far, again)] == [(False, 0, 1)] * 2
+
+
+def test_a_trial_that_has_left_the_span_moves_across_it() -> None:
+    problem, truth, method = posed(SHORT, LABELS, trained(SHORT)), samples().double(), Replay()
+    across = torch.randn(3, 6, dtype=torch.float64)
+    across = across - spanned(problem).domain.project(across)
+    here = stalled(problem, truth + 1e-3 * across)
+    free = method.advance(problem, here)
+    assert isinstance(free, Trials) and free.free and free.residual == here.residual
+    again = unpack(problem, pack(free, 0.0))
+    moved, resumed = (method.advance(problem, one) for one in (free, again))
+    assert moved.residual < 0.1 * free.residual
+    assert torch.equal(moved.candidates, resumed.candidates)
+
+
+@pytest.mark.parametrize("recipe", [SHORT, Recipe(lr=0.1, steps=9, momentum=0.9, batch_size=2)])
+def test_candidates_stay_in_the_span_of_the_samples_where_sgd_shows_it(recipe: Recipe) -> None:
+    problem, truth = posed(recipe, LABELS, trained(recipe)), samples().double()
+    inside = spanned(problem)
+    domain, run = inside.domain, starts.run_of(inside)
+    assert isinstance(domain, Span) and domain.within is problem.domain and span_count(problem) == 3
+    torch.testing.assert_close(domain.project(truth), truth, rtol=0, atol=1e-5)
+    assert (domain.project(torch.eye(6).double()) - torch.eye(6).double()).norm() > 1
+    assert run.span is not None and torch.equal(run.span, domain.every)
+    assert spanned(inside) is inside
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw"])
+def test_no_span_is_seen_where_the_optimiser_rescales_gradients(name: str) -> None:
+    other = dataclasses.replace(ADAM, optimizer=name)
+    adam = posed(other, LABELS, trained(other))
+    assert spanned(adam) is adam and span_count(adam) is None
+    told = posed(ADAM, LABELS, trained(SHORT))  # nor where the auditor is told so
+    assert spanned(told) is told
+
+
+def test_no_span_is_seen_of_as_many_samples_as_entries() -> None:
+    x, labels = torch.rand(7, 6), torch.eye(3)[[0, 1, 2, 0, 1, 2, 0]]
+    problem = posed(SHORT, None, replays.trained(small(), x, labels, SHORT))
+    assert spanned(problem) is problem and span_count(problem) is None
+
+
+def test_the_tiles_of_a_transformer_span_what_its_samples_are_made_of() -> None:
+    torch.manual_seed(0)
+    module, x = vit((3, 8, 8), patch=4, dim=32, outputs=3), torch.randn(3, 3, 8, 8)
+    weights = replays.trained(module, x, torch.eye(3)[list(LABELS)], SHORT)
+    problem = replays.posed(module, weights, Known(SHORT, LABELS), (3, 8, 8))
+    domain, truth = spanned(problem).domain, x.flatten(1).double()
+    assert isinstance(domain, Span) and domain.basis.shape == (12, 48)
+    assert domain.every.shape == (48, 192) and span_count(problem) == 3
+    torch.testing.assert_close(domain.project(truth), truth, rtol=0, atol=1e-3)
+    assert (domain.project(truth.flip(1)) - truth.flip(1)).norm() > 0.1 * truth.norm()
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_labels_are_free_in_the_span(kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not kept:
+        monkeypatch.setattr(replay, "DENSE", 0)
+        monkeypatch.setattr(replay, "COORDINATES", 0)
+    problem, given = posed(SHORT, None, trained(SHORT)), torch.zeros(9, 1, dtype=torch.float64)
+    soft, wide = unlabelled(spanned(problem)), unlabelled(problem)
+    draw = partial(torch.randn, dtype=torch.float64)
+    rows, direction = (soft.domain.project(draw(3, 9)) for _ in range(2))
+    target = draw(len(problem.target), 1)
+    inside, outside = soft.features.linearize(rows), wide.features.linearize(rows)
+    assert torch.equal(inside.combine(given), outside.combine(given))
+    pushed = inside.push(direction, given)
+    torch.testing.assert_close(pushed, outside.push(direction, given))
+    pulled, whole = inside.pull(target, given), outside.pull(target, given)
+    assert float((pulled * direction).sum()) == pytest.approx(float((pushed * target).sum()))
+    torch.testing.assert_close(pulled[:, 6:], whole[:, 6:])
+    project = spanned(problem).domain.project
+    torch.testing.assert_close(project(pulled[:, :6]), project(whole[:, :6]))
+    assert isinstance(inside, replay.Replayed) and (inside.jacobian is not None) == kept
+
+
+def test_a_search_in_the_span_comes_to_the_samples_and_finds_their_number() -> None:
+    problem, moves = posed(SHORT, LABELS, trained(SHORT)), []
+    number = Replay().init(posed(SHORT, None, trained(SHORT)), None, 0)
+    assert isinstance(number, LazySearch) and number.known == 3
+    run = partial(reconstruct, problem, None, 0, Replay(products=100))
+    found = run(observe=lambda progress, _: moves.append(progress))
+    domain = spanned(problem).domain
+    for move in moves:
+        if isinstance(move, Trials) and not move.free:
+            torch.testing.assert_close(domain.project(move.candidates), move.candidates)
+    assert found.outcome is exhume.Outcome.CONVERGED and not moves[-1].free
+    errors = torch.cdist(found.samples, samples().double()).min(0).values
+    assert errors.max() < 1e-3
 
 
 def test_a_class_whose_bias_grew_has_samples_however_little_it_gained() -> None:
@@ -206,9 +314,7 @@ def test_a_class_whose_bias_grew_has_samples_however_little_it_gained() -> None:
 
 def test_labels_are_found_as_unknowns_beside_samples_and_come_back_as_classes() -> None:
     problem, method = posed(SHORT, None, trained(SHORT)), Replay(products=2)
-    progress: LazySearch | Trials = method.init(problem, 3, 0)
-    while isinstance(progress, LazySearch):
-        progress = method.advance(problem, progress)
+    progress = first_trial(problem, method)
     labels = torch.eye(3, dtype=torch.float64)[list(LABELS)]
     rows = torch.cat([samples().double() + 0.02, softened(labels, labels.new_full((3,), 1 / 3))], 1)
     fit = fitted_with(unlabelled(problem), rows, labels.flip(0).reshape(-1, 1))

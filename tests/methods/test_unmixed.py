@@ -1,32 +1,35 @@
-"""Images unmixed from the rows of a first layer: the analysis, its noise, and what comes back."""
+"""Images unmixed from the rows of a first layer, whole or tile by tile: what comes back."""
 
-import math
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from recipe_problems import weights_of
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from exhume import data
 from exhume.auditing.forecast import hours
 from exhume.auditing.settings import Settings
-from exhume.equation.domain import Box
+from exhume.equation.domain import Box, Span
 from exhume.equation.problem import FirstLayer, Premise, Problem
 from exhume.errors import InputError
 from exhume.evaluate import score
-from exhume.methods import method_named, reconstruct
+from exhume.methods import method_named, reconstruct, unmixed
 from exhume.methods.progress import pack, unpack
-from exhume.methods.unmixed import Unmixed, above_noise, contours, orthogonal, turned
+from exhume.methods.unmixed import Unmixed, start_of
 from exhume.models import architectures
 from exhume.models.folder import NetworkModel
+from exhume.models.formulation import Told, network_problem
+from exhume.models.prepare import prepare
+from exhume.recipes import Recipe
+from exhume.search.puzzle import together
 from exhume.solvers import Outcome
 from exhume.victims.training import state_of
 from problems import gaussian
+from replays import trained
 
 FACES, WIDTH = 24, 60
 
@@ -49,48 +52,6 @@ def planted(noise: float = 0.0, target: str = "weights") -> tuple[Problem, Tenso
 def cosines(found: Tensor, truth: Tensor) -> Tensor:
     """Of each sample with the nearest candidate."""
     return (normalize(truth) @ normalize(found.double()).T).amax(1)
-
-
-@given(channels=st.integers(1, 3), high=st.integers(3, 6), wide=st.integers(3, 6))
-def test_contours_are_differences_of_the_same_size(channels: int, high: int, wide: int) -> None:
-    images = gaussian(4, channels, high, wide, seed=channels * high + wide)
-    found = contours(images)
-    kinds = (high, wide - 1), (high - 1, wide), (high, wide - 2), (high - 2, wide)
-    kinds = (*kinds, (high - 1, wide - 1))
-    sizes = [h * w for h, w in kinds] * channels
-    assert found.shape == (4, sum(sizes))
-    for part in found.split(sizes, 1):
-        assert part.square().mean().item() == pytest.approx(1.0)
-    # brightness that is the same everywhere, and contrast, make none
-    assert contours(2 * images) == pytest.approx(found)
-    if channels == 1:
-        assert contours(images + 5) == pytest.approx(found)
-        across = (images[:, 0, :, 1:] - images[:, 0, :, :-1]).flatten(1)
-        assert found[:, : sizes[0]] == pytest.approx(across / across.square().mean().sqrt())
-
-
-def test_turns_find_the_sources_of_a_mixture() -> None:
-    uniform = torch.rand(4, 4000, generator=torch.Generator().manual_seed(0)).double() - 0.5
-    sources = -uniform.sign() * (1 - 2 * uniform.abs()).log() / math.sqrt(2)  # Laplace, size 1
-    mixing = orthogonal(gaussian(4, 4, seed=3))
-    turn = orthogonal(gaussian(4, 4, seed=4))
-    for _ in range(50):
-        turn = turned(turn, mixing @ sources)
-    assert turn @ turn.T == pytest.approx(torch.eye(4).double(), abs=1e-9)
-    assert ((turn @ mixing).abs().amax(1) > 0.99).all()  # each component is one source
-
-
-def test_noise_is_told_from_what_stands_out() -> None:
-    def count(matrix: Tensor) -> int:
-        return above_noise(torch.linalg.svdvals(matrix), tuple(matrix.shape))
-
-    noise, low = gaussian(60, 200, seed=5), gaussian(60, 7, seed=6) @ gaussian(7, 200, seed=7)
-    assert count(noise) <= 1  # the largest may stand out by chance
-    assert count(noise.T) <= 1
-    assert count(0.1 * noise + low) == count((0.1 * noise + low).T) == 7
-    assert count(1e-9 * noise + low) == 7  # rounding
-    assert count(low) == 7
-    assert 1 <= count(gaussian(50, 50, seed=8)) <= 50  # no such noise has a least value
 
 
 @pytest.mark.parametrize("target", ["weights", "change"])
@@ -145,6 +106,17 @@ def test_images_without_contours_are_refused_and_boxes_may_be_anywhere() -> None
     assert (cosines(seen, own) > 0.8).sum() >= 20
 
 
+def test_a_start_in_the_span_of_the_samples_is_as_large_as_one_outside() -> None:
+    problem, _ = planted(1e-4)
+    assert problem.first_layer is not None
+    basis = problem.first_layer.spectrum[1][:FACES]
+    inside = replace(problem, domain=Span(basis, problem.domain))
+    wide, near = (start_of(one, FACES, 0) for one in (problem, inside))
+    assert wide is not None and near is not None
+    torch.testing.assert_close(inside.domain.project(near), near)
+    torch.testing.assert_close(near.norm(dim=1), wide.norm(dim=1), rtol=0.05, atol=0)
+
+
 def test_a_run_goes_on_to_the_same_bits() -> None:
     problem, _ = planted(1e-4)
     method = method_named("exhume", problem)
@@ -174,3 +146,85 @@ def test_it_is_for_images_with_differences_enough_and_a_dense_first_layer() -> N
         assert not Unmixed().applies(other, FACES)
         with pytest.raises(InputError, match="takes images"):
             reconstruct(other, FACES, method="unmixed")
+
+
+@cache
+def transformer(uniform: bool = False) -> tuple[Problem, Tensor]:
+    """A small transformer fine-tuned on four photographs, one with a tile of one colour if asked.
+
+    Positions are as torch's Embedding has them: with positions near zero, places look alike.
+    """
+    torch.manual_seed(0)
+    module = architectures.vit((3, 32, 32), patch=16, dim=64, outputs=10)
+    nn.init.normal_(module.get_parameter("1.positions"))
+    photos = data.load("photos", 4, normalise=False)
+    images = photos.inputs.float().view(4, 3, 32, 32)
+    if uniform:
+        images[0, :, :16, :16] = 1.5
+    weights = trained(module, images, torch.eye(10)[:4], Recipe(lr=0.05, steps=5))
+    assert photos.display is not None
+    low, high = photos.display.to_inputs(torch.tensor([[0.0], [1.0]]))[:, 0].tolist()
+    network = prepare(module, (3, 32, 32), check=False).network
+    problem = network_problem(network, *weights, told=Told(Box(low, high)))
+    return problem, images.flatten(1).double()
+
+
+@pytest.mark.parametrize("number", [4, None])
+def test_photographs_are_put_together_from_the_tiles_of_a_transformer(number: int | None) -> None:
+    problem, truth = transformer()
+    assert problem.first_layer is None and problem.tiled is not None
+    found = reconstruct(problem, number, method="unmixed")
+    assert found.samples.shape == (4, 3072) and found.outcome is Outcome.STALLED
+    assert (cosines(found.samples, truth) > 0.9).sum() >= 3
+    assert score(found.samples, truth).errors.median() < 0.25  # with their size, that is
+    torch.testing.assert_close(problem.domain.project(found.samples), found.samples)
+
+
+def test_the_network_itself_says_in_the_end_which_tiles_make_an_image(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problem, _ = transformer()
+    right = reconstruct(problem, 4, method="unmixed").samples
+
+    def mistaken(*given: Any) -> Tensor:
+        """No two tiles of an image are left together."""
+        images = together(*given)
+        return torch.stack([images[:, place].roll(place) for place in range(4)], 1)
+
+    monkeypatch.setattr(unmixed, "together", mistaken)
+    assert (cosines(reconstruct(problem, 4, method="unmixed").samples, right) > 0.999).all()
+
+
+def test_a_run_on_tiles_goes_on_to_the_same_bits() -> None:
+    problem, _ = transformer()
+    method = Unmixed()
+    progress = method.advance(problem, method.init(problem, 4, 0))
+    again = unpack(problem, pack(progress, 0.0))
+    ends = [method.advance(problem, one) for one in (progress, again)]
+    assert ends[0].candidates.shape == (4, 3072)
+    assert torch.equal(ends[0].candidates, ends[1].candidates)
+
+
+def test_tiles_whose_places_do_not_show_are_refused() -> None:
+    problem, _ = transformer()
+    layer = problem.tiled
+    assert layer is not None and layer.places is not None
+    assert Unmixed().applies(problem, 4) and not Unmixed().applies(problem, 5)
+    odd = layer.trained.clone()
+    odd += torch.outer(torch.ones(64), torch.arange(768) / 1e5)  # a direction of no tile
+    for lost in (
+        replace(layer, places=None),
+        replace(layer, places=gaussian(4, 64).float()),  # no combination of the columns
+        replace(layer, trained=odd),  # 17 of 4 places each
+    ):
+        other = replace(problem, tiled=lost)
+        assert not Unmixed().applies(other, None)
+        with pytest.raises(InputError, match=r"cannot be put together.*Use the method 'exhume'"):
+            reconstruct(other, 4, method="unmixed")
+
+
+def test_tiles_without_contours_are_refused_and_not_lost() -> None:
+    problem, _ = transformer(uniform=True)
+    assert not Unmixed().applies(problem, 4)
+    with pytest.raises(InputError, match="cannot be put together"):
+        reconstruct(problem, 4, method="unmixed")

@@ -1,19 +1,29 @@
 """From two sets of weights to a problem, and the equation that the whole attack rests on."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from exhume.equation.objective import fitted
+from exhume.equation.problem import Premise
 from exhume.errors import InputError
 from exhume.features.gradient import ParameterGradients
 from exhume.features.modules import LastLayer
+from exhume.features.network import known_network
 from exhume.features.random import RandomFeatures
-from exhume.models.formulation import POINTS, features_at, first_layer, network_problem
+from exhume.models.formulation import (
+    POINTS,
+    features_at,
+    first_layer,
+    network_problem,
+    weights_problem,
+)
 from nets import SIZES, Net, make, names_of
+from odd_modules import class_token
 from problems import gaussian, on_sphere
 
 
@@ -35,6 +45,41 @@ def test_the_target_is_the_change_of_the_last_weight_or_of_a_block(name: str) ->
     if layer is not None:
         assert layer.initial is net.initial["1.weight"] and layer.trained is net.trained["1.weight"]
     assert first_layer(net.network, net.initial, net.initial) is None
+
+
+@pytest.mark.parametrize(
+    ("made", "shape", "names"),
+    [
+        (lambda: make("vit", outputs=3, dim=8).plain, (4, 4), ("1.weight", "2.positions")),
+        (lambda: make("vit", outputs=3, dim=8, shape=[3, 4, 6]).plain, (3, 4, 6),
+         ("0.weight", "1.positions")),
+        (lambda: class_token().double(), (3, 4, 4), ("0.weight", "1.places")),
+    ],
+    ids=["grey", "colour", "class token"],
+)  # fmt: skip
+def test_a_first_layer_that_sees_tiles_has_a_change_for_each_place(
+    made: Callable[[], nn.Module], shape: tuple[int, ...], names: tuple[str, str]
+) -> None:
+    module, (weight, places) = made(), names
+    network, image = known_network(module, shape, 3), gaussian(1, *shape)
+    module(image)[0, 1].backward()
+    before = {key: w.detach() for key, w in module.named_parameters()}
+    after = {key: w.detach() - 0.1 * w.grad for key, w in module.named_parameters()}
+    problem = network_problem(network, before, after)
+    layer = problem.tiled
+    assert problem.first_layer is None and layer is not None and layer.tiles is not None
+    assert layer.places is not None and layer.embedding == places
+    assert layer.trained.shape == (len(before[weight]), layer.tiles.entries)
+    assert torch.equal(layer.trained, after[weight].flatten(1))
+    torch.testing.assert_close(layer.bias, layer.places.sum(0))
+    # For one sample the layer's change is the sum over places of what moved there times the tile
+    change = layer.places.T @ layer.tiles.cut(image.flatten(1))[0]
+    torch.testing.assert_close(layer.trained - layer.initial, change)
+    moved = problem.to("cpu", torch.float32).tiled
+    assert moved is not None and (moved.tiles, moved.embedding) == (layer.tiles, places)
+    still = first_layer(network, before, {**after, places: before[places]})
+    assert still is not None and still.tiles == layer.tiles and still.places is None
+    assert weights_problem(network, after, Premise.DECAY).tiled is None  # no change is known
 
 
 @pytest.mark.parametrize("parameters", ["last", "all", "first"])

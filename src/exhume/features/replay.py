@@ -36,9 +36,9 @@ COORDINATES, WHOLE_BYTES = 64, 2**31
 KEPT, HELD = 64, 2**32
 WHOLE = 2**19  # weights of the runs that are simulated at once: a few MiB, for the cache
 CHUNK = 256  # directions that are pushed at once for it: more gain nothing
-# On a GPU more do, up to so many numbers of a tensor of them (8 GiB in float32) and so many tensors
-LARGE, TENSORS = 2**31, 8
-SQUARED = 2**13  # columns of J up to which JᵀJ is made
+# On a GPU more do, up to so many numbers of a tensor of them (4 GiB in float32) and so many tensors
+LARGE, TENSORS = 2**30, 8
+SQUARED = {"cpu": 2**9, "cuda": 2**13}  # columns of J up to which JᵀJ takes less than its products
 SHARED = (
     "Batch norms that take the statistics of a batch see its samples relative to each other: where "
     "they come first, one shift and one scale of all samples stay open."
@@ -290,8 +290,9 @@ class Replayed:
 
     @cached_property
     def squared(self) -> Tensor | None:
-        """JᵀJ (m, m) where J is kept on a GPU with few columns, for which it is made in seconds."""
-        if self.jacobian is None or not self.jacobian.is_cuda or self.jacobian.shape[1] > SQUARED:
+        """JᵀJ (m, m) where J is kept and has few columns."""
+        most = SQUARED.get(self.candidates.device.type, 0)
+        if self.jacobian is None or self.jacobian.shape[1] > most:
             return None
         with derivatives(rounded=False):
             return self.jacobian.T @ self.jacobian

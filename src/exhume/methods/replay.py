@@ -66,7 +66,7 @@ GAIN = 0.7  # share of the residual that two legs leave at most, or the trial ha
 # are the mean over many units that may turn, and this near there are few
 NEAR = 1e-3
 NO_MARKS = (math.inf, math.inf)  # what legs are compared with before there were two
-FRESH: dict[str, Any] = {"sharp": False, "free": False, "legs": 0, "marks": NO_MARKS}
+FRESH: dict[str, Any] = {"sharp": False, "legs": 0, "marks": NO_MARKS}
 DRIFT = 1e-2  # what the lazy equation may leave: its search ends where nothing more is gained
 PHASE = "replay"  # of trials; an easier problem, whose residual is another, has a word of its own
 TURNS = 8  # trials for a number of samples, where it is not known: then there is one more
@@ -81,7 +81,7 @@ class LazySearch(Search):
 
     def seen(self, problem: Problem) -> Problem:
         """Return the problem with the gradients in the place of the run, if it has one."""
-        return lazy_of(spanned(problem)) if problem.premise is Premise.REPLAY else problem
+        return lazy_of(problem) if problem.premise is Premise.REPLAY else problem
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,13 +104,14 @@ class Trials(Progress):
 
     state: DampedState
     choice: int = 0  # of the recipe, by its number, in the trial at hand
-    lazy: Tensor  # the lazy solution, (n, d)
+    lazy: Tensor  # the lazy solution, (n, d), or images that were unmixed
+    unmixed: bool = False  # whether it is these
     gains: Tensor  # how much each of it raises each output, (n, c)
     best: Best | None = None
     soft: bool = False  # whether labels are unknowns in the trial at hand: candidates are (x, y)
     stride: int = 1  # how many times longer its steps of training are than the recipe's
     sharp: bool = False  # whether the trial at hand has come to slopes of ReLU that jump
-    free: bool = False  # whether it has left the span that the first layer shows
+    free: bool = True  # whether it is not, or no longer, in the span that the first layer shows
     legs: int = 0  # of the trial at hand that have ended
     marks: tuple[float, float] = NO_MARKS  # residuals with which the last two of them began
 
@@ -180,13 +181,12 @@ class Replay:
             raise InputError(f"labels: there are {len(labels or ())} for {samples} samples.")
         samples = samples or len(labels or ()) or span_count(problem)
         count = samples or least_count(problem)
-        problem = spanned(problem)
         lazy, adds = lazy_of(problem), run_of(problem).recipe.optimizer == "sgd"
-        start = start_of(problem, samples, seed) if adds else None  # others rescale gradients
+        start = start_of(spanned(problem), samples, seed) if adds else None  # Adam mixes nothing
         search = self._search(problem)
         if start is not None:  # nearer than the lazy equation leads where features have moved
             begun = LazySearch(**vars(search.begin(lazy, count, seed, start)), known=samples)
-            return self._first(problem, begun)
+            return self._first(problem, begun, unmixed=True)
         start = random_start(problem, search.count(lazy, count), stream(seed, 0), SPREADS[0])
         return LazySearch(**vars(search.begin(lazy, count, seed, start)), known=samples)
 
@@ -212,11 +212,7 @@ class Replay:
         if state.fit.value < NEAR and kinks:
             sharp, fit = replace(progress, sharp=True), state.fit
             return sharp.next_leg(fitted_with(sharp.seen(problem), fit.candidates, fit.shares))
-        if (
-            state.fit.value < NEAR
-            and not progress.free
-            and isinstance(spanned(problem).domain, Span)
-        ):
+        if state.fit.value < NEAR and not progress.free:
             free, fit = replace(progress, free=True), state.fit  # whose derivative is in the span
             return free.next_leg(fitted_with(free.seen(problem), fit.candidates, fit.shares))
         if progress.best is None or progress.best.beaten(state.fit.value):
@@ -281,7 +277,7 @@ class Replay:
             return progress
         return self._first(problem, progress)
 
-    def _first(self, problem: Problem, search: LazySearch) -> Trials:
+    def _first(self, problem: Problem, search: LazySearch, unmixed: bool = False) -> Trials:
         """Begin the first trial, with the lazy solution at hand."""
         fit = self._search(problem).finish(search.seen(problem), search)
         gains = fit.shares.view(len(fit.candidates), -1, problem.features.outputs).sum(1)
@@ -293,14 +289,14 @@ class Replay:
             steps=search.total_steps,
             products=search.total_products,
             lazy=fit.candidates,
+            unmixed=unmixed,
             gains=gains,
         )
         return replace(begun, **self._begin(problem, begun, 0, 0))
 
     def _begin(self, problem: Problem, progress: Trials, turn: int, choice: int) -> dict[str, Any]:
         """Begin a trial: the next set of labels that may be, then the next kind of start."""
-        run, problem = run_of(problem), spanned(problem)
-        generator = stream(progress.seed, turn + 1)
+        run, generator = run_of(problem), stream(progress.seed, turn + 1)
         count, most = progress.samples, LABEL_SETS
         if count is None:  # each that may be is given some turns
             more, turn = divmod(turn, TURNS)
@@ -320,6 +316,9 @@ class Replay:
             shown = 1.0 if choice != best.choice or (soft and turn < len(sets)) else shown
         elif run.labels is None and turn >= len(sets):  # batches have them in any order
             labels = labels[torch.randperm(len(labels), generator=generator).to(labels.device)]
+        # Far from the samples there are fewer ways past a trap in their span
+        free = kind != "lazy" or not progress.unmixed
+        problem = problem if free else spanned(problem)
         start = drawn_start(problem, labels, kind, generator)
         kept = torch.zeros(len(labels), dtype=torch.bool)
         if kind == "lazy":
@@ -344,7 +343,7 @@ class Replay:
             fit = fitted_with(longer(seen, stride), start, given)
         phase = "soft labels" if soft else "long steps" if stride > 1 else PHASE
         state = DampedState(fit=fit, damping=DAMPING)
-        return {"state": state, "soft": soft, "stride": stride, "phase": phase}
+        return {"state": state, "soft": soft, "stride": stride, "phase": phase, "free": free}
 
 
 def choices(problem: Problem) -> list[Problem]:
