@@ -125,6 +125,10 @@ SKIPPING = through(lambda net, x: x + net.later(net.sooner(x).tanh()).tanh())
 SCALED = through(lambda net, x: net.sooner(x / 255).tanh())
 TOKEN = through(lambda net, x: net.sooner(x * net.gain).tanh())
 TOKEN.gain = nn.Parameter(torch.full((12,), 2.0))
+ONES = through(lambda net, x: net.sooner(x * net.gain).tanh())
+ONES.gain = nn.Parameter(torch.ones(12))
+PLACED = through(lambda net, x: (net.sooner(x) + net.gain).tanh())
+PLACED.gain = nn.Parameter(torch.ones(12))
 RECURRENT = through(lambda net, x: net.sooner(net.sooner(x).tanh()).tanh())
 
 
@@ -145,7 +149,9 @@ def dense(*before: nn.Module) -> nn.Sequential:
         (dense(nn.BatchNorm1d(12, affine=False)), None),
         (dense(nn.Tanh()), None),
         (SCALED, None),
-        (TOKEN, None),  # a parameter beside a dense layer might do anything to the input
+        (TOKEN, None),  # a parameter that the input is multiplied by
+        (ONES, None),  # also where it happens to be 1
+        (PLACED, "sooner.weight"),  # one that is added after the layer, as positions are
         (RECURRENT, None),  # the second input of the layer is no sample
         # patches: the layer sees a part of the input at a time
         (nn.Sequential(nn.Unfold(1), nn.Linear(4, 4), nn.Flatten(), nn.Linear(12, 2)), None),

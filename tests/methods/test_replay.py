@@ -187,7 +187,7 @@ def stalled(problem: Problem, candidates: Tensor, **changes: Any) -> Trials:
     progress, labels = first_trial(problem, Replay(products=2)), torch.eye(3)[list(LABELS)]
     fit = fitted_with(spanned(problem), candidates, labels.double().view(-1, 1))
     state = dataclasses.replace(progress.state, fit=fit, outcome=exhume.Outcome.STALLED)
-    return dataclasses.replace(progress, state=state, **changes)
+    return dataclasses.replace(progress, state=state, **{"free": False, **changes})
 
 
 def test_a_trial_that_stalls_near_goes_on_with_slopes_that_jump_and_then_leaves_the_span() -> None:
@@ -289,18 +289,23 @@ def test_labels_are_free_in_the_span(kept: bool, monkeypatch: pytest.MonkeyPatch
     assert isinstance(inside, replay.Replayed) and (inside.jacobian is not None) == kept
 
 
-def test_a_search_in_the_span_comes_to_the_samples_and_finds_their_number() -> None:
-    problem, moves = posed(SHORT, LABELS, trained(SHORT)), []
+def test_a_trial_from_unmixed_samples_stays_in_the_span_and_comes_to_them() -> None:
+    problem, method = posed(SHORT, LABELS, trained(SHORT)), Replay(products=100)
     number = Replay().init(posed(SHORT, None, trained(SHORT)), None, 0)
     assert isinstance(number, LazySearch) and number.known == 3
-    run = partial(reconstruct, problem, None, 0, Replay(products=100))
-    found = run(observe=lambda progress, _: moves.append(progress))
+    lazily = first_trial(problem, method)
+    assert lazily.free and starts.run_of(lazily.seen(problem)).span is None
+    unmixed = dataclasses.replace(lazily, unmixed=True)
+    progress = dataclasses.replace(unmixed, **method._begin(problem, unmixed, 0, 0))
     domain = spanned(problem).domain
-    for move in moves:
-        if isinstance(move, Trials) and not move.free:
-            torch.testing.assert_close(domain.project(move.candidates), move.candidates)
-    assert found.outcome is exhume.Outcome.CONVERGED and not moves[-1].free
-    errors = torch.cdist(found.samples, samples().double()).min(0).values
+    while progress.outcome is None and progress.rounds == 0:
+        assert not progress.free and starts.run_of(progress.seen(problem)).span is not None
+        torch.testing.assert_close(domain.project(progress.candidates), progress.candidates)
+        following = method.advance(problem, progress)
+        assert isinstance(following, Trials)
+        progress = following
+    assert progress.outcome is exhume.Outcome.CONVERGED
+    errors = torch.cdist(progress.candidates, samples().double()).min(0).values
     assert errors.max() < 1e-3
 
 

@@ -90,28 +90,39 @@ class Network:
     def first_dense(self, weights: Weights) -> str | None:
         """Return the name of the first weight, if dense, used once, and given the input.
 
-        It is (h, d), or (h, C, a, b) where it is given images and cuts them into `patches`.
+        It is (h, d), or (h, C, a, b) where it is given images and cuts them into `patches`. What it
+        is given must not change with other weights: of these, a factor of the input may be 1.
         """
         like = next(w for w in weights.values() if w.is_floating_point())
         weights = moved(weights, like.device, like.dtype)
         generator = torch.Generator().manual_seed(0)
         inputs = torch.randn(2, math.prod(self.shape), generator=generator).to(like)
+
+        def other(weight: Tensor) -> Tensor:  # of the same signs, so that no variance is negative
+            drawn = torch.rand(2, *weight.shape, generator=generator).to(weight)
+            return weight * (1 + drawn[0]) + 0.1 * drawn[1]
+
+        others = {n: other(w) if w.is_floating_point() else w for n, w in weights.items()}
+        given, again = (self._given(each, inputs) for each in (weights, others))
+        first = next((name for name, whole in given if whole), None)
+        if first is None or [name for name, _ in given].count(first) > 1:
+            return None
+        return f"{first}.weight".lstrip(".") if (first, True) in again else None
+
+    def _given(self, weights: Weights, inputs: Tensor) -> list[tuple[str, bool]]:
+        """Return which dense layers were called, and whether with the inputs themselves."""
         names = {part: name for name, part in self.module.named_modules()}
-        seen: list[tuple[str, bool]] = []  # layers with weights, and whether they saw the input
+        seen: list[tuple[str, bool]] = []
 
         def note(part: nn.Module, arguments: tuple[Any, ...]) -> None:
-            dense = isinstance(part, nn.Linear) or (self.patches and _tiling(part))
-            x = arguments[0] if arguments and dense else None
-            if isinstance(part, nn.Conv2d) and isinstance(x, Tensor):
-                x = x.flatten(1)
-            if part in names and next(part.parameters(recurse=False), None) is not None:
-                seen.append((names[part], isinstance(x, Tensor) and torch.equal(x, inputs)))
+            tiling = self.patches is not None and _tiling(part)
+            if part in names and arguments and (tiling or isinstance(part, nn.Linear)):
+                x = arguments[0].flatten(1) if tiling else arguments[0]
+                seen.append((names[part], torch.equal(x, inputs)))
 
         with torch.no_grad(), register_module_forward_pre_hook(note):
             self(weights, inputs)
-        if not seen or not seen[0][1] or [name for name, _ in seen].count(seen[0][0]) > 1:
-            return None
-        return f"{seen[0][0]}.weight".lstrip(".")
+        return seen
 
 
 def _tiling(part: nn.Module) -> bool:

@@ -44,7 +44,9 @@ CLEAN = 1e-4  # share of the largest singular value up to which the least is tha
 DARK = 1e-8  # variance over the largest below which a combination has no contours
 LEAST = 200  # of them in all: of three digits of 8×8 (49) none comes back, and one otherwise
 FEW = 0.25  # share of the samples: where fewer rows stand out, the noise has hidden the samples
-MISSED = 1e-2  # of a bias, at most, that rounding leaves outside the columns; a mean leaves a tenth
+MISSED = (
+    2e-3  # of a bias, at most, that rounding leaves outside the columns; a mean leaves 6e-3 or more
+)
 SIZE = 0.4  # of photographs less their mean, over the norm of noise that fills their box
 
 
