@@ -76,9 +76,9 @@ class TrainingRun(BlockFeatures):
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "TrainingRun":
         """Return the same elsewhere."""
-        public = None if self.public is None else self.public.to(device, dtype)
-        lazy = self.lazy.to(device, dtype)
-        return replace(super().to(device, dtype), lazy=lazy, public=public, captured={}, keeps={})
+        public, span = (x if x is None else x.to(device, dtype) for x in (self.public, self.span))
+        moved, lazy = super().to(device, dtype), self.lazy.to(device, dtype)
+        return replace(moved, lazy=lazy, public=public, span=span, captured={}, keeps={})
 
     def within(self, rows: Tensor) -> "TrainingRun":
         """Return the run for candidates, and directions of them, that combine rows (c, d)."""
