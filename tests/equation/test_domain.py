@@ -216,8 +216,8 @@ def test_rows_are_shrunk_until_they_lie_in_the_box(
     torch.testing.assert_close(most[~inside], torch.ones_like(most[~inside]))  # and no further
 
 
-def test_rows_of_other_entries_are_shrunk_to_the_widest_bounds_if_those_are_around_zero() -> None:
+def test_rows_of_other_entries_are_shrunk_to_the_widest_bounds_that_a_factor_leads_to() -> None:
     rows = torch.tensor([[4.0, -1.0], [1.0, -6.0]])
     assert Box((-1.0, -3.0, -2.0), (1.0, 1.0, 2.0)).shrunk(rows).tolist() == [[2, -0.5], [0.5, -3]]
-    for box in (Box(0.5, 1.0), Box(-2.0, -1.0)):  # no factor leads there
-        assert torch.equal(box.shrunk(rows), rows)
+    assert Box(0.0, 1.0).shrunk(rows).tolist() == [[1, -0.25], [1, -6]]
+    assert Box(-2.0, -1.0).shrunk(2 * rows).tolist() == [[8, -2], [pytest.approx(1 / 3), -2]]

@@ -212,7 +212,8 @@ def test_a_trial_that_stalls_near_goes_on_with_slopes_that_jump_and_then_leaves_
         (False, True, 0),  # without kinks there is nothing to sharpen
     ]
     far, again = after(1.0, nn.ReLU()), after(1e-3, nn.ReLU(), sharp=True, free=True)
-    assert [(t.sharp, t.legs, t.rounds) for t in (far, again)] == [(False, 0, 1)] * 2
+    assert (far.sharp, far.free, far.rounds) == (False, True, 0)  # there are ways past traps
+    assert (again.sharp, again.legs, again.rounds) == (False, 0, 1)
 
 
 def test_a_trial_that_has_left_the_span_moves_across_it() -> None:
@@ -262,7 +263,8 @@ def test_the_tiles_of_a_transformer_span_what_its_samples_are_made_of() -> None:
     problem = replays.posed(module, weights, Known(SHORT, LABELS), (3, 8, 8))
     domain, truth = spanned(problem).domain, x.flatten(1).double()
     assert isinstance(domain, Span) and domain.basis.shape == (12, 48)
-    assert domain.every.shape == (48, 192) and span_count(problem) == 3
+    assert domain.every.shape == (48, 192)
+    assert span_count(problem) is None  # tiles too small to be unmixed may depend on each other
     torch.testing.assert_close(domain.project(truth), truth, rtol=0, atol=1e-3)
     assert (domain.project(truth.flip(1)) - truth.flip(1)).norm() > 0.1 * truth.norm()
 

@@ -220,7 +220,7 @@ def test_tiles_whose_places_do_not_show_are_refused() -> None:
         other = replace(problem, tiled=lost)
         assert not Unmixed().applies(other, None)
         with pytest.raises(InputError, match=r"cannot be put together.*Use the method 'exhume'"):
-            reconstruct(other, 4, method="unmixed")
+            reconstruct(other, method="unmixed")
 
 
 def test_tiles_without_contours_are_refused_and_not_lost() -> None:

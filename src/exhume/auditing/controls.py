@@ -17,7 +17,7 @@ from torch import Tensor
 
 from exhume import ranks
 from exhume.auditing.judgement import ABOVE, MATCHED, SEED, SURE, Judgement, allowed, judge
-from exhume.equation.problem import Problem
+from exhume.equation.problem import Premise, Problem
 from exhume.errors import InputError
 from exhume.features import Features
 from exhume.features.modules import BlockFeatures, ModuleFeatures
@@ -46,6 +46,7 @@ def permuted(problem: Problem, seed: int) -> Problem | None:
     if torch.equal(target, problem.target):
         return None
     if isinstance(features, TrainingRun):
+        problem = without_layers(problem)
         features = _ending(features, features.points[0], target)
     return replace(problem, target=target, features=features)
 
@@ -57,7 +58,14 @@ def elsewhere(problem: Problem, seed: int) -> Problem | None:
     random ones of another seed. None where it is not known how to make such features.
     """
     features = _elsewhere(problem.features, seed)
+    if isinstance(features, TrainingRun):
+        problem = without_layers(problem)
     return None if features is None else replace(problem, features=features)
+
+
+def without_layers(problem: Problem) -> Problem:
+    """Return the problem without what its first layer shows of the samples: replay begins there."""
+    return replace(problem, first_layer=None, tiled=None)
 
 
 def untrained(problem: Problem, seed: int, outputs: int = 3) -> Problem:
@@ -170,6 +178,8 @@ def again(problem: Problem, repeat: Repeat) -> Tensor | None:
     search failed. None where there was no time for one.
     """
     found, share = repeat.found, 1 + len(CONTROLS)  # controls are still to come
+    if problem.premise is Premise.REPLAY:  # from another seed, unmixing leads to the same start
+        problem = without_layers(problem)
     try:
         ended = repeat.attack(problem, "another start", found.seed + STREAM, share)
     except failures():

@@ -116,11 +116,17 @@ class Box:
         return torch.clamp(candidates, low, high)
 
     def shrunk(self, rows: Tensor) -> Tensor:
-        """Return rows (k, ·) of any entries, each made smaller until it is between all bounds."""
+        """Return rows (k, ·) of any entries, made smaller until none is beyond the widest bounds.
+
+        A bound that no factor leads to, such as a lower one of 0, is left alone.
+        """
         low, high = self.bounds.like(rows)
-        most = torch.maximum(rows.amax(1) / high.max(), rows.amin(1) / low.min())
-        inside = low.min() < 0 < high.max()  # else no factor leads there
-        return rows / most.clamp_min(1.0)[:, None] if inside else rows
+        most = torch.ones_like(rows[:, 0])
+        if high.max() > 0:
+            most = torch.maximum(most, rows.amax(1) / high.max())
+        if low.min() < 0:
+            most = torch.maximum(most, rows.amin(1) / low.min())
+        return rows / most[:, None]
 
     def side(self, candidates: Tensor) -> Tensor:
         """Return −1 where an entry is at its lower bound (to rounding), 1 at the upper, else 0."""

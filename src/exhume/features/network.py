@@ -90,22 +90,26 @@ class Network:
     def first_dense(self, weights: Weights) -> str | None:
         """Return the name of the first weight, if dense, used once, and given the input.
 
-        It is (h, d), or (h, C, a, b) where it is given images and cuts them into `patches`. What it
-        is given must not change with other weights: of these, a factor of the input may be 1.
+        It is (h, d), or (h, C, a, b) where it is given images and cuts them into `patches`. It must
+        be given the same with other weights: a learnt scale of the input may happen to be 1.
         """
         like = next(w for w in weights.values() if w.is_floating_point())
         weights = moved(weights, like.device, like.dtype)
         generator = torch.Generator().manual_seed(0)
         inputs = torch.randn(2, math.prod(self.shape), generator=generator).to(like)
 
-        def other(weight: Tensor) -> Tensor:  # of the same signs, so that no variance is negative
+        def other(weight: Tensor) -> Tensor:  # what is positive stays so, as a variance must
             drawn = torch.rand(2, *weight.shape, generator=generator).to(weight)
             return weight * (1 + drawn[0]) + 0.1 * drawn[1]
 
-        others = {n: other(w) if w.is_floating_point() else w for n, w in weights.items()}
-        given, again = (self._given(each, inputs) for each in (weights, others))
+        given = self._given(weights, inputs)
         first = next((name for name, whole in given if whole), None)
         if first is None or [name for name, _ in given].count(first) > 1:
+            return None
+        others = {n: other(w) if w.is_floating_point() else w for n, w in weights.items()}
+        try:
+            again = self._given(others, inputs)
+        except Exception:  # a foreign forward may ask something of its weights
             return None
         return f"{first}.weight".lstrip(".") if (first, True) in again else None
 

@@ -64,6 +64,8 @@ class TrainingRun(BlockFeatures):
     span: Tensor | None = None  # orthonormal rows (c, d) that candidates combine, where that is so
     # whether the derivatives of all steps are kept, by recipe and shape of candidates
     keeps: dict[tuple[Recipe, torch.Size], bool] = field(default_factory=dict, repr=False)
+    # whether the Jacobian is, by the shape of candidates and the number of a span's rows
+    whole: dict[tuple[torch.Size, int], bool] = field(default_factory=dict, repr=False)
     # runs captured in CUDA graphs on a GPU, by recipe, pooling, sharpness and shape of candidates
     captured: dict[tuple[Recipe, float, bool, torch.Size], "Captured"] = field(
         default_factory=dict, repr=False
@@ -78,7 +80,8 @@ class TrainingRun(BlockFeatures):
         """Return the same elsewhere."""
         public, span = (x if x is None else x.to(device, dtype) for x in (self.public, self.span))
         moved, lazy = super().to(device, dtype), self.lazy.to(device, dtype)
-        return replace(moved, lazy=lazy, public=public, span=span, captured={}, keeps={})
+        moved = replace(moved, lazy=lazy, public=public, span=span)
+        return replace(moved, captured={}, keeps={}, whole={})
 
     def within(self, rows: Tensor) -> "TrainingRun":
         """Return the run for candidates, and directions of them, that combine rows (c, d)."""
@@ -159,9 +162,11 @@ class TrainingRun(BlockFeatures):
             return not cuda and self.width * candidates.numel() <= DENSE
         count = len(candidates) * len(self.span)
         needed = self.width * count * candidates.element_size()
-        if cuda:
+        if cuda:  # decided once, whatever else is in memory later
+            key = candidates.shape, len(self.span)
             making = TENSORS * CHUNK * self.width * candidates.element_size()
-            return needed + making <= 0.9 * free_memory(candidates.device)
+            room = 0.9 * free_memory(candidates.device)
+            return self.whole.setdefault(key, needed + making <= room)
         return self.width * count <= DENSE or (count <= COORDINATES and needed <= WHOLE_BYTES)
 
     def linearize(self, candidates: Tensor) -> Linearization:
@@ -266,10 +271,19 @@ class Replayed:
 
         None where it is too large to keep. On a GPU its entries are rounded, as products may be.
         """
-        n, d = self.candidates.shape
         if not self.run.dense(self.candidates):
             return None
-        like = self.candidates
+        try:
+            return self._columns()
+        except torch.OutOfMemoryError:  # activations may take more than weights: products then
+            torch.cuda.empty_cache()
+            span = self.run.span
+            self.run.whole[self.candidates.shape, 0 if span is None else len(span)] = False
+            return None
+
+    def _columns(self) -> Tensor:
+        """J, some of its columns after the other."""
+        like, (n, d) = self.candidates, self.candidates.shape
         rows = torch.eye(d).to(like) if self.run.span is None else self.run.span
         result = like.new_empty(self.run.width, n * len(rows))
         with torch.no_grad(), derivatives(rounded=True):

@@ -45,7 +45,7 @@ from exhume.methods.starts import (
     random_start,
     stride_of,
 )
-from exhume.methods.unmixed import start_of
+from exhume.methods.unmixed import Unmixed, start_of
 from exhume.recipes import Recipe
 from exhume.search.photographs import photographs
 from exhume.search.subspace import span
@@ -212,7 +212,7 @@ class Replay:
         if state.fit.value < NEAR and kinks:
             sharp, fit = replace(progress, sharp=True), state.fit
             return sharp.next_leg(fitted_with(sharp.seen(problem), fit.candidates, fit.shares))
-        if state.fit.value < NEAR and not progress.free:
+        if not progress.free:  # near, rounding has turned the span; far, there are ways past traps
             free, fit = replace(progress, free=True), state.fit  # whose derivative is in the span
             return free.next_leg(fitted_with(free.seen(problem), fit.candidates, fit.shares))
         if progress.best is None or progress.best.beaten(state.fit.value):
@@ -244,6 +244,10 @@ class Replay:
             progress = self._first(problem, progress)
         progress = progress.plain(problem) if progress.eased else progress
         fit, best = progress.state.fit, progress.best
+        if not progress.free:  # a span has no bounds
+            inside = problem.domain.project(fit.candidates)
+            other = fitted_with(choices(problem)[progress.choice], inside, fit.coefficients)
+            fit = other if other.value <= 2 * fit.value else fit
         if best is not None and not best.beaten(fit.value):
             labels = best.labels.reshape(-1, 1)
             fit = fitted_with(choices(problem)[best.choice], best.candidates, labels)
@@ -317,8 +321,9 @@ class Replay:
         elif run.labels is None and turn >= len(sets):  # batches have them in any order
             labels = labels[torch.randperm(len(labels), generator=generator).to(labels.device)]
         # Far from the samples there are fewer ways past a trap in their span
-        free = kind != "lazy" or not progress.unmixed
-        problem = problem if free else spanned(problem)
+        near = kind == "lazy" and progress.unmixed
+        problem = spanned(problem) if near else problem
+        free = not isinstance(problem.domain, Span)
         start = drawn_start(problem, labels, kind, generator)
         kept = torch.zeros(len(labels), dtype=torch.bool)
         if kind == "lazy":
@@ -385,4 +390,7 @@ def span_count(problem: Problem) -> int | None:
     domain = spanned(problem).domain
     if not isinstance(domain, Span):
         return None
-    return math.ceil(len(domain.basis) / (domain.tiles.places if domain.tiles else 1))
+    if domain.tiles is None:
+        return len(domain.basis)
+    whole = Unmixed().applies(problem, None)  # tiles that depend on each other hide some
+    return len(domain.basis) // domain.tiles.places if whole else None

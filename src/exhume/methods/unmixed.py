@@ -29,8 +29,9 @@ from exhume.methods.progress import Progress, stream
 from exhume.search.contours import above_noise, contours, likelier, orthogonal, turned
 from exhume.search.puzzle import alike, explained, placed, rearranged, together
 from exhume.solvers import Outcome
+from exhume.solvers.budget import spent
 
-STRIDE = 10  # turns a move: a fifth of a second for a hundred photographs of 32×32 on a CPU
+STRIDE = 10  # turns a move: seconds for a hundred photographs of 32×32 on a CPU
 # Turns of FastICA before the likelihood is raised: it finds images from anywhere, but only roughly,
 # and after these nothing is gained that the likelihood does not gain faster. With noise in the rows
 # there are no other, at most so many: an unmixing that is not orthogonal makes noise larger, and
@@ -94,12 +95,6 @@ class Unmixed:
                 "unmixed: takes images, (H, W) or (C, H, W), and a dense first layer that sees "
                 f"them and was trained; inputs are {problem.shape}. Use the method 'exhume'."
             )
-        if problem.first_layer is None and not self.applies(problem, None):
-            raise InputError(
-                "unmixed: the tiles that the first layer sees cannot be put together: its change "
-                "does not end after so many whole images, a tile has no contours, or places have "
-                "no embeddings of their own. Use the method 'exhume'."
-            )
         return problem
 
     def applies(self, problem: Problem, samples: int | None) -> bool:
@@ -120,7 +115,13 @@ class Unmixed:
         return len(_whitened(problem, samples)[0]) == len(rows)  # one of a single colour would miss
 
     def init(self, problem: Problem, samples: int | None, seed: int) -> Unmixing:
-        """Begin with a random turn of the whitened rows."""
+        """Begin with a random turn of the whitened rows; refuse tiles that make no whole images."""
+        if problem.first_layer is None and not self.applies(problem, samples):
+            raise InputError(
+                "unmixed: the tiles that the first layer sees cannot be put together: its change "
+                "does not end after so many whole images, a tile has no contours, or places have "
+                "no embeddings of their own. Use the method 'exhume'."
+            )
         white, _ = _whitened(problem, samples)
         turn = torch.randn(len(white), len(white), generator=stream(seed, 0)).to(white)
         components = orthogonal(turn.double()).to(white) @ white
@@ -132,7 +133,7 @@ class Unmixed:
         white, values = _whitened(problem, progress.samples)
         unmixing = progress.state.components.double() @ torch.linalg.pinv(white.double())
         steps, change = progress.state.steps, 0.0
-        noisy = _noisy(problem)
+        noisy, exact = _noisy(problem), values.double()
         last = min(self.turns, NOISY) if noisy else self.turns
         turning = noisy or steps < TURNS
         for _ in range(min(STRIDE, last - steps)):
@@ -141,10 +142,12 @@ class Unmixed:
                 unmixing = turned(orthogonal(unmixing).to(white), values).double()
                 change = float((1 - (unmixing * before).sum(1).abs()).max()) * STILL
             else:
-                unmixing, gain = likelier(unmixing, values.double())
+                unmixing, gain = likelier(unmixing, exact)
                 change += gain
+            if spent():
+                break
         components = unmixing.to(white) @ white
-        settled = change < self.tolerance and steps > TURNS
+        settled = change < self.tolerance and steps > TURNS and not spent()
         ended = Outcome.STALLED if settled else None
         ended = Outcome.BUDGET if ended is None and steps >= last else ended
         state = Turned(components, _inputs(problem, components, ended is not None), steps)
@@ -242,8 +245,9 @@ def _assembled(problem: Problem, layer: FirstLayer, unit: Tensor, last: bool) ->
     tiles = domain.shrunk(tiles) if isinstance(domain, Box) else tiles
     change = (layer.trained.double() - layer.initial.double()).to(tiles.device)
     moved = (torch.linalg.pinv(tiles.double()).T @ change.T).to(tiles)  # δ of each tile, (k, h)
-    images = together(alike(tiles, places, moved, cut), places, stream(0, 0))
-    if last:
+    images = torch.stack([(places == p).nonzero()[:, 0] for p in range(cut.places)], 1)
+    if last:  # before, no two of them need belong together
+        images = together(alike(tiles, places, moved, cut), places, stream(0, 0))
         features = cast(ModuleFeatures, problem.features)
         weights = midpoint(features.points[0], features.points[-1])
 

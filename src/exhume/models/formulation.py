@@ -57,6 +57,7 @@ BOUNDED = "inputs lie in [−1, 1]: neither their norm nor their range was told"
 
 DRIFT = 1e-2  # the most of the target left at the truth for an attack to be worth its time
 INPUTS = 8  # random ones at which outputs are compared: one could be at a zero of the network
+ROUNDING = 1e-5  # share of the largest singular value of a change that may be rounding
 HOMOGENEOUS = 1e-6  # the share of outputs at 2θ that rounding may explain; float64 leaves far less
 
 
@@ -308,13 +309,27 @@ def first_layer(network: Network, initial: Weights, trained: Weights) -> FirstLa
     tiles, units = Tiles(network.shape, network.patches), len(after)
     layer = FirstLayer(before.flatten(1), after.flatten(1), added, tiles)
     sizes = [places * units for places in (tiles.places, tiles.places + 1)]
-    for other, weight in trained.items():
-        if other not in initial or weight.shape[-1:] != (units,) or weight.numel() not in sizes:
-            continue
-        places = (weight - initial[other]).reshape(-1, units)[-tiles.places :]
-        if places.any():
-            return replace(layer, places=places, embedding=other)
-    return layer
+    fits = [n for n, w in trained.items() if w.shape[-1:] == (units,) and w.numel() in sizes]
+    rows = {n: trained[n] - initial[n] for n in fits if n in initial}
+    rows = {n: change.reshape(-1, units)[-tiles.places :] for n, change in rows.items()}
+    rows = {n: change for n, change in rows.items() if change.any()}
+    if not rows:
+        return layer
+    columns = _column_space((after - before).flatten(1))
+
+    def missed(name: str) -> float:
+        own = rows[name].double().cpu()
+        return float((own - own @ columns @ columns.T).norm() / own.norm())
+
+    best = min(rows, key=missed)
+    return replace(layer, places=rows[best], embedding=best)
+
+
+def _column_space(change: Tensor) -> Tensor:
+    """Return an orthonormal basis (h, r) of the columns of a change (h, t), but for rounding."""
+    axes, sizes, _ = torch.linalg.svd(change.double().cpu(), full_matrices=False)
+    seen: Tensor = axes[:, sizes > ROUNDING * sizes[0]]
+    return seen
 
 
 def premise_named(word: str | Premise) -> Premise:

@@ -325,7 +325,7 @@ def _before(source: Source, network: Network, after: Saved) -> Saved:
 def _unlocks(network: Network, trained: Weights) -> str:
     """Say what each of the initial weights would make possible."""
     head, first = network.head_weight, network.first_dense(trained)
-    dense = first is not None and trained[first].ndim == 2  # not where it sees tiles
+    dense = first is not None and getattr(trained.get(first), "ndim", 0) == 2  # and sees no tiles
     both = "" if not dense or first == head else f" {head} and {first} unlock tansley2026 too."
     last = (
         f"The initial {head} unlocks exhume and iurada2025 on the last layer, at the point final."

@@ -95,10 +95,11 @@ def explained(
         every = vmap(jacrev(outputs), (None, 0), chunk_size=TOGETHER)(weights[embedding], images)
     rows = every.reshape(*every.shape[:2], -1, units)[:, :, -(moved.shape[1] // units) :].flatten(2)
     gram, right = (rows @ rows.mT).double(), (rows @ moved[..., None]).double()
-    ridge = RIDGE * gram.diagonal(dim1=1, dim2=2).mean(1)[:, None, None]
+    least = torch.finfo(gram.dtype).tiny
+    ridge = (RIDGE * gram.diagonal(dim1=1, dim2=2).mean(1)).clamp_min(least)[:, None, None]
     found = torch.linalg.solve(gram + ridge * torch.eye(gram.shape[1]).to(gram), right)
-    share: Tensor = (found * right).sum((1, 2)) / moved.double().square().sum(1)
-    return share
+    share: Tensor = (found * right).sum((1, 2)) / moved.double().square().sum(1).clamp_min(least)
+    return share.nan_to_num(0.0, 0.0, 0.0)
 
 
 def rearranged(images: Tensor, share: Callable[[Tensor], Tensor]) -> Tensor:
