@@ -20,7 +20,7 @@ from exhume.features import Features, Linearization
 from exhume.features.graphs import Graphs
 from exhume.features.kinks import Softened
 from exhume.features.linear import Linear, Measured, linear
-from exhume.features.modules import BlockFeatures
+from exhume.features.modules import BlockFeatures, sum_over_blocks
 from exhume.features.network import derivatives
 from exhume.features.weights import blocks, free_memory
 from exhume.recipes import Recipe, State
@@ -304,19 +304,18 @@ class Replayed:
 
     @cached_property
     def squared(self) -> Tensor | None:
-        """JᵀJ (m, m) where J is kept and has few columns."""
+        """JᵀJ (m, m) where J is kept and has few columns, in float64, as squares round more."""
         most = SQUARED.get(self.candidates.device.type, 0)
         if self.jacobian is None or self.jacobian.shape[1] > most:
             return None
-        with derivatives(rounded=False):
-            return self.jacobian.T @ self.jacobian
+        return sum_over_blocks(self.jacobian.T, self.jacobian.T)
 
     def twice(self, direction: Tensor) -> Tensor | None:
         """Return JᵀJ D, (n, d), from one small matrix; None where that is not kept."""
         if self.squared is None:
             return None
-        whole = self.squared @ self._coordinates(direction).reshape(-1, 1)
-        whole = whole.view(len(direction), -1)
+        along = self._coordinates(direction).double().reshape(-1, 1)
+        whole = (self.squared @ along).view(len(direction), -1).to(direction)
         return whole if self.run.span is None else whole @ self.run.span
 
     def _across(self, columns: Tensor) -> Tensor:
