@@ -256,11 +256,13 @@ class Replay:
     def _solver(self, problem: Problem, progress: Trials) -> LevenbergMarquardt:
         images = photographs(problem.shape, problem.target)
         metric = Partial(images, problem.dim) if images and progress.soft else images
-        recycling = not run_of(progress.seen(problem)).dense(progress.state.fit.candidates)
+        run = run_of(progress.seen(problem))
+        recycling = not run.dense(progress.state.fit.candidates)
+        inside = run.span is not None and not recycling  # there products cost next to nothing
         return LevenbergMarquardt(
             tolerance=max(self.tolerance, problem.resolution),
             damping=DAMPING,
-            accuracy=1e-3,
+            accuracy=1e-6 if inside else 1e-3,
             products=120,
             patience=6,
             progress=5e-2,
