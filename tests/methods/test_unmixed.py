@@ -223,6 +223,17 @@ def test_tiles_whose_places_do_not_show_are_refused() -> None:
             reconstruct(other, method="unmixed")
 
 
+def test_tiles_of_a_run_that_was_cut_short_are_put_together_all_the_same() -> None:
+    problem, _ = transformer()
+    short, long = Unmixed(turns=10), Unmixed()
+    ended, cut = (each.advance(problem, each.init(problem, 4, 0)) for each in (short, long))
+    assert ended.outcome is Outcome.BUDGET and cut.outcome is None
+    assert torch.equal(
+        long.finish(problem, cut).candidates, short.finish(problem, ended).candidates
+    )
+    assert not torch.equal(cut.candidates, ended.candidates)  # which only shows how far it is
+
+
 def test_tiles_without_contours_are_refused_and_not_lost() -> None:
     problem, _ = transformer(uniform=True)
     assert not Unmixed().applies(problem, 4)

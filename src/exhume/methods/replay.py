@@ -66,7 +66,6 @@ GAIN = 0.7  # share of the residual that two legs leave at most, or the trial ha
 # are the mean over many units that may turn, and this near there are few
 NEAR = 1e-3
 NO_MARKS = (math.inf, math.inf)  # what legs are compared with before there were two
-FRESH: dict[str, Any] = {"sharp": False, "legs": 0, "marks": NO_MARKS}
 DRIFT = 1e-2  # what the lazy equation may leave: its search ends where nothing more is gained
 PHASE = "replay"  # of trials; an easier problem, whose residual is another, has a word of its own
 TURNS = 8  # trials for a number of samples, where it is not known: then there is one more
@@ -223,7 +222,7 @@ class Replay:
         if turn >= self.trials:
             return replace(progress, outcome=Outcome.STALLED)
         begun = self._begin(problem, progress, turn, choice)
-        return progress.next_round(**begun, **FRESH, choice=choice)
+        return progress.next_round(**begun, choice=choice, sharp=False, legs=0, marks=NO_MARKS)
 
     def _stepped(self, problem: Problem, progress: Trials, state: DampedState) -> Trials:
         """Return the progress after a step; long steps end where the recipe's own say they may.
@@ -274,7 +273,7 @@ class Replay:
 
     def _lazily(self, problem: Problem, progress: LazySearch) -> LazySearch | Trials:
         """Take one step of the lazy search, which polishes once its products are spent."""
-        search, lazy = self._search(problem), progress.seen(problem)
+        search, lazy = self._search(problem), lazy_of(problem)
         progress = cast(LazySearch, search.advance(lazy, progress))
         most = self.products if kinds_of(problem)[0] == "lazy" else self.products // FEWER
         if progress.phase == "explore" and progress.total_products >= most:
@@ -285,7 +284,7 @@ class Replay:
 
     def _first(self, problem: Problem, search: LazySearch, unmixed: bool = False) -> Trials:
         """Begin the first trial, with the lazy solution at hand."""
-        fit = self._search(problem).finish(search.seen(problem), search)
+        fit = self._search(problem).finish(lazy_of(problem), search)
         gains = fit.shares.view(len(fit.candidates), -1, problem.features.outputs).sum(1)
         begun = Trials(
             seed=search.seed,

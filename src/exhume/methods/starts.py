@@ -34,7 +34,7 @@ FEW = 6
 
 def kinds_of(problem: Problem) -> tuple[str, ...]:
     """Return the kinds of starts, in the order in which they are tried."""
-    run = replace(run_of(problem), span=None)  # which makes a trial cheap, but no start better
+    run = run_of(problem)
     if photographs(problem.shape, problem.target):
         return STARTS["images"]
     if run.public is None:

@@ -154,8 +154,10 @@ class Unmixed:
         return replace(progress, state=state, outcome=ended)
 
     def finish(self, problem: Problem, progress: Unmixing) -> Fit:
-        """Fit coefficients to the components as they are."""
-        return fitted(problem, progress.candidates)
+        """Fit coefficients to the components as they are; tiles of a run cut short join now."""
+        ended = progress.outcome is not None or problem.tiled is None
+        components = progress.state.components
+        return fitted(problem, progress.candidates if ended else _inputs(problem, components, True))
 
 
 def start_of(problem: Problem, samples: int | None, seed: int) -> Tensor | None:
