@@ -106,6 +106,28 @@ def test_a_small_square_is_of_the_labels_at_hand(monkeypatch: pytest.MonkeyPatch
         monkeypatch.undo()
 
 
+def test_a_jacobian_is_borrowed_from_a_run_nearby_and_given_back() -> None:
+    run, _ = the_run(RECIPES["descent"])
+    labels, x = LABELS.view(-1, 1), inputs()
+    here, nearby = (run.linearize(at) for at in (x, x + 0.1 * torch.randn_like(x)))
+    assert isinstance(here, replay.Replayed) and isinstance(nearby, replay.Replayed)
+    direction, target = torch.randn_like(x), torch.randn(run.width, 1, dtype=torch.float64)
+    for at in (here, nearby):
+        at.combine(labels)
+    pushed, pulled = here.push(direction, labels), here.pull(target, labels)
+    here.give_back()
+    here.borrow(nearby)  # which has made none
+    assert not here.borrowed and torch.allclose(here.push(direction, labels), pushed)
+    other, square = nearby.push(direction, labels), nearby.twice(direction)
+    here.borrow(nearby)
+    assert here.borrowed and not torch.allclose(other, pushed)
+    torch.testing.assert_close(here.push(direction, labels), other)
+    torch.testing.assert_close(here.twice(direction), square)
+    torch.testing.assert_close(here.pull(target, labels), pulled)  # slopes are its own
+    here.give_back()
+    torch.testing.assert_close(here.push(direction, labels), pushed)
+
+
 # How a Jacobian is kept: whole, or since coordinates are few; else there are products alone
 LIMITS = {"small": {}, "few": {"DENSE": 0}, "not": {"DENSE": 0, "COORDINATES": 0}}
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 from functools import cache, partial
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -31,6 +31,7 @@ from exhume.methods.starts import stride_of
 from exhume.models.architectures import vit
 from exhume.models.formulation import Known
 from exhume.recipes import Recipe
+from exhume.solvers.levenberg_marquardt import DampedState, LevenbergMarquardt
 from replays import small
 
 RECIPE, SHORT = Recipe(lr=0.5, steps=10), Recipe(lr=1.0, steps=4)
@@ -309,6 +310,33 @@ def test_a_trial_from_unmixed_samples_stays_in_the_span_and_comes_to_them() -> N
     assert progress.outcome is exhume.Outcome.CONVERGED
     errors = torch.cdist(progress.candidates, samples().double()).min(0).values
     assert errors.max() < 1e-3
+
+
+def test_a_jacobian_serves_again_while_it_serves_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step by another's Jacobian that fails is taken again by one's own, no shorter."""
+    problem = spanned(posed(SHORT, LABELS, trained(SHORT)))
+    labels = torch.eye(3, dtype=torch.float64)[list(LABELS)].view(-1, 1)
+    start = problem.domain.project(samples().double() * 1.05)
+    state = DampedState(fit=fitted_with(problem, start, labels), damping=1e-6)
+    made: list[int] = []
+    columns = replay.Replayed._columns
+
+    def counted(at: replay.Replayed) -> Tensor:
+        made.append(len(made))
+        return columns(at)
+
+    monkeypatch.setattr(replay.Replayed, "_columns", counted)
+    solver = LevenbergMarquardt(tolerance=1e-12, accuracy=1e-6, chords=True)
+    first = solver.step(problem, state)
+    at = first.fit.linearization
+    assert isinstance(at, replay.Replayed) and at.borrowed and len(made) == 1
+    second = solver.step(problem, first)
+    assert second.fit.value < first.fit.value < state.fit.value and len(made) == 1
+    at.__dict__["squared"] = -cast(Tensor, at.squared)  # leads upwards
+    failed = solver.step(problem, first)
+    assert failed.fit is first.fit and failed.damping == first.damping and not at.borrowed
+    again = solver.step(problem, failed)
+    assert again.fit.value < first.fit.value and len(made) == 2
 
 
 def test_a_class_whose_bias_grew_has_samples_however_little_it_gained() -> None:

@@ -13,6 +13,7 @@ import exhume
 from exhume import data, victims
 from exhume.equation.problem import FirstLayer
 from exhume.errors import InputError
+from exhume.search import subspace
 from exhume.search.subspace import Subspace, estimate, shrinkage
 from problems import gaussian, on_sphere
 
@@ -64,6 +65,19 @@ def test_the_span_is_exact_and_decay_corrected(d: int, n: int, options: dict[str
         assert found.kept < 1 and outside(replace(found, basis=vectors), known.inputs) > 1e-4
     else:
         assert found.kept == 1 and found.gap > 1e3 and outside(found, known.inputs) < 1e-9
+
+
+@pytest.mark.parametrize("kept", [1.0, 0.9])
+def test_a_narrow_layer_is_looked_at_along_its_rows(
+    kept: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    n, (layer, _) = 5, made_up(90, 5, 40, kept)
+    found = estimate(layer, n)
+    monkeypatch.setattr(subspace, "_axes", lambda layer: None)
+    dense = estimate(layer, n)
+    assert found.kept == pytest.approx(dense.kept) and found.basis.shape == (90, n)
+    torch.testing.assert_close(found.spectrum, dense.spectrum, atol=1e-6, rtol=0)
+    torch.testing.assert_close(found.basis @ found.basis.T, dense.basis @ dense.basis.T)
 
 
 def test_deeper_networks_have_it_too_and_single_precision_shows_the_rank() -> None:

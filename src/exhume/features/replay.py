@@ -39,6 +39,7 @@ CHUNK = 256  # directions that are pushed at once for it: more gain nothing
 # On a GPU more do, up to so many numbers of a tensor of them (4 GiB in float32) and so many tensors
 LARGE, TENSORS = 2**30, 8
 SQUARED = {"cpu": 2**9, "cuda": 2**13}  # columns of J up to which JᵀJ takes less than its products
+MADE = ("jacobian", "squared")  # what is made at most once for the same candidates and labels
 SHARED = (
     "Batch norms that take the statistics of a batch see its samples relative to each other: where "
     "they come first, one shift and one scale of all samples stay open."
@@ -199,6 +200,19 @@ class Replayed:
         self.rate: float | Tensor = run.recipe.lr or 0.0  # before the schedule
         self.along: Tensor | None = None  # u, (p, 1), where the rate is not known
         self.off = candidates.new_zeros(())  # |Δ − T|/|Δ|, how far from the target the run ends
+        self.borrowed = False  # whether the Jacobian is that of a run nearby
+
+    def borrow(self, nearby: "Replayed") -> None:
+        """Take the Jacobian of a run nearby for one's own, in all products but `pull`."""
+        known = {name: nearby.__dict__[name] for name in MADE if name in nearby.__dict__}
+        self.borrowed = known.get("jacobian") is not None
+        self.__dict__.update(known if self.borrowed else {})
+
+    def give_back(self) -> None:
+        """Have a Jacobian of one's own again, once it is asked for."""
+        self.borrowed = False
+        for name in MADE:
+            self.__dict__.pop(name, None)
 
     @property
     def recipe(self) -> Recipe:
@@ -208,8 +222,7 @@ class Replayed:
     def combine(self, coefficients: Tensor) -> Tensor:
         """Return T(θ₀, X, y) − θ₀, (p, 1)."""
         self.labels = coefficients.to(self.candidates).view(len(self.candidates), -1)
-        self.__dict__.pop("jacobian", None)
-        self.__dict__.pop("squared", None)
+        self.give_back()
         self.kept = []
         with torch.no_grad(), derivatives(rounded=False):
             if self.run.recipe.lr is None:
@@ -229,7 +242,7 @@ class Replayed:
 
     def pull(self, target: Tensor, coefficients: Tensor) -> Tensor:
         """Return Jᵀ T, (n, d); J is not made for it, as who only pulls does so once."""
-        if "jacobian" in self.__dict__ and self.jacobian is not None:
+        if "jacobian" in self.__dict__ and self.jacobian is not None and not self.borrowed:
             pulled = (self.jacobian.T @ target).view(len(self.candidates), -1)
             return pulled if self.run.span is None else pulled @ self.run.span
         with torch.no_grad(), derivatives(rounded=False):

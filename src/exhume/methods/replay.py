@@ -269,6 +269,7 @@ class Replay:
             efforts=RECYCLED if recycling else EFFORTS,
             halting=metric is not None,
             recycling=recycling,
+            chords=inside,
         )
 
     def _lazily(self, problem: Problem, progress: LazySearch) -> LazySearch | Trials:

@@ -49,7 +49,8 @@ def estimate(layer: FirstLayer, rank: int | str = "gap") -> Subspace:
     The rank is r, or a rule: `gap` (the last large ratio of neighbouring singular values; refused
     where none stands out) or `energy` (all but 1e-6 of the squared change).
     """
-    grams = _grams(layer)
+    axes = _axes(layer)
+    grams = _grams(layer, axes)
     kept = 1.0
     units = len(layer.initial)  # a narrow layer has no more singular values than these
     spectrum, vectors = _spectrum(grams, kept, units)
@@ -65,7 +66,8 @@ def estimate(layer: FirstLayer, rank: int | str = "gap") -> Subspace:
             f"is outside: Adam trained it, or weights are stored in half precision. {INSTEAD}"
         )
     gap = spectrum[r - 1].item() / max(after, NOISE)
-    return Subspace(vectors[:, :r].contiguous(), spectrum, kept, gap)
+    basis = vectors[:, :r] if axes is None else axes.cpu() @ vectors[:, :r]
+    return Subspace(basis.contiguous(), spectrum, kept, gap)
 
 
 @lru_cache(maxsize=1)  # one audit asks for that of its layer many times, some seconds each
@@ -75,7 +77,7 @@ def span(layer: FirstLayer | None) -> Subspace | None:
     None where the span does not end clearly, where there is no such layer, and where its inputs are
     too many to look.
     """
-    if layer is None or layer.initial.shape[1] > LOOKED:
+    if layer is None or min(layer.initial.shape[1], 2 * len(layer.initial)) > LOOKED:
         return None
     try:
         return estimate(layer)
@@ -92,14 +94,24 @@ def directions(layer: FirstLayer | None) -> int | None:
     return None if found is None else found.rank
 
 
-def _grams(layer: FirstLayer) -> Grams:
-    """Return the grams of a layer, block by block."""
-    d = layer.initial.shape[1]
+def _axes(layer: FirstLayer) -> Tensor | None:
+    """Return orthonormal columns (d, 2h) that span all rows of both weights; None if 2h ≥ d."""
+    h, d = layer.initial.shape
+    if 2 * h >= d:
+        return None
+    axes: Tensor = torch.linalg.qr(torch.cat([layer.initial, layer.trained]).double().T)[0]
+    return axes
+
+
+def _grams(layer: FirstLayer, axes: Tensor | None) -> Grams:
+    """Return the grams of a layer along the axes, or along the inputs, block by block."""
+    d = layer.initial.shape[1] if axes is None else axes.shape[1]
     zero = torch.zeros(d, d, dtype=torch.float64, device=layer.initial.device)
     own, mixed, change = zero.clone(), zero.clone(), zero.clone()
     for part in blocks(layer.initial.shape[0], 16384):
         w = layer.initial[part].double()
         delta = layer.trained[part].double() - w
+        w, delta = (x if axes is None else x @ axes for x in (w, delta))
         own += w.T @ w
         mixed += w.T @ delta
         change += delta.T @ delta

@@ -9,7 +9,7 @@ directions Q of earlier solutions, and BQ, the next system B + λS is nearly sol
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
@@ -20,6 +20,7 @@ from exhume import ranks
 from exhume.equation.coefficients import factor
 from exhume.equation.objective import Fit, curvature, descent, fitted, gauss_newton
 from exhume.equation.problem import Problem
+from exhume.features.replay import Replayed
 from exhume.solvers import PASSING, Outcome, State, judged
 from exhume.solvers.budget import spent
 
@@ -27,6 +28,9 @@ LEAST_DAMPING = 1e-7  # steps are Gauss-Newton's long before
 FLAT = 1e-12  # share of the largest curvature that all have at least: else nothing preconditions
 KEPT = 1024  # directions, at most: of more, the oldest are of a matrix that has changed
 NUMBERS = 2**25  # in all of them, at most: 512 MiB in float64, with their images
+# Share of the residual that a step must take off for its Jacobian to serve the next, too: one made
+# anew takes off half or more (20 photographs, transformer), and costs as much as ten such steps
+CHORD = 0.2
 DISTINCT = 1e-6  # share of the largest ⟨q, Aq⟩ below which a direction repeats others
 
 Operator = Callable[[Tensor], Tensor]
@@ -146,6 +150,7 @@ class LevenbergMarquardt:
     efforts: int = 1  # times as many products, at most, where steps are nearly linear
     halting: bool = False  # whether a step may end on the way to it, where that lowers more
     recycling: bool = False  # whether linear solutions begin with what earlier ones found
+    chords: bool = False  # whether a Jacobian that is kept serves again while it serves well
 
     def init(self, problem: Problem, candidates: Tensor) -> DampedState:
         """Start at the projected candidates."""
@@ -181,6 +186,13 @@ class LevenbergMarquardt:
             effort = min(2 * state.effort, self.efforts)
         gain = 1 - fit.cost / before if accepted else 0.0
         stalled = 0 if gain > self.progress else state.stalled + 1
+        at, reached = state.fit.linearization, fit.linearization
+        if isinstance(at, Replayed) and isinstance(reached, Replayed):
+            if at.borrowed and not accepted:  # it was not the step that was too long
+                at.give_back()
+                return replace(state, steps=state.steps + 1, products=state.products + used)
+            if self.chords and gain > CHORD:
+                reached.borrow(at)
         state = DampedState(
             fit=fit if accepted else state.fit,
             damping=max(damping / 3, LEAST_DAMPING) if accepted else damping * 4,
