@@ -7,10 +7,18 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from exhume.errors import InputError
-from exhume.features.network import derivatives, known_network, midpoint, moved, named_block
+from exhume.features.network import (
+    conv2d,
+    derivatives,
+    known_network,
+    midpoint,
+    moved,
+    named_block,
+)
 from nets import SIZES, make
 from odd_modules import Written
 from problems import gaussian, on_sphere
@@ -58,6 +66,32 @@ def test_integers_are_neither_halved_nor_converted() -> None:
     torch.testing.assert_close(half["w"], (initial["w"] + trained["w"]) / 2)
     assert half["count"] == there["count"] == 3 and there["w"].dtype == torch.float32
     assert half["count"].dtype == there["count"].dtype == torch.int64
+
+
+TILED = {"stride": (2, 3)}
+CONVOLUTIONS: list[tuple[dict[str, Any], bool]] = [
+    (TILED, True),
+    (TILED | {"padding": "valid"}, True),
+    ({"stride": 2}, False),  # tiles that overlap
+    (TILED | {"padding": 1}, False),
+    (TILED | {"dilation": (1, 2)}, False),
+    (TILED | {"groups": 2}, False),
+]
+
+
+@pytest.mark.parametrize(("options", "product"), CONVOLUTIONS)
+@pytest.mark.parametrize("shape", [(2, 4, 6, 9), (4, 6, 9), (2, 4, 7, 9)])
+def test_a_convolution_of_tiles_is_a_product_and_any_other_is_torchs(
+    shape: tuple[int, ...], options: dict[str, Any], product: bool
+) -> None:
+    x, bias = gaussian(*shape).requires_grad_(), gaussian(5 - 5 % options.get("groups", 1), seed=1)
+    weight = gaussian(len(bias), 4 // options.get("groups", 1), 2, 3, seed=2).requires_grad_()
+    made = [conv(x, weight, bias, **options) for conv in (F.conv2d, conv2d)]
+    torch.testing.assert_close(*made)
+    last = made[1].grad_fn.name()
+    assert last.startswith("Permute") == (product and shape == (2, 4, 6, 9))
+    slopes = [torch.autograd.grad(y.sin().sum(), (x, weight)) for y in made]
+    torch.testing.assert_close(*slopes)
 
 
 @pytest.mark.parametrize("name", SIZES)
