@@ -21,7 +21,7 @@ from exhume.features.graphs import Graphs
 from exhume.features.kinks import Softened
 from exhume.features.linear import Linear, Measured, linear
 from exhume.features.modules import BlockFeatures, sum_over_blocks
-from exhume.features.network import derivatives
+from exhume.features.network import dense_chain, derivatives
 from exhume.features.weights import blocks, free_memory
 from exhume.recipes import Recipe, State
 
@@ -63,12 +63,12 @@ class TrainingRun(BlockFeatures):
     pooling: float = 0.0  # share of Adam's mean squares that a weight has from its row and column
     sharp: bool = False  # whether slopes of ReLU jump: near the samples no unit turns on or off
     span: Tensor | None = None  # orthonormal rows (c, d) that candidates combine, where that is so
-    # whether the derivatives of all steps are kept, by recipe and shape of candidates
-    keeps: dict[tuple[Recipe, torch.Size], bool] = field(default_factory=dict, repr=False)
+    # whether the derivatives of all steps are kept, by recipe, p and shape of candidates
+    keeps: dict[tuple[Recipe, int, torch.Size], bool] = field(default_factory=dict, repr=False)
     # whether the Jacobian is, by the shape of candidates and the number of a span's rows
     whole: dict[tuple[torch.Size, int], bool] = field(default_factory=dict, repr=False)
-    # runs captured in CUDA graphs on a GPU, by recipe, pooling, sharpness and shape of candidates
-    captured: dict[tuple[Recipe, float, bool, torch.Size], "Captured"] = field(
+    # runs captured in CUDA graphs on a GPU, by recipe, pooling, sharpness, p and the same shape
+    captured: dict[tuple[Recipe, float, bool, int, torch.Size], "Captured"] = field(
         default_factory=dict, repr=False
     )
 
@@ -85,8 +85,20 @@ class TrainingRun(BlockFeatures):
         return replace(moved, captured={}, keeps={}, whole={})
 
     def within(self, rows: Tensor) -> "TrainingRun":
-        """Return the run for candidates, and directions of them, that combine rows (c, d)."""
-        return replace(self, span=rows.to(self.device, self.dtype))
+        """Return the run for candidates, and directions of them, that combine rows U (c, d).
+
+        In a chain of dense layers the first then needs c inputs and not d: with x = Uᵀz it sees
+        W₁x = (W₁Uᵀ)z, and a step moves W₁Uᵀ by −η δzᵀ as it moves W₁ by −η δxᵀ.
+        """
+        exact, chain = rows.to(self.device).double(), dense_chain(self.network)
+        rows = exact.to(self.dtype)
+        if chain is None or self.network.basis is not None:
+            return replace(self, span=rows)
+        first = f"{chain.names[0]}.weight"
+        narrow = [(w[first].double() @ exact.T).to(rows) for w in self.points]  # rounded once
+        points = tuple({**w, first: n} for w, n in zip(self.points, narrow, strict=True))
+        network = replace(self.network, shape=(len(rows),), basis=rows)
+        return replace(self, span=rows, points=points, network=network)
 
     @cached_property
     def change(self) -> Tensor:
@@ -174,7 +186,7 @@ class TrainingRun(BlockFeatures):
         """Return the run at n candidates (n, d); it is simulated once labels are given."""
         if candidates.device.type != "cuda":
             return Replayed(self, candidates)
-        key = self.recipe, self.pooling, self.sharp, candidates.shape
+        key = self.recipe, self.pooling, self.sharp, self.width, candidates.shape
         if key not in self.captured:
             self.captured[key] = Captured(Replayed(self, candidates))
         return Resumed(self, candidates, self.captured[key])
@@ -359,7 +371,8 @@ class Replayed:
 
     def _fits(self) -> bool:
         """Whether the derivatives of all steps fit into memory, by what that of one step takes."""
-        key, steps, cuda = (self.run.recipe, self.candidates.shape), len(self.batches), "cuda"
+        key = self.run.recipe, self.run.width, self.candidates.shape
+        steps, cuda = len(self.batches), "cuda"
         if steps > KEPT:
             return False
         if key not in self.run.keeps:

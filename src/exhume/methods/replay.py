@@ -243,9 +243,9 @@ class Replay:
             progress = self._first(problem, progress)
         progress = progress.plain(problem) if progress.eased else progress
         fit, best = progress.state.fit, progress.best
-        if not progress.free:  # a span has no bounds
-            inside = problem.domain.project(fit.candidates)
-            other = fitted_with(choices(problem)[progress.choice], inside, fit.coefficients)
+        if not progress.free:  # a span has no bounds, and the first layer was seen along it alone
+            seen, inside = choices(problem)[progress.choice], problem.domain.project(fit.candidates)
+            fit, other = (fitted_with(seen, x, fit.coefficients) for x in (fit.candidates, inside))
             fit = other if other.value <= 2 * fit.value else fit
         if best is not None and not best.beaten(fit.value):
             labels = best.labels.reshape(-1, 1)
@@ -376,7 +376,8 @@ def spanned(problem: Problem) -> Problem:
     """Return the problem with candidates in the span that the first layer's change shows.
 
     Each step of SGD moves the layer in the span of the samples, or of their tiles, and no other
-    optimiser does: n samples have n coordinates each and not d. Where no span shows, it is itself.
+    optimiser does: n samples have n coordinates each and not d, and so has the target, where that
+    is all that the first layer is given. Where no span shows, it is itself.
     """
     layer = problem.first_layer or problem.tiled
     sgd = run_of(problem).recipe.optimizer == "sgd"
@@ -384,7 +385,8 @@ def spanned(problem: Problem) -> Problem:
     if layer is None or known is None:
         return problem
     domain = Span(known.basis.T, problem.domain, layer.tiles)
-    return replace(problem, domain=domain, features=run_of(problem).within(domain.every))
+    run = run_of(problem).within(domain.every)
+    return replace(problem, domain=domain, features=run, target=run.change[:, None])
 
 
 def span_count(problem: Problem) -> int | None:
