@@ -34,6 +34,11 @@ class Weights(Protocol):
     in_memory: bool = False  # whether reading rows costs nothing
 
     @property
+    def coarse(self) -> bool:
+        """Tell whether rows come in halves, too, for products on a GPU."""
+        return self.half is not None
+
+    @property
     def shape(self) -> tuple[int, int]:
         """Return (p, d)."""
         raise NotImplementedError
@@ -41,6 +46,11 @@ class Weights(Protocol):
     def rows(self, start: int, stop: int) -> Tensor:
         """Return V[start:stop], (stop − start, d)."""
         raise NotImplementedError
+
+    def halves(self, start: int, stop: int) -> tuple[Tensor, Tensor | None]:
+        """Return those rows of H, and of L if it is at hand."""
+        assert self.half is not None
+        return self.half[start:stop], None if self.low is None else self.low[start:stop]
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Self:
         """Return the same numbers, handed out elsewhere, without the copy in float16."""
@@ -75,8 +85,7 @@ class Stored(Weights):
     @cached_property
     def lengths(self) -> Tensor:
         """Return |v_k|²/d of every row, (p,)."""
-        norms: Tensor = torch.linalg.vector_norm(self.tensor, dim=1)
-        return norms.square() / self.tensor.shape[1]
+        return lengths(self.tensor, self.dtype)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Self:
         """Return the tensor moved, without the copy in float16."""
@@ -221,6 +230,12 @@ def materialise(weights: Weights, size: int = 65536) -> Stored:
     for part in blocks(weights.shape[0], size):
         tensor[part] = weights.rows(part.start, part.stop)
     return Stored(tensor)
+
+
+def lengths(rows: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return |v_k|²/d of rows (p, d), (p,)."""
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=dtype)
+    return norms.square() / rows.shape[1]
 
 
 def split(values: Tensor) -> tuple[Tensor, Tensor]:
