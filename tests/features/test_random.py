@@ -153,7 +153,11 @@ def test_half_precision_is_for_steps_only_and_does_not_mind_the_scale(
 @pytest.mark.parametrize("stored", [False, True])
 def test_gpu_and_cpu_agree(stored: bool, name: str) -> None:
     seeded, cuda = Seeded(3000, 20, seed=2), torch.device("cuda")
-    assert torch.equal(seeded.to(cuda, torch.float32).rows(3, 999).cpu(), seeded.rows(3, 999))
+    drawn = seeded.to(cuda, torch.float32)
+    assert torch.equal(drawn.rows(3, 999).cpu(), seeded.rows(3, 999)) and drawn.coarse
+    for half, expected in zip(drawn.halves(3, 999), split(seeded.rows(3, 999)), strict=True):
+        assert torch.equal(half.cpu(), expected)
+    assert drawn.halves(3, 999, fine=False)[1] is None
     cpu = RandomFeatures(seeded, activation(name), block=700)
     gpu = cpu.to(cuda, torch.float32)
     gpu = gpu.resident() if stored else gpu

@@ -2,13 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from types import ModuleType
 from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 
-from exhume.device import tensor_cores
+from exhume.device import kernels, tensor_cores
 from exhume.features import NO_NORM, NO_SIGN, WEAK_SIGN, Features
 from exhume.features.activations import Activation, activation
 from exhume.features.weights import (
@@ -31,7 +30,9 @@ SIZES = 1e-4, 10.0  # of V's entries, root mean square: products with others ove
 ALIGNED = 256  # divides the rows of a block: where 8 does not, float16 products take twice as long
 SUMMED = 65536  # rows that float32 adds up: of more, what is lost shows in the smallest eigenvalues
 RELU = activation("relu")
-KEPT_BYTES = 2**30  # features of candidates are kept up to this size, where V is not in memory
+KERNELS = "exhume.features.products_triton"
+KEPT_BYTES = 2**30  # features of candidates are kept up to this size, where V is not in memory;
+KEPT_SHARE = 4  # on a GPU up to one in so many of its free bytes: searches hold those of two fits
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,7 @@ class RandomFeatures(Features):
             along, scales = columns.T.half(), size * sizes.T
         for part in self.slices():
             if coarse:
-                v, _ = self.weights.halves(part.start, part.stop)
+                v, _ = self.weights.halves(part.start, part.stop, fine=False)
                 total += scales * _mixed(v.T, (v @ along).mul_(factors[part]))
             else:
                 v = self.weights.rows(part.start, part.stop)
@@ -183,7 +184,9 @@ class RandomLinearization:
         """Keep the features of the candidates if V is in memory, or if they take little of it."""
         self.features, self.candidates, self._coarse = features, candidates, features.coarse
         needed = 2 * len(candidates) * features.width * candidates.dtype.itemsize
-        keep = features.weights.in_memory or needed <= KEPT_BYTES
+        gpu = features.device.type == "cuda"
+        most = free_memory(features.device) // KEPT_SHARE if gpu else KEPT_BYTES
+        keep = features.weights.in_memory or needed <= most
         self._kept = [block._replace(v=None) for block in self._compute()] if keep else None
         self._seconds: dict[int, Tensor] = {}
         self._gram: Tensor | None = None  # once it was asked for
@@ -192,7 +195,7 @@ class RandomLinearization:
         sigma = self.features.activation
         for part in self.features.slices():
             v, low = self._read(part)
-            fused = kernels(v) if low is not None and sigma is RELU else None
+            fused = kernels(KERNELS, v.device) if low is not None and sigma is RELU else None
             if fused is not None and low is not None and self.features.bias is None:
                 phi, slope = fused.rectified(*self._halves(v, low))
                 yield _Block(part, phi, slope, v)
@@ -201,11 +204,11 @@ class RandomLinearization:
             slope = sigma.slope(z)
             yield _Block(part, sigma.value(z), slope.half() if self._coarse else slope, v)
 
-    def _read(self, part: slice) -> tuple[Tensor, Tensor | None]:
+    def _read(self, part: slice, fine: bool = True) -> tuple[Tensor, Tensor | None]:
         """Return rows of V as products of steps take them, and what that rounds off."""
         weights = self.features.weights
         if self._coarse:
-            return weights.halves(part.start, part.stop)
+            return weights.halves(part.start, part.stop, fine)
         return weights.rows(part.start, part.stop), None
 
     def _inside(self, v: Tensor, low: Tensor | None, part: slice) -> Tensor:
@@ -234,7 +237,7 @@ class RandomLinearization:
     def _with_v(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """Rows, slopes and V of each block; V is read again where it was not kept."""
         for rows, _, slope, v in self._blocks():
-            yield rows, slope, self._read(rows)[0] if v is None else v
+            yield rows, slope, self._read(rows, fine=False)[0] if v is None else v
 
     def _zeros(self, columns: int) -> Tensor:
         return self.candidates.new_zeros(len(self.candidates), columns, dtype=torch.float64)
@@ -354,21 +357,9 @@ def halved(stored: Stored) -> bool:
     return low < float(stored.lengths.mean().sqrt()) < high
 
 
-def kernels(tensor: Tensor) -> ModuleType | None:
-    """Return what a GPU does in one pass each, if the tensor is on one and Triton is there."""
-    if tensor.is_cuda:
-        try:
-            from exhume.features import products_triton
-
-            return products_triton
-        except ImportError:  # it comes with torch on Linux alone; the rest does without
-            pass
-    return None
-
-
 def summed(left: Tensor, right: Tensor) -> Tensor:
     """Return Σ_i l_ik r_ik, (b,) in float32, of matrices (n, b); the left one is overwritten."""
-    if (fused := kernels(left)) is not None:
+    if (fused := kernels(KERNELS, left.device)) is not None:
         total: Tensor = fused.inner(left, right)
         return total
     return left.mul_(right).sum(0, dtype=torch.float32)

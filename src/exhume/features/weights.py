@@ -14,8 +14,9 @@ from torch import Tensor
 
 from exhume import ranks
 from exhume.checks import one_of, whole_number
+from exhume.device import kernels
 from exhume.errors import InputError, quoted
-from exhume.features.normals import LIMIT, normals
+from exhume.features.normals import KERNELS, LIMIT, normals
 from exhume.files import regular
 
 CPU = torch.device("cpu")
@@ -47,8 +48,8 @@ class Weights(Protocol):
         """Return V[start:stop], (stop − start, d)."""
         raise NotImplementedError
 
-    def halves(self, start: int, stop: int) -> tuple[Tensor, Tensor | None]:
-        """Return those rows of H, and of L if it is at hand."""
+    def halves(self, start: int, stop: int, fine: bool = True) -> tuple[Tensor, Tensor | None]:
+        """Return those rows of H, and of L if it is at hand and asked for."""
         assert self.half is not None
         return self.half[start:stop], None if self.low is None else self.low[start:stop]
 
@@ -127,6 +128,20 @@ class Seeded(Weights):
         part = slice(start, stop)
         return normals(self.seed, part, self.dim, self.device, self.dtype, scale)
 
+    @property
+    def coarse(self) -> bool:
+        """Tell whether a kernel draws rows in halves, as a GPU can."""
+        drawn = self.generator == "philox" and self.dtype == torch.float32
+        return drawn and kernels(KERNELS, self.device) is not None
+
+    def halves(self, start: int, stop: int, fine: bool = True) -> tuple[Tensor, Tensor | None]:
+        """Return rows of H, and of L if they are asked for, generated now."""
+        own, part, scale = kernels(KERNELS, self.device), slice(start, stop), self.dim**-0.5
+        assert own is not None
+        given = self.seed, part, self.dim, self.device, torch.float16, scale, fine
+        high, low = own.normals(*given)
+        return high, low if fine else None
+
 
 def _tiles(seed: int, start: int, stop: int, dim: int, scale: float) -> Tensor:
     """Draw rows of V as models of old have them, (stop − start, d)."""
@@ -200,6 +215,16 @@ class Rows(Weights):
     def rows(self, start: int, stop: int) -> Tensor:
         """Return these of the rows."""
         return self.whole.rows(self.range.start + start, self.range.start + stop)
+
+    @property
+    def coarse(self) -> bool:
+        """Tell whether the whole comes in halves."""
+        return self.whole.coarse
+
+    def halves(self, start: int, stop: int, fine: bool = True) -> tuple[Tensor, Tensor | None]:
+        """Return these of the rows in halves."""
+        first = self.range.start
+        return self.whole.halves(first + start, first + stop, fine)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Self:
         """Return the same numbers, handed out elsewhere."""
