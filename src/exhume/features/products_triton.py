@@ -16,6 +16,7 @@ from exhume.features import weights
 
 FINE = tl.constexpr(weights.FINE)
 CANDIDATES, ROWS = 8, 512  # of a tile: 128 threads have 32 entries each, read 16 bytes at a time
+LONG = 2048  # rows of a tile that are added up
 
 
 @triton.jit
@@ -31,6 +32,19 @@ def add_products(out, left, right, n, b, CANDIDATES: tl.constexpr, ROWS: tl.cons
         other = tl.load(right + place, mask=inside, other=0.0)
         total += one.to(tl.float32) * other.to(tl.float32)
     tl.store(out + k, tl.sum(total, 0), mask=k < b)
+
+
+@triton.jit
+def add_rows(out, left, right, n, b, CANDIDATES: tl.constexpr, LONG: tl.constexpr):
+    """Write Σ_k l_ik r_k over LONG of the b columns k, for all i."""
+    part = tl.program_id(0).to(tl.int64)
+    k = part * LONG + tl.arange(0, LONG)
+    other = tl.load(right + k, mask=k < b, other=0.0)[None, :]
+    for first in range(0, n, CANDIDATES):
+        i = first + tl.arange(0, CANDIDATES)
+        inside = (i < n)[:, None] & (k < b)[None, :]
+        one = tl.load(left + i.to(tl.int64)[:, None] * b + k[None, :], mask=inside, other=0.0)
+        tl.store(out + part * n + i, tl.sum(one * other, 1), mask=i < n)
 
 
 @triton.jit
@@ -55,6 +69,18 @@ def inner(left: Tensor, right: Tensor) -> Tensor:
     shape = {"CANDIDATES": CANDIDATES, "ROWS": ROWS, "num_warps": 4}
     add_products[(triton.cdiv(b, ROWS),)](out, left, right, n, b, **shape)
     return out
+
+
+def product(left: Tensor, right: Tensor) -> Tensor:
+    """Return the product of a contiguous matrix (n, b) with a vector (b,) of float32, in float64.
+
+    cuBLAS has a few candidates' long rows added up by a few of the processors.
+    """
+    n, b = left.shape
+    parts = torch.empty(triton.cdiv(b, LONG), n, device=left.device)
+    shape = {"CANDIDATES": CANDIDATES, "LONG": LONG, "num_warps": 8}
+    add_rows[(len(parts),)](parts, left, right, n, b, **shape)
+    return parts.sum(0, dtype=torch.float64)
 
 
 def rectified(high: Tensor, low: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:

@@ -259,7 +259,7 @@ class RandomLinearization:
         total, gram = self._zeros(target.shape[1]), self._zeros(len(self.candidates))
         for block in self._blocks():
             phi = block.phi.to(target.dtype)
-            total += phi @ target[block.rows]
+            total += applied(phi, target[block.rows])
             if self._gram is None:
                 phi = phi.double()
                 gram += phi @ phi.T
@@ -355,6 +355,15 @@ def halved(stored: Stored) -> bool:
     """Tell whether V's entries are of a size that float16 holds, and their products."""
     low, high = SIZES
     return low < float(stored.lengths.mean().sqrt()) < high
+
+
+def applied(phi: Tensor, target: Tensor) -> Tensor:
+    """Return ΦT of rows of T, (n, m)."""
+    fused = kernels(KERNELS, phi.device) if target.shape[1] == 1 else None
+    if fused is None or phi.dtype != torch.float32:
+        return phi @ target
+    product: Tensor = fused.product(phi, target[:, 0].contiguous())
+    return product[:, None]
 
 
 def summed(left: Tensor, right: Tensor) -> Tensor:
