@@ -147,9 +147,11 @@ def test_threshold(bench: Bench, monkeypatch: Patch) -> None:
 
 
 def test_streaming(bench: Bench) -> None:
-    said = bench("streaming", *SPHERE, "--width", 5000)
-    assert "n=3 d=20 p=5,000" in said
-    assert "objective 0.99" in said and "gradient of norm" in said and "GiB" in said
+    said = bench("streaming", *SPHERE, "--width", 5000, "--beside", 4000, "--device", "cpu")
+    assert "n=3 d=20 p=5,000" in said and "GiB" in said
+    for width in ("5,000", "4,000"):
+        assert f"p={width}: objective 0.99" in said
+    assert said.count("gradient of norm") == 2 and "times that with V in memory" in said
 
 
 def test_speed(bench: Bench, monkeypatch: Patch) -> None:
