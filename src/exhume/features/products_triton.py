@@ -19,7 +19,7 @@ CANDIDATES, ROWS = 8, 512  # of a tile: 128 threads have 32 entries each, read 1
 LONG = 2048  # rows of a tile that are added up
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n"])  # numbers of candidates vary: one compilation for all
 def add_products(out, left, right, n, b, CANDIDATES: tl.constexpr, ROWS: tl.constexpr):
     """Write Σ_i l_ik r_ik for ROWS of the b columns k."""
     k = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -34,7 +34,7 @@ def add_products(out, left, right, n, b, CANDIDATES: tl.constexpr, ROWS: tl.cons
     tl.store(out + k, tl.sum(total, 0), mask=k < b)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n"])  # numbers of candidates vary: one compilation for all
 def add_rows(out, left, right, n, b, CANDIDATES: tl.constexpr, LONG: tl.constexpr):
     """Write Σ_k l_ik r_k over LONG of the b columns k, for all i."""
     part = tl.program_id(0).to(tl.int64)
@@ -47,7 +47,7 @@ def add_rows(out, left, right, n, b, CANDIDATES: tl.constexpr, LONG: tl.constexp
         tl.store(out + part * n + i, tl.sum(one * other, 1), mask=i < n)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n"])  # numbers of candidates vary: one compilation for all
 def add_halves(high, rest, low, slope, size, n, b, CANDIDATES: tl.constexpr, ROWS: tl.constexpr):
     """Write σ(z) over what is low, and σ'(z), for z_ik = s_i (h_ik + (r_ik + l_ik)/FINE)."""
     i = tl.program_id(1) * CANDIDATES + tl.arange(0, CANDIDATES)

@@ -23,7 +23,7 @@ from exhume.models import architectures
 from exhume.models.folder import NetworkModel, random_features_problem
 from exhume.victims.training import state_of
 
-LEAST = 0.3  # seconds that are timed at least, in repetitions of which the median counts
+LEAST = 0.3  # seconds that are timed at least, in repetitions of which the fastest counts
 PARTS = (0.25, 0.5, 1.0)  # of the sizes: growth is fitted to the times of these
 COPIED = {"cpu": 2**28, "cuda": 2**32}  # bytes of a copy, several times what caches hold
 SIDE = {"cpu": 2048, "cuda": 8192}  # of square matrices that are multiplied
@@ -69,8 +69,8 @@ def speed(
         f"{flops / 1e12:.3f} TFLOP), takes {1e3 * least:.2f} ms at least; ours reaches "
         f"{least / whole:.0%} of that limit"
     )
-    show("growth in: {size} | of a product: {product:.2f} | of a point: {point:.2f}",
-         growth(samples, dim, width, seed, device))  # fmt: skip
+    columns = "growth in: {size} | of a product: {product:.2f} | of a point: {point:.2f}"
+    show(columns, growth(samples, dim, width, seed, device))
     residual = {"shape": [3, 32, 32], "width": channels}
     dense = {"shape": [dim], "widths": [neurons, neurons]}
     show(
@@ -83,12 +83,11 @@ def speed(
     )
 
 
-def timed(
-    action: Callable[[], object],
-    device: torch.device,
-    chosen: Callable[[Sequence[float]], float] = statistics.median,
-) -> float:
-    """Return the median of a few repetitions in seconds, after one that is not counted."""
+def timed(action: Callable[[], object], device: torch.device) -> float:
+    """Return seconds of the fastest of a few repetitions, after one that is not counted.
+
+    It is what the device can do: others may use it at the same time, which only adds.
+    """
     seconds: list[float] = []
     while len(seconds) < 4 or sum(seconds[1:]) < LEAST:
         start = time.perf_counter()
@@ -96,21 +95,18 @@ def timed(
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         seconds.append(time.perf_counter() - start)
-    return chosen(seconds[1:])
+    return min(seconds[1:])
 
 
 def limits(device: str, dtype: torch.dtype) -> tuple[float, float]:
-    """Return bytes that a copy reads and writes a second, and operations of matrix products.
-
-    The fastest of a few counts, as the device's own.
-    """
+    """Return bytes that a copy reads and writes a second, and operations of matrix products."""
     on = torch.device(device)
     source = torch.randn(COPIED[on.type] // 4, device=on)
     target = torch.empty_like(source)
-    copied = timed(lambda: target.copy_(source), on, min)
+    copied = timed(lambda: target.copy_(source), on)
     side = SIDE[on.type]
     left, right = (torch.randn(side, side, device=on).to(dtype) for _ in range(2))
-    return 8 * len(source) / copied, 2 * side**3 / timed(lambda: left @ right, on, min)
+    return 8 * len(source) / copied, 2 * side**3 / timed(lambda: left @ right, on)
 
 
 def posed(samples: int, dim: int, width: int, seed: int, device: str) -> tuple[Problem, Tensor]:
@@ -173,21 +169,19 @@ def growth(samples: int, dim: int, width: int, seed: int, device: str) -> list[d
     sizes, rows = {"samples": samples, "dim": dim, "width": width}, []
     for name in sizes:
         scaled = [max(1, int(part * sizes[name])) for part in PARTS]
-        times = []
-        for size in scaled:
-            problem, candidates = posed(**(sizes | {name: size}), seed=seed, device=device)
-            problem = stored(problem)
-            fit = fitted(problem, candidates)
-            actions = (
-                partial(gauss_newton, fit, fit.candidates),
-                partial(point, problem, candidates),
-            )
-            times.append([timed(action, problem.features.device) for action in actions])
-        one, other = (exponent(scaled, seconds) for seconds in zip(*times, strict=True))
-        rows.append(
-            {"size": f"{name}, {scaled[0]:,} to {scaled[-1]:,}", "product": one, "point": other}
-        )
+        times = [grown(*posed(**(sizes | {name: x}), seed=seed, device=device)) for x in scaled]
+        product, begun = (exponent(scaled, seconds) for seconds in zip(*times, strict=True))
+        size = f"{name}, {scaled[0]:,} to {scaled[-1]:,}"
+        rows.append({"size": size, "product": product, "point": begun})
     return rows
+
+
+def grown(seeded: Problem, candidates: Tensor) -> tuple[float, float]:
+    """Time a product and a point, with V in memory until this returns."""
+    problem, on = stored(seeded), seeded.features.device
+    fit = fitted(problem, candidates)
+    product = timed(lambda: gauss_newton(fit, fit.candidates), on)
+    return product, timed(lambda: point(problem, candidates), on)
 
 
 def exponent(sizes: Sequence[float], seconds: Sequence[float]) -> float:
