@@ -1,9 +1,11 @@
 """Devices by name, and what they are called."""
 
+import importlib
 import os
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import ModuleType
 
 import torch
 
@@ -31,6 +33,16 @@ def device_name(device: str) -> str:
 def hardware(device: str) -> str:
     """Return the name of the hardware and the number of cores beside it."""
     return f"{device_name(device).partition(',')[0]}, {os.cpu_count()} cores"
+
+
+def kernels(name: str, device: torch.device) -> ModuleType | None:
+    """Return a module of kernels for NVIDIA's GPUs, if the device is one and Triton is there."""
+    if device.type == "cuda":
+        try:
+            return importlib.import_module(name)
+        except ImportError:  # it comes with torch on Linux alone; the rest does without
+            pass
+    return None
 
 
 @contextmanager

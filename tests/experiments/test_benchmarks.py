@@ -26,6 +26,7 @@ from exhume.experiments.benchmarks import (
     margin,
     random_features,
     reach,
+    speed,
     splits,
 )
 from exhume.experiments.benchmarks.common import momentum_until
@@ -146,9 +147,26 @@ def test_threshold(bench: Bench, monkeypatch: Patch) -> None:
 
 
 def test_streaming(bench: Bench) -> None:
-    said = bench("streaming", *SPHERE, "--width", 5000)
-    assert "n=3 d=20 p=5,000" in said
-    assert "objective 0.99" in said and "gradient of norm" in said and "GiB" in said
+    said = bench("streaming", *SPHERE, "--width", 5000, "--beside", 4000, "--device", "cpu")
+    assert "n=3 d=20 p=5,000" in said and "GiB" in said
+    for width in ("5,000", "4,000"):
+        assert f"p={width}: objective 0.99" in said
+    assert said.count("gradient of norm") == 2 and "times that with V in memory" in said
+
+
+def test_speed(bench: Bench, monkeypatch: Patch) -> None:
+    for name, size in (("LEAST", 0), ("COPIED", {"cpu": 64}), ("SIDE", {"cpu": 4})):
+        monkeypatch.setattr(speed, name, size)
+    sizes = ("--samples", 4, "--dim", 8, "--width", 512, "--channels", 2, "--neurons", 8)
+    said = bench("speed", *sizes, "--device", "cpu")
+    assert row(said, speed.OURS)[2] == "1.00"
+    for what in ("V drawn", "the same, V drawn on the way", "a step of iurada2025, V made again"):
+        assert float(row(said, what)[1]) > 0
+    assert "reads V twice (0.00 GB, 0.000 TFLOP)" in said and "of that limit" in said
+    for size in ("samples, 1 to 4", "dim, 2 to 8", "width, 128 to 512"):
+        assert len(row(said, size)) == 3
+    assert row(said, "resnet, last")[1:3] == ["98", "4"]  # 2 channels of 7×7
+    assert row(said, "mlp, all")[1:3] == ["136", "4"]
 
 
 def test_images(bench: Bench, tmp_path: Path, monkeypatch: Patch) -> None:

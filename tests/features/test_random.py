@@ -138,7 +138,10 @@ def test_half_precision_is_for_steps_only_and_does_not_mind_the_scale(
     exact = make_features(6, 300, "relu", seed=2)
     v = dense_v(exact).float()
     coarse = RandomFeatures(Stored(v, *split(v)[:parts]), activation("relu"), block=100)
-    same_products(coarse, exact, 1e-5, steps=1e-2)
+    for m in (1, 2):
+        same_products(coarse, exact, 1e-5, m=m, steps=1e-2)
+    w, q = size * gaussian(300), size * gaussian(6, 2, seed=1)
+    close(coarse.moment(w.float(), q.float()), exact.moment(w, q), 1e-2)
     t, a = size * gaussian(300, 2), gaussian(4, 2)
     got, expected = (f.linearize(on_sphere(4, 6)).pull(t.to(f.dtype), a) for f in (coarse, exact))
     close(got, expected, 1e-2)
@@ -146,15 +149,21 @@ def test_half_precision_is_for_steps_only_and_does_not_mind_the_scale(
 
 
 @needs_gpu
+@pytest.mark.parametrize("name", ["relu", "relu+tanh"])
 @pytest.mark.parametrize("stored", [False, True])
-def test_gpu_and_cpu_agree(stored: bool) -> None:
+def test_gpu_and_cpu_agree(stored: bool, name: str) -> None:
     seeded, cuda = Seeded(3000, 20, seed=2), torch.device("cuda")
-    assert torch.equal(seeded.to(cuda, torch.float32).rows(3, 999).cpu(), seeded.rows(3, 999))
-    cpu = RandomFeatures(seeded, activation("relu+tanh"), block=700)
+    drawn = seeded.to(cuda, torch.float32)
+    assert torch.equal(drawn.rows(3, 999).cpu(), seeded.rows(3, 999)) and drawn.coarse
+    for half, expected in zip(drawn.halves(3, 999), split(seeded.rows(3, 999)), strict=True):
+        assert torch.equal(half.cpu(), expected)
+    assert drawn.halves(3, 999, fine=False)[1] is None
+    cpu = RandomFeatures(seeded, activation(name), block=700)
     gpu = cpu.to(cuda, torch.float32)
     gpu = gpu.resident() if stored else gpu
     assert (gpu.weights.half is not None) == (gpu.weights.low is not None) == stored
-    same_products(gpu, cpu.to(CPU, torch.float64), 1e-5, n=5, steps=1e-2)
+    for m in (1, 2):
+        same_products(gpu, cpu.to(CPU, torch.float64), 1e-5, n=5, m=m, steps=1e-2)
     problem = case(30, 6, 4)
     assert fitted(problem.problem.to("cuda"), problem.inputs).value < 1e-12
 

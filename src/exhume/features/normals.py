@@ -20,7 +20,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from exhume.device import kernels
+
 ROWS, CALLS = 128, 16  # rows that are drawn together, and calls a column for them: eight rows each
+KERNELS = "exhume.features.normals_triton"
 LIMIT = 2**64  # seeds are below it: a key has 64 bits
 MULTIPLIERS, STEPS = (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0xBB67AE85)  # of Philox, as published
 LOW = 2**32 - 1  # the lower word
@@ -57,13 +60,9 @@ def normals(
     Each depends on seed, row and column alone; they are drawn in float32 on any device, and then
     rounded to another dtype.
     """
-    if device.type == "cuda":
-        try:
-            from exhume.features import normals_triton as kernel
-
-            return kernel.normals(seed, rows, d, device, dtype, scale)
-        except ImportError:  # Triton comes with torch on Linux alone; the rest does without
-            pass
+    if (own := kernels(KERNELS, device)) is not None:
+        at_once: Tensor = own.normals(seed, rows, d, device, dtype, scale)[0]
+        return at_once
     first, last = rows.start // ROWS, -(-rows.stop // ROWS)
     shape = last - first, ROWS // CALLS, CALLS, d
     on_cpu = device.type == "cpu"

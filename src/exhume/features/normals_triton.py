@@ -9,6 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from exhume.features import normals as source
+from exhume.features import weights
 
 M0, M1 = (tl.constexpr(x) for x in source.MULTIPLIERS)
 W0, W1 = (tl.constexpr(x) for x in source.STEPS)
@@ -17,6 +18,7 @@ L0, L1, L2 = (tl.constexpr(x) for x in source.LOGARITHM)
 C0, C1, C2, C3, C4, C5 = (tl.constexpr(x) for x in source.COSINE)
 S0, S1, S2, S3, S4, S5 = (tl.constexpr(x) for x in source.SINE)
 TWO_LOG_2 = tl.constexpr(1.3862943611198906)  # 2 ln 2
+FINE = tl.constexpr(weights.FINE)
 ROWS, CALLS = tl.constexpr(source.ROWS), tl.constexpr(source.CALLS)
 COLUMNS = 128  # of a tile: 16 × 128 calls keep four words in the registers of 128 threads
 
@@ -50,8 +52,11 @@ def polar(words, scale):
 
 
 @triton.jit(do_not_specialize=["low", "high", "start", "stop", "scale"])
-def draw(out, low, high, start, stop, d, scale, COLUMNS: tl.constexpr):
-    """Write rows start … stop of the matrix, (stop − start, d): a block of rows a program."""
+def draw(out, rest, low, high, start, stop, d, scale, COLUMNS: tl.constexpr, SPLIT: tl.constexpr):
+    """Write rows start … stop of the matrix, (stop − start, d): a block of rows a program.
+
+    With SPLIT, what `out` rounds off is written, too, times FINE.
+    """
     block = (start // ROWS + tl.program_id(0)).to(tl.int64)
     r = tl.arange(0, CALLS)
     k = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -63,22 +68,37 @@ def draw(out, low, high, start, stop, d, scale, COLUMNS: tl.constexpr):
         for j in tl.static_range(2):
             row = block * ROWS + (2 * i + j) * CALLS + r
             inside = ((row >= start) & (row < stop))[:, None] & (k < d)[None, :]
-            place = out + (row - start)[:, None] * d + k[None, :]
-            tl.store(place, pair[j].to(out.dtype.element_ty), mask=inside)
+            place = (row - start)[:, None] * d + k[None, :]
+            rounded = pair[j].to(out.dtype.element_ty)
+            tl.store(out + place, rounded, mask=inside)
+            if SPLIT:
+                fine = (pair[j] - rounded.to(tl.float32)) * FINE
+                tl.store(rest + place, fine.to(out.dtype.element_ty), mask=inside)
 
 
 def normals(
-    seed: int, rows: slice, d: int, device: torch.device, dtype: torch.dtype, scale: float
-) -> Tensor:
-    """Return rows of a matrix of independent normal numbers, times a scale: (rows, d)."""
+    seed: int,
+    rows: slice,
+    d: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    scale: float,
+    split: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Return rows of a matrix of independent normal numbers, times a scale: (rows, d).
+
+    Beside them is what float16 rounds off, as of `exhume.features.weights.split`, if asked for.
+    """
     start, stop = rows.start, rows.stop
     out = torch.empty(stop - start, d, device=device, dtype=dtype)
+    rest = torch.empty_like(out) if split else out
     blocks = -(-stop // source.ROWS) - start // source.ROWS
     if out.numel():
         draw[blocks, triton.cdiv(d, COLUMNS)](
-            *(out, seed & source.LOW, seed >> 32, start, stop, d, scale),
+            *(out, rest, seed & source.LOW, seed >> 32, start, stop, d, scale),
             COLUMNS=COLUMNS,
+            SPLIT=split,
             num_warps=4,
             enable_fp_fusion=False,
         )
-    return out
+    return out, rest

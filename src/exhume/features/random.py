@@ -7,9 +7,9 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from exhume.device import tensor_cores
+from exhume.device import kernels, tensor_cores
 from exhume.features import NO_NORM, NO_SIGN, WEAK_SIGN, Features
-from exhume.features.activations import Activation
+from exhume.features.activations import Activation, activation
 from exhume.features.weights import (
     FINE,
     Rows,
@@ -17,6 +17,7 @@ from exhume.features.weights import (
     Weights,
     blocks,
     free_memory,
+    lengths,
     materialise,
     share,
     split,
@@ -27,7 +28,11 @@ from exhume.features.weights import (
 BLOCK_BYTES = {"cpu": 30 * 2**20, "cuda": 2**33}
 SIZES = 1e-4, 10.0  # of V's entries, root mean square: products with others overflow in float16
 ALIGNED = 256  # divides the rows of a block: where 8 does not, float16 products take twice as long
-KEPT_BYTES = 2**30  # features of candidates are kept up to this size, where V is not in memory
+SUMMED = 65536  # rows that float32 adds up: of more, what is lost shows in the smallest eigenvalues
+RELU = activation("relu")
+KERNELS = "exhume.features.products_triton"
+KEPT_BYTES = 2**30  # features of candidates are kept up to this size, where V is not in memory;
+KEPT_SHARE = 4  # on a GPU up to one in so many of its free bytes: searches hold those of two fits
 
 
 @dataclass(frozen=True)
@@ -75,6 +80,11 @@ class RandomFeatures(Features):
     def dtype(self) -> torch.dtype:
         """Return in which precision V is handed out."""
         return self.weights.dtype
+
+    @property
+    def coarse(self) -> bool:
+        """Tell whether products of steps are of V in half precision."""
+        return self.weights.coarse and not self.full_precision
 
     def exact(self) -> Self:
         """Return the same features with products in full precision, and no half copy of V."""
@@ -142,10 +152,18 @@ class RandomFeatures(Features):
         the mean of M₂ is c₂ Σ A_i x_i x_iᵀ / d, with c₂ the second Hermite coefficient: its extreme
         eigenvectors point at samples.
         """
-        total = torch.zeros_like(directions)
+        total, coarse = torch.zeros_like(directions), self.coarse
+        factors = weights[:, None]
+        if coarse:
+            (columns, sizes), (factors, size) = _scaled(directions.T), _scaled(factors, whole=True)
+            along, scales = columns.T.half(), size * sizes.T
         for part in self.slices():
-            v = self.weights.rows(part.start, part.stop)
-            total += v.T @ (weights[part, None] * (v @ directions))
+            if coarse:
+                v, _ = self.weights.halves(part.start, part.stop, fine=False)
+                total += scales * _mixed(v.T, (v @ along).mul_(factors[part]))
+            else:
+                v = self.weights.rows(part.start, part.stop)
+                total += v.T @ (factors[part] * (v @ directions))
         scale = self.dim if self.spread is None else 1 / self.spread**2
         return total * (scale / self.width) - weights.mean() * directions
 
@@ -156,7 +174,7 @@ class _Block(NamedTuple):
     rows: slice
     phi: Tensor
     slope: Tensor
-    v: Tensor | None
+    v: Tensor | None  # in half precision where products of steps are
 
 
 class RandomLinearization:
@@ -164,33 +182,54 @@ class RandomLinearization:
 
     def __init__(self, features: RandomFeatures, candidates: Tensor) -> None:
         """Keep the features of the candidates if V is in memory, or if they take little of it."""
-        self.features, self.candidates = features, candidates
+        self.features, self.candidates, self._coarse = features, candidates, features.coarse
         needed = 2 * len(candidates) * features.width * candidates.dtype.itemsize
-        keep = features.weights.in_memory or needed <= KEPT_BYTES
+        gpu = features.device.type == "cuda"
+        most = free_memory(features.device) // KEPT_SHARE if gpu else KEPT_BYTES
+        keep = features.weights.in_memory or needed <= most
         self._kept = [block._replace(v=None) for block in self._compute()] if keep else None
         self._seconds: dict[int, Tensor] = {}
-        self._gram: Tensor | None = None  # where nothing is kept, once V was read
+        self._gram: Tensor | None = None  # once it was asked for
 
     def _compute(self) -> Iterator[_Block]:
         sigma = self.features.activation
         for part in self.features.slices():
-            v = self.features.weights.rows(part.start, part.stop)
-            z = self._inside(v, part)
+            v, low = self._read(part)
+            fused = kernels(KERNELS, v.device) if low is not None and sigma is RELU else None
+            if fused is not None and low is not None and self.features.bias is None:
+                phi, slope = fused.rectified(*self._halves(v, low))
+                yield _Block(part, phi, slope, v)
+                continue
+            z = self._inside(v, low, part)
             slope = sigma.slope(z)
-            slope = slope if self.features.weights.half is None else slope.half()
-            yield _Block(part, sigma.value(z), slope, v)
+            yield _Block(part, sigma.value(z), slope.half() if self._coarse else slope, v)
 
-    def _inside(self, v: Tensor, part: slice) -> Tensor:
+    def _read(self, part: slice, fine: bool = True) -> tuple[Tensor, Tensor | None]:
+        """Return rows of V as products of steps take them, and what that rounds off."""
+        weights = self.features.weights
+        if self._coarse:
+            return weights.halves(part.start, part.stop, fine)
+        return weights.rows(part.start, part.stop), None
+
+    def _inside(self, v: Tensor, low: Tensor | None, part: slice) -> Tensor:
         """Vx + b for the rows of a block, (n, b)."""
-        half, low = self.features.weights.half, self.features.weights.low
-        if half is None or low is None:
-            z = self.candidates @ v.T
-        else:  # XVᵀ but for 2⁻²² of it, by what is in float16: three times as fast as in float32
-            x, size = _scaled(self.candidates)
-            (high, rest), n = split(x), len(x)
-            both = _mixed(torch.cat([high, rest]), half[part].T)
-            z = both[n:].add_(_mixed(high, low[part].T)).div_(FINE).add_(both[:n]).mul_(size)
+        if low is not None:
+            high, rest, size = self._halves(v, low)
+            n = len(rest)
+            z = high[:n].add_(high[n:].add_(rest), alpha=1 / FINE).mul_(size)
+        else:
+            exact = self.features.weights.rows(part.start, part.stop) if self._coarse else v
+            z = self.candidates @ exact.T
         return z if self.features.bias is None else z + self.features.bias[part]
+
+    def _halves(self, v: Tensor, low: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return B (2n, b), C (n, b) and s (n, 1) with XVᵀ = s (B₁ + (B₂ + C)/`FINE`).
+
+        It is so but for 2⁻²² of it, by what is in float16: three times as fast as in float32.
+        """
+        x, size = _scaled(self.candidates)
+        high, rest = split(x)
+        return _mixed(torch.cat([high, rest]), v.T), _mixed(high, low.T), size
 
     def _blocks(self) -> Iterator[_Block]:
         return self._compute() if self._kept is None else iter(self._kept)
@@ -198,33 +237,33 @@ class RandomLinearization:
     def _with_v(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """Rows, slopes and V of each block; V is read again where it was not kept."""
         for rows, _, slope, v in self._blocks():
-            yield rows, slope, self.features.weights.rows(rows.start, rows.stop) if v is None else v
+            yield rows, slope, self._read(rows, fine=False)[0] if v is None else v
 
     def _zeros(self, columns: int) -> Tensor:
         return self.candidates.new_zeros(len(self.candidates), columns, dtype=torch.float64)
 
     def gram(self) -> Tensor:
         """Return ΦΦᵀ, (n, n) float64."""
-        if self._gram is not None:
-            return self._gram
-        total = self._zeros(len(self.candidates))
-        for block in self._blocks():
-            phi = block.phi.double()
-            total += phi @ phi.T
-        return total
+        if self._gram is None:
+            self._gram = self._zeros(len(self.candidates))
+            for block in self._blocks():
+                phi = block.phi.double()
+                self._gram += phi @ phi.T
+        return self._gram
 
     def apply(self, target: Tensor) -> Tensor:
         """Return ΦT, (n, m) float64; the products are taken in the dtype of T.
 
-        Where nothing is kept ΦΦᵀ is taken on the way, as making V again would cost far more.
+        ΦΦᵀ is taken on the way the first time: making V, or only Φ in float64, costs more.
         """
         total, gram = self._zeros(target.shape[1]), self._zeros(len(self.candidates))
         for block in self._blocks():
-            total += block.phi.to(target.dtype) @ target[block.rows]
-            if self._kept is None and self._gram is None:
-                phi = block.phi.double()
+            phi = block.phi.to(target.dtype)
+            total += applied(phi, target[block.rows])
+            if self._gram is None:
+                phi = phi.double()
                 gram += phi @ phi.T
-        self._gram = gram if self._kept is None and self._gram is None else self._gram
+        self._gram = gram if self._gram is None else self._gram
         return total
 
     def combine(self, coefficients: Tensor) -> Tensor:
@@ -234,30 +273,37 @@ class RandomLinearization:
 
     def push(self, direction: Tensor, coefficients: Tensor) -> Tensor:
         """Return Σ_i σ'(Vx_i) ⊙ (V D_i) A_iᵀ, (p, m)."""
-        a, half = coefficients.to(self.candidates.dtype), self.features.weights.half
-        if half is None:
-            moved = ((s, self._product(direction, v, r, across=True)) for r, s, v in self._with_v())
+        a = coefficients.to(self.candidates.dtype)
+        if not self._coarse:
+            moved = ((s, self._product(direction, v.T)) for _, s, v in self._with_v())
             return torch.cat([product.mul_(slope).T @ a for slope, product in moved])
+        if a.shape[1] == 1:  # then A can be in the direction, and sums in float32
+            left, size = _scaled(a * direction, whole=True)
+            left = left.half()
+            sums = [summed(left @ v.T, slope) for _, slope, v in self._with_v()]
+            return torch.cat(sums)[:, None].mul_(size)
         left, size = _scaled(direction)
         right, whole = _scaled((size * a).T, summed=True)
         left, right = left.half(), right.half()
-        parts = [right @ (left @ half[rows].T).mul_(slope) for rows, slope, _ in self._with_v()]
+        parts = [right @ (left @ v.T).mul_(slope) for _, slope, v in self._with_v()]
         return torch.cat(parts, 1).to(a).mul_(whole).T
 
     def pull(self, target: Tensor, coefficients: Tensor) -> Tensor:
         """Return [(A Tᵀ) ⊙ σ'(XVᵀ)] V, (n, d)."""
-        a, half = coefficients.to(self.candidates.dtype), self.features.weights.half
+        a = coefficients.to(self.candidates.dtype)
         total = torch.zeros_like(self.candidates)
-        if half is None:
+        if not self._coarse:
             for rows, slope, v in self._with_v():
-                total += self._product((a @ target[rows].T).mul_(slope), v, rows)
+                total += self._product((a @ target[rows].T).mul_(slope), v)
             return total
         columns, sizes = _scaled(target.T)
         left, whole = _scaled(a * sizes.T, summed=True)
         columns, left = columns.half(), left.half()
-        for rows, slope, _ in self._with_v():
-            total += (left @ columns[:, rows]).mul_(slope) @ half[rows]
-        return total.mul_(whole)
+        single = a.shape[1] == 1  # then A is left for the end: AᵢTᵀ is not made
+        for rows, slope, v in self._with_v():
+            inner = columns[:, rows] * slope if single else (left @ columns[:, rows]).mul_(slope)
+            total += _mixed(inner, v)
+        return total.mul_(a * sizes if single else whole)
 
     def bend(self, direction: Tensor, target: Tensor, coefficients: Tensor) -> Tensor:
         """Return [(A Tᵀ) ⊙ σ''(XVᵀ) ⊙ (D Vᵀ)] V, (n, d); σ'' is kept where the features are."""
@@ -268,35 +314,41 @@ class RandomLinearization:
         for rows, _, v in self._with_v():
             second = self._seconds.get(rows.start)
             if second is None:
-                second = self.features.activation.second(self._inside(v, rows))
+                second = self.features.activation.second(self._inside(*self._read(rows), rows))
             if self._kept is not None:
                 self._seconds[rows.start] = second
-            moved = self._product(direction, v, rows, across=True)
+            moved = self._product(direction, v.T)
             weighted = (a @ target[rows].T).mul_(second).mul_(moved)
-            total += self._product(weighted, v, rows)
+            total += self._product(weighted, v)
         return total
 
     def curvature(self, coefficients: Tensor) -> Tensor:
         """Return C = (AAᵀ) ⊙ Σ_k σ'_ik σ'_jk |v_k|²/d, (n, n) float64."""
-        total = self._zeros(len(self.candidates))
+        total, spread = (
+            self._zeros(len(self.candidates)),
+            self.features.spread or self.features.dim**-0.5,
+        )
         weights = self.features.weights
         for rows, slope, v in self._with_v():
             stored = weights if isinstance(weights, Stored) else None
-            length = v.square().mean(1) if stored is None else stored.lengths[rows]
-            total += ((slope.to(v) * length) @ slope.to(v).T).double()
+            length = stored.lengths[rows] if stored else lengths(v, self.candidates.dtype)
+            if not self._coarse:
+                total += ((slope * length) @ slope.T).double()
+                continue
+            weighted = slope * (length.sqrt() / spread).half()  # of about 1
+            for part in blocks(len(v), SUMMED):
+                terms = weighted[:, part]
+                total += _mixed(terms, terms.T).double() * spread**2
         a = coefficients.double()
         return (a @ a.T) * total
 
-    def _product(self, left: Tensor, v: Tensor, rows: slice, across: bool = False) -> Tensor:
-        """L V (or L Vᵀ, across) for rows of V; in half precision, to 1e-3, if there is a copy."""
-        half = self.features.weights.half
-        matrix = v if half is None else half[rows]
-        matrix = matrix.T if across else matrix
-        if half is None:
+    def _product(self, left: Tensor, matrix: Tensor) -> Tensor:
+        """L M; in half precision, to 1e-3, where M is."""
+        if not self._coarse:
             with tensor_cores(not self.features.full_precision):
                 return left @ matrix
         left, size = _scaled(left)
-        return (left.half() @ matrix).to(size).mul_(size)
+        return _mixed(left.half(), matrix).to(size).mul_(size)
 
 
 def halved(stored: Stored) -> bool:
@@ -305,14 +357,33 @@ def halved(stored: Stored) -> bool:
     return low < float(stored.lengths.mean().sqrt()) < high
 
 
-def _scaled(rows: Tensor, summed: bool = False) -> tuple[Tensor, Tensor]:
-    """Divide rows by their largest entry, or by the sum of all, as float16 asks for.
+def applied(phi: Tensor, target: Tensor) -> Tensor:
+    """Return ΦT of rows of T, (n, m)."""
+    fused = kernels(KERNELS, phi.device) if target.shape[1] == 1 else None
+    if fused is None or phi.dtype != torch.float32:
+        return phi @ target
+    product: Tensor = fused.product(phi, target[:, 0].contiguous())
+    return product[:, None]
 
-    Neither small nor large rows are lost then; and products of rows that sum to 1 with others are
-    no larger than these.
+
+def summed(left: Tensor, right: Tensor) -> Tensor:
+    """Return Σ_i l_ik r_ik, (b,) in float32, of matrices (n, b); the left one is overwritten."""
+    if (fused := kernels(KERNELS, left.device)) is not None:
+        total: Tensor = fused.inner(left, right)
+        return total
+    return left.mul_(right).sum(0, dtype=torch.float32)
+
+
+def _scaled(rows: Tensor, summed: bool = False, whole: bool = False) -> tuple[Tensor, Tensor]:
+    """Divide rows by their largest entry, by the sum of all, or by the largest of the whole.
+
+    As float16 asks for: neither small nor large rows are lost then; and products of rows that sum
+    to 1 with others are no larger than these. The whole will do where rows are added up.
     """
     sizes = rows.abs().sum(1, keepdim=True) if summed else rows.abs().amax(1, keepdim=True)
-    sizes = sizes.clamp_min(torch.finfo(rows.dtype).tiny)
+    sizes = (sizes.amax(0, keepdim=True) if whole else sizes).clamp_min(
+        torch.finfo(rows.dtype).tiny
+    )
     return rows / sizes, sizes
 
 

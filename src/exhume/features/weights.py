@@ -14,8 +14,9 @@ from torch import Tensor
 
 from exhume import ranks
 from exhume.checks import one_of, whole_number
+from exhume.device import kernels
 from exhume.errors import InputError, quoted
-from exhume.features.normals import LIMIT, normals
+from exhume.features.normals import KERNELS, LIMIT, normals
 from exhume.files import regular
 
 CPU = torch.device("cpu")
@@ -34,6 +35,11 @@ class Weights(Protocol):
     in_memory: bool = False  # whether reading rows costs nothing
 
     @property
+    def coarse(self) -> bool:
+        """Tell whether rows come in halves, too, for products on a GPU."""
+        return self.half is not None
+
+    @property
     def shape(self) -> tuple[int, int]:
         """Return (p, d)."""
         raise NotImplementedError
@@ -41,6 +47,11 @@ class Weights(Protocol):
     def rows(self, start: int, stop: int) -> Tensor:
         """Return V[start:stop], (stop − start, d)."""
         raise NotImplementedError
+
+    def halves(self, start: int, stop: int, fine: bool = True) -> tuple[Tensor, Tensor | None]:
+        """Return those rows of H, and of L if it is at hand and asked for."""
+        assert self.half is not None
+        return self.half[start:stop], None if self.low is None else self.low[start:stop]
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Self:
         """Return the same numbers, handed out elsewhere, without the copy in float16."""
@@ -75,8 +86,7 @@ class Stored(Weights):
     @cached_property
     def lengths(self) -> Tensor:
         """Return |v_k|²/d of every row, (p,)."""
-        norms: Tensor = torch.linalg.vector_norm(self.tensor, dim=1)
-        return norms.square() / self.tensor.shape[1]
+        return lengths(self.tensor, self.dtype)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Self:
         """Return the tensor moved, without the copy in float16."""
@@ -117,6 +127,20 @@ class Seeded(Weights):
             return _tiles(self.seed, start, stop, self.dim, scale).to(self.device, self.dtype)
         part = slice(start, stop)
         return normals(self.seed, part, self.dim, self.device, self.dtype, scale)
+
+    @property
+    def coarse(self) -> bool:
+        """Tell whether a kernel draws rows in halves, as a GPU can."""
+        drawn = self.generator == "philox" and self.dtype == torch.float32
+        return drawn and kernels(KERNELS, self.device) is not None
+
+    def halves(self, start: int, stop: int, fine: bool = True) -> tuple[Tensor, Tensor | None]:
+        """Return rows of H, and of L if they are asked for, generated now."""
+        own, part, scale = kernels(KERNELS, self.device), slice(start, stop), self.dim**-0.5
+        assert own is not None
+        given = self.seed, part, self.dim, self.device, torch.float16, scale, fine
+        high, low = own.normals(*given)
+        return high, low if fine else None
 
 
 def _tiles(seed: int, start: int, stop: int, dim: int, scale: float) -> Tensor:
@@ -192,6 +216,16 @@ class Rows(Weights):
         """Return these of the rows."""
         return self.whole.rows(self.range.start + start, self.range.start + stop)
 
+    @property
+    def coarse(self) -> bool:
+        """Tell whether the whole comes in halves."""
+        return self.whole.coarse
+
+    def halves(self, start: int, stop: int, fine: bool = True) -> tuple[Tensor, Tensor | None]:
+        """Return these of the rows in halves."""
+        first = self.range.start
+        return self.whole.halves(first + start, first + stop, fine)
+
     def to(self, device: torch.device, dtype: torch.dtype) -> Self:
         """Return the same numbers, handed out elsewhere."""
         return replace(self, whole=self.whole.to(device, dtype))
@@ -221,6 +255,12 @@ def materialise(weights: Weights, size: int = 65536) -> Stored:
     for part in blocks(weights.shape[0], size):
         tensor[part] = weights.rows(part.start, part.stop)
     return Stored(tensor)
+
+
+def lengths(rows: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return |v_k|²/d of rows (p, d), (p,)."""
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=dtype)
+    return norms.square() / rows.shape[1]
 
 
 def split(values: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,13 +11,14 @@ from exhume.experiments.benchmarks import (
     polynomials,
     random_features,
     reach,
+    speed,
     splits,
     trained,
 )
 
 _MEASURED = (
     *(random_features.solvers, random_features.threshold, random_features.count),
-    *(random_features.streaming, random_features.images, trained.networks),
+    *(speed.speed, random_features.streaming, random_features.images, trained.networks),
     *(polynomials.identifiability, margin.kkt, splits.splitting),
     *(finetuned.finetuned, reach.reach, finetuned.misinformed, calibration.calibration),
     controls.controls,

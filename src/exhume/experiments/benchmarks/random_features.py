@@ -14,9 +14,8 @@ from exhume.equation.objective import fitted, gradient
 from exhume.errors import InputError
 from exhume.experiments.benchmarks import common
 from exhume.experiments.benchmarks.common import Watch, attacked, heading, momentum_until, say, show
+from exhume.experiments.benchmarks.speed import posed, stored
 from exhume.experiments.cells.attack import Attack
-from exhume.features.weights import Seeded
-from exhume.models.folder import random_features_problem
 
 
 def solvers(
@@ -178,31 +177,49 @@ def images(
     )
 
 
-def streaming(samples: int = 100, dim: int = 3072, width: int = 3_072_000, seed: int = 0) -> None:
+def streaming(
+    samples: int = 100,
+    dim: int = 3072,
+    width: int = 3_072_000,
+    beside: int = 0,
+    seed: int = 0,
+    device: str = "auto",
+) -> None:
     """Time one objective and gradient with V regenerated block by block, and its peak memory.
 
     Args:
         samples: candidates.
         dim: d.
         width: p; V would take 4·p·d bytes.
+        beside: p of another problem, with V in memory, whose time a parameter is compared; 0 for
+            none.
         seed: of V.
+        device: where to run; a GPU does it twice, and the second time counts.
     """
-    heading(f"streaming: n={samples} d={dim} p={width:,}; V would take {4e-9 * width * dim:.1f} GB")
-    generator = torch.Generator().manual_seed(seed)
-    target = torch.randn(width, 1, generator=generator)
-    problem = random_features_problem(Seeded(width, dim, seed), "relu", target, (dim,))
-    candidates = problem.domain.start(samples, dim, generator)
-    start = time.perf_counter()
-    with common.console.status("objective"):
-        point = fitted(problem, candidates)
-    middle = time.perf_counter()
-    with common.console.status("gradient"):
-        slope = gradient(problem, point)
-    end = time.perf_counter()
-    unit = 1 if sys.platform == "darwin" else 1024
+    device = usable_device(device)
+    size = f"V would take {4e-9 * width * dim:.1f} GB"
+    heading(f"streaming: n={samples} d={dim} p={width:,}; {size}", device)
+
+    def measured(width: int, resident: bool) -> float:
+        problem, candidates = posed(samples, dim, width, seed, device)
+        problem = stored(problem) if resident else problem
+        for _ in range(2 if gpu else 1):
+            start = time.perf_counter()
+            with common.console.status("objective"):
+                point = fitted(problem, candidates)
+            middle = time.perf_counter()
+            with common.console.status("gradient"):
+                norm = gradient(problem, point).norm().item()
+            end = time.perf_counter()
+        spent = f"in {middle - start:.3g} s, gradient of norm {norm:.3e} in {end - middle:.3g} s"
+        say(f"p={width:,}: objective {point.value:.6f} {spent}")
+        return (end - start) / width
+
+    gpu, unit = device.startswith("cuda"), 1 if sys.platform == "darwin" else 1024
+    each = measured(width, resident=False)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    say(
-        f"objective {point.value:.6f} in {middle - start:.0f} s, gradient of norm "
-        f"{slope.norm():.3e} in {end - middle:.0f} s; peak memory of the process "
-        f"{peak / 2**30:.2f} GiB"
-    )
+    peak = torch.cuda.max_memory_allocated(device) if gpu else peak
+    say(f"peak memory of the {'device' if gpu else 'process'} {peak / 2**30:.2f} GiB")
+    if beside > 0:
+        ratio = each / measured(beside, resident=True)
+        say(f"{1e9 * each:.1f} ns a parameter, {ratio:.2f} times that with V in memory")
