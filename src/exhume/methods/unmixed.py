@@ -43,14 +43,9 @@ ENOUGH = 5
 CLEAN = 1e-4  # share of the largest singular value up to which the least is that of rounding
 # Noise that a row may have at most, of its square, for each difference of a kind that a row has:
 # white noise has more contours than images, and noisy rows spoil the others unless pixels are many.
-# (300 photographs in ten classes, 10 differences a row: 130 can be recognised with all rows, 182
-# with those of less noise than 0.1, 145 with 0.02; of 100 photographs with 32 a row 60 with 0.1, 78
-# with 0.4, and with all of them)
-NOISE = 0.01
-# Of the noise, what the filter takes off: photographs less their mean have more fine waves than
-# others, and are blurred by all of it (100 of them: 43, 52 and 53 over cosine 0.9 with a filter of
-# all noise, of this share, and of none; 78, 77 and 69 can be recognised)
-FILTERED = 0.3
+# (125 photographs with 5 to 6 differences a row: 69 can be recognised with this, 60 with all rows;
+# 125 others: 60 and 49)
+NOISE = 0.02
 DARK = 1e-8  # variance over the largest below which a combination has no contours
 LEAST = 200  # of them in all: of three digits of 8×8 (49) none comes back, and one otherwise
 FEW = 0.25  # share of the samples: where fewer rows stand out, the noise has hidden the samples
@@ -204,6 +199,8 @@ def _rows(problem: Problem, samples: int | None) -> Tensor:
     """Return directions (r, t) of W₁'s rows that are hardly noise, without most of what they have.
 
     A direction of which c² is no noise is a photograph with noise of 1/c² − 1 times its variance.
+    All pass the filter of the median of these: with one for each, what they have of other images
+    than a component's would no longer cancel.
     """
     layer = _layer(problem)
     assert layer is not None
@@ -216,7 +213,8 @@ def _rows(problem: Problem, samples: int | None) -> Tensor:
     images = photographs(_image(problem), rows)
     if kept == 0 or images is None:
         return rows[:1]
-    return images.filtered(rows[:kept], FILTERED * (1 / shares[:kept] - 1))
+    noise = (1 / shares[:kept] - 1).median()
+    return images.filtered(rows[:kept], noise.expand(kept))
 
 
 def _whitened(problem: Problem, samples: int | None) -> tuple[Tensor, Tensor]:
