@@ -35,7 +35,7 @@ from exhume.solvers.budget import spent
 STRIDE = 10  # turns a move: seconds for a hundred photographs of 32×32 on a CPU
 # Turns of FastICA before the likelihood is raised: it finds images from anywhere, but only roughly,
 # and the likelihood from too early stays where it is (of 125 photographs in the rows of 250 neurons
-# 71 can be recognised after 300 turns, 58 after 100, 43 after 30)
+# 69 can be recognised after 300 turns, 61 after 100, 41 after 30)
 TURNS = 300
 # Differences of one kind for each component, below which they cannot be told apart: 20 digits of
 # 8×8 (2.5) give nothing, 500 photographs of 32×32 (5.8) most that can be recognised
@@ -43,8 +43,8 @@ ENOUGH = 5
 CLEAN = 1e-4  # share of the largest singular value up to which the least is that of rounding
 # Noise that a row may have at most, of its square, for each difference of a kind that a row has:
 # white noise has more contours than images, and noisy rows spoil the others unless pixels are many.
-# (125 photographs with 5 to 6 differences a row: 69 can be recognised with this, 60 with all rows;
-# 125 others: 60 and 49)
+# (125 photographs with 5 to 6 differences a row: 69 can be recognised with this, 54 with all rows;
+# in two classes 60 and 44)
 NOISE = 0.02
 DARK = 1e-8  # variance over the largest below which a combination has no contours
 LEAST = 200  # of them in all: of three digits of 8×8 (49) none comes back, and one otherwise
