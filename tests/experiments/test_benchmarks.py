@@ -245,6 +245,13 @@ def test_kkt(bench: Bench, monkeypatch: Patch) -> None:
     assert "samples active" in said and "0.90 to 0.94" in said and "a flow time of" in said
     for one, other in zip(rows[5::6], rows[6::6], strict=True):
         assert one[5] == other[5] and int(one[5]) >= 6
+    often = bench(
+        "kkt", *asked, "--targets", "[weights]", "--attacks", "[runs,splitting]", "--every", 9
+    )
+    rows = table(often)[3:]
+    assert [cells[3] for cells in rows] == ["haim2022, rbij, 10 runs", *splits[:2]]
+    assert rows[0][5] == "8" and int(rows[1][5]) >= 6  # as many as one run has
+    assert re.search(r"a step: [\d.]+ ms for 1 of 2 n candidates, [\d.]+ ms for 10 of 2 n", often)
     asked += ("--training", "rest", "--targets", "[weights]", "--preset", "tuned", "--seeds", 2)
     rest = bench("kkt", *asked, "--attacks", "[presets,tuned,splitting]")
     kinds = [f"haim2022, {word}" for word in (*presets("haim2022"), "tuned")]
@@ -299,6 +306,7 @@ REFUSED = {
     "kkt --cases [digit]": "case: expected one of faces, digits",
     "kkt --targets [weight]": "target: expected one of weights, change",
     "kkt --attacks [ours]": "attack: expected one of exhume, recipe",
+    "kkt --every 0": "every: expected",
     "kkt --training adam": "training: expected one of flow, rest",
     "splitting --cases [margins]": "case: expected one of margin",
     "kkt --boxes [wide,pixel]": "box: expected one of wide, pixels",

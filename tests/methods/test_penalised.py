@@ -32,6 +32,7 @@ from exhume.methods.descent import STRIDE, Descent, Moments, advanced, smoothed
 from exhume.methods.penalised import TRIALS
 from exhume.methods.penalties import loss_at
 from exhume.methods.progress import pack
+from exhume.search.agreement import agreed
 from exhume.solvers import Outcome
 from exhume.victims import kkt_mlp
 from nets import by_torch, make
@@ -235,6 +236,10 @@ def test_starts_go_side_by_side_and_are_pooled() -> None:
     torch.testing.assert_close(found.samples[:6], alone.samples)
     ends = [loss_at(MARGIN, method.settings_of(MARGIN, last), run.place) for run in last.runs]
     assert found.residual <= sum(end.relative for end in ends) / 3
+    fewer = reconstruct(MARGIN, 3, method=replace(method, agreed=True)).samples
+    torch.testing.assert_close(fewer, agreed(found.samples.view(3, 6, 6)))
+    one = reconstruct(MARGIN, 3, method=replace(method, agreed=True, starts=1))
+    assert torch.equal(one.samples, alone.samples)
     tuned, moves = watched(MARGIN, 3, Few(settings=(GOOD, EXPLODES), starts=2))
     steps = [run.steps for run in moves[-1].runs]
     assert steps == [150, 150] and tuned.samples.shape == (12, 6)

@@ -66,6 +66,23 @@ def test_faces_come_back_from_the_rows(target: str) -> None:
     assert torch.equal(alone.samples, found.samples)
 
 
+def test_rows_are_without_most_of_their_noise() -> None:
+    problem, truth = planted(0.7)
+    assert problem.first_layer is not None
+    raw, rows = problem.first_layer.spectrum[1], unmixed._rows(problem, FACES)
+    own = torch.linalg.svd(truth, full_matrices=False)[2][: FACES - 1]  # they sum to zero
+
+    def noise(rows: Tensor) -> Tensor:
+        return 1 - (normalize(rows) @ own.T).square().sum(1)
+
+    assert 10 < len(rows) < unmixed._seen(problem.first_layer, FACES)
+    assert (noise(rows) < noise(raw[: len(rows)])).all()
+    assert noise(raw[: len(rows)]).max() < noise(raw[len(rows) : FACES - 1]).min()
+    clean = planted()[0]
+    assert clean.first_layer is not None  # where there is none, rows are as they are
+    assert torch.equal(unmixed._rows(clean, 9), clean.first_layer.spectrum[1][:9])
+
+
 def test_where_there_is_nothing_nothing_stands_out() -> None:
     problem, truth = planted(1e-4)
     assert problem.first_layer is not None

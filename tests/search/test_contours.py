@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from exhume.errors import InputError
-from exhume.search.contours import above_noise, contours, likelier, orthogonal, turned
+from exhume.search.contours import above_noise, clear, contours, likelier, orthogonal, turned
 from problems import gaussian
 
 fast = settings(max_examples=20, deadline=None)
@@ -159,3 +159,19 @@ def test_noise_is_told_from_what_stands_out() -> None:
     assert count(1e-9 * noise + low) == 7  # rounding
     assert count(low) == 7
     assert 1 <= count(gaussian(50, 50, seed=8)) <= 50  # no such noise has a least value
+
+
+@pytest.mark.parametrize("sides", [(60, 200), (200, 60), (120, 130)])
+def test_what_noise_leaves_of_directions_is_what_the_formula_says(sides: tuple[int, int]) -> None:
+    high, wide = sides
+    own = torch.linalg.qr(gaussian(wide, 6, seed=1))[0].T
+    sizes = torch.tensor([300.0, 100, 60, 40, 30, 25]).double()
+    low = torch.linalg.qr(gaussian(high, 6, seed=2))[0] * sizes @ own
+    _, seen, vectors = torch.linalg.svd(low + gaussian(high, wide, seed=3), full_matrices=False)
+    shares = clear(seen, sides)
+    left = (vectors[: len(shares)] @ own.T).square().sum(1)  # what of them is no noise
+    if high == 120:  # the least value says little of the noise where sides are alike
+        assert ((shares > 0) & (shares <= 1)).all()
+    else:
+        torch.testing.assert_close(shares[:6], left[:6], rtol=0, atol=0.08)
+    torch.testing.assert_close(clear(torch.linalg.svdvals(low), sides), torch.ones(6).double())

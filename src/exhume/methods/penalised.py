@@ -15,12 +15,13 @@ from torch import Tensor
 
 from exhume.checks import whole_number
 from exhume.equation.coefficients import Rule
-from exhume.equation.objective import Fit, fitted_with
+from exhume.equation.objective import Fit, fitted, fitted_with
 from exhume.equation.problem import Premise, Problem
 from exhume.errors import InputError
 from exhume.methods.descent import STRIDE, Descent, Moments, advanced, smoothed
 from exhume.methods.penalties import Hyperparameters, Place, balanced_labels, loss_at, outputs
 from exhume.methods.progress import Progress, stream
+from exhume.search.agreement import agreed
 from exhume.search.tuning import FACTOR, Range, rungs
 from exhume.solvers import Outcome
 
@@ -87,6 +88,7 @@ class Penalised:
     probe: float = PROBE  # steps of the first rung, for each candidate
     surplus: float = 2.0  # candidates in units of the samples, as published
     starts: int = 1  # of the run, side by side; more find more, and all candidates are returned
+    agreed: bool = False  # of several starts, return as many as one has: see `search.agreement`
     name: str = ""
 
     def check(self, problem: Problem) -> None:
@@ -205,9 +207,13 @@ class Penalised:
     def finish(self, problem: Problem, progress: Descending) -> Fit:
         """Return candidates and multipliers as they stand, or those of the best setting so far.
 
-        Several starts are pooled, with the mean of what they make of the target.
+        Several starts are pooled, with the mean of what they make of the target; or what they agree
+        on is returned, with coefficients that are fitted to it.
         """
         places = [run.place for run in progress.shown]
+        sound = [run.place.candidates for run in progress.shown if not run.diverged]
+        if self.agreed and len(sound) > 1:
+            return fitted(problem, agreed(torch.stack(sound)))
         settings = self.settings_of(problem, progress)
         parts = [loss_at(problem, settings, place).coefficients for place in places]
         candidates = torch.cat([place.candidates for place in places])

@@ -26,22 +26,26 @@ from exhume.errors import InputError
 from exhume.features.modules import ModuleFeatures
 from exhume.features.network import midpoint
 from exhume.methods.progress import Progress, stream
-from exhume.search.contours import above_noise, contours, likelier, orthogonal, turned
+from exhume.search.contours import above_noise, clear, contours, likelier, orthogonal, turned
+from exhume.search.photographs import photographs
 from exhume.search.puzzle import alike, explained, placed, rearranged, together
 from exhume.solvers import Outcome
 from exhume.solvers.budget import spent
 
 STRIDE = 10  # turns a move: seconds for a hundred photographs of 32×32 on a CPU
 # Turns of FastICA before the likelihood is raised: it finds images from anywhere, but only roughly,
-# and after these nothing is gained that the likelihood does not gain faster. With noise in the rows
-# there are no other, at most so many: an unmixing that is not orthogonal makes noise larger, and
-# components that are noise never stay
-TURNS, NOISY = 30, 300
-STILL = 10.0  # times 1 − |cosine| of a component in two turns: then that many count as a gain
+# and the likelihood from too early stays where it is (of 125 photographs in the rows of 250 neurons
+# 69 can be recognised after 300 turns, 61 after 100, 41 after 30)
+TURNS = 300
 # Differences of one kind for each component, below which they cannot be told apart: 20 digits of
 # 8×8 (2.5) give nothing, 500 photographs of 32×32 (5.8) most that can be recognised
 ENOUGH = 5
 CLEAN = 1e-4  # share of the largest singular value up to which the least is that of rounding
+# Noise that a row may have at most, of its square, for each difference of a kind that a row has:
+# white noise has more contours than images, and noisy rows spoil the others unless pixels are many.
+# (125 photographs with 5 to 6 differences a row: 69 can be recognised with this, 54 with all rows;
+# in two classes 60 and 44)
+NOISE = 0.02
 DARK = 1e-8  # variance over the largest below which a combination has no contours
 LEAST = 200  # of them in all: of three digits of 8×8 (49) none comes back, and one otherwise
 FEW = 0.25  # share of the samples: where fewer rows stand out, the noise has hidden the samples
@@ -85,7 +89,7 @@ class Unmixed:
 
     turns: int = 1500  # at most, with the steps of the likelihood
     # Gain of a component's mean log-likelihood in a move below which nothing more comes out
-    tolerance: float = 1e-3
+    tolerance: float = 1e-4
     name: str = "unmixed"
 
     def view(self, problem: Problem) -> Problem:
@@ -101,18 +105,18 @@ class Unmixed:
         """Tell whether rows stand out of the noise, and differences enough to tell them apart."""
         if (layer := _layer(problem)) is None or len(problem.shape) not in (2, 3):
             return False
-        channels, high, wide = _image(problem)
-        values, rows = channels * (high - 1) * (wide - 1), _rows(problem, samples)
-        if len(rows) < max(2, FEW * (samples or 0)) or values < max(LEAST, ENOUGH * len(rows)):
+        values, seen = _differences(problem), _seen(layer, samples)
+        if seen < max(2, FEW * (samples or 0)) or values < max(LEAST, ENOUGH * seen):
             return False
         if layer.tiles is None:
             return True
-        whole = len(rows) % layer.tiles.places == 0
-        right = samples is None or len(rows) == samples * layer.tiles.places
-        known = layer.places is not None and _carried(layer, rows[:1], layer.places) is not None
+        whole = seen % layer.tiles.places == 0
+        right = samples is None or seen == samples * layer.tiles.places
+        one = layer.spectrum[1][:1]
+        known = layer.places is not None and _carried(layer, one, layer.places) is not None
         if not (whole and right and known):
             return False
-        return len(_whitened(problem, samples)[0]) == len(rows)  # one of a single colour would miss
+        return len(_whitened(problem, samples)[0]) == seen  # one of a single colour would miss
 
     def init(self, problem: Problem, samples: int | None, seed: int) -> Unmixing:
         """Begin with a random turn of the whitened rows; refuse tiles that make no whole images."""
@@ -132,15 +136,11 @@ class Unmixed:
         """Take some turns Q of the whitened rows M, then steps W; the components at hand are WM."""
         white, values = _whitened(problem, progress.samples)
         unmixing = progress.state.components.double() @ torch.linalg.pinv(white.double())
-        steps, change = progress.state.steps, 0.0
-        noisy, exact = _noisy(problem), values.double()
-        last = min(self.turns, NOISY) if noisy else self.turns
-        turning = noisy or steps < TURNS
-        for _ in range(min(STRIDE, last - steps)):
-            before, steps = unmixing, steps + 1
-            if turning:
+        steps, change, exact = progress.state.steps, 0.0, values.double()
+        for _ in range(min(STRIDE, self.turns - steps)):
+            steps += 1
+            if steps <= TURNS:
                 unmixing = turned(orthogonal(unmixing).to(white), values).double()
-                change = float((1 - (unmixing * before).sum(1).abs()).max()) * STILL
             else:
                 unmixing, gain = likelier(unmixing, exact)
                 change += gain
@@ -149,7 +149,7 @@ class Unmixed:
         components = unmixing.to(white) @ white
         settled = change < self.tolerance and steps > TURNS and not spent()
         ended = Outcome.STALLED if settled else None
-        ended = Outcome.BUDGET if ended is None and steps >= last else ended
+        ended = Outcome.BUDGET if ended is None and steps >= self.turns else ended
         state = Turned(components, _inputs(problem, components, ended is not None), steps)
         return replace(progress, state=state, outcome=ended)
 
@@ -182,14 +182,39 @@ def _image(problem: Problem) -> tuple[int, ...]:
     return problem.shape if len(problem.shape) == 3 else (1, *problem.shape)
 
 
+def _differences(problem: Problem) -> int:
+    """Return how many differences of one kind neighbouring pixels have."""
+    channels, high, wide = _image(problem)
+    return channels * (high - 1) * (wide - 1)
+
+
+def _seen(layer: FirstLayer, samples: int | None) -> int:
+    """Return how many directions of W₁'s rows stand out of the noise, one a sample or tile."""
+    seen = max(1, above_noise(layer.spectrum[0], tuple(layer.trained.shape)))
+    each = 1 if layer.tiles is None else layer.tiles.places
+    return min((samples or seen) * each, seen)
+
+
 def _rows(problem: Problem, samples: int | None) -> Tensor:
-    """Return an orthonormal basis (r, t) of W₁'s rows, without noise: one a sample or tile."""
+    """Return directions (r, t) of W₁'s rows that are hardly noise, without most of what they have.
+
+    A direction of which c² is no noise is a photograph with noise of 1/c² − 1 times its variance.
+    All pass the filter of the median of these: with one for each, what they have of other images
+    than a component's would no longer cancel.
+    """
     layer = _layer(problem)
     assert layer is not None
     sizes, directions = layer.spectrum
-    seen = max(1, above_noise(sizes, tuple(layer.trained.shape)))
-    each = 1 if layer.tiles is None else layer.tiles.places
-    return directions[: min((samples or seen) * each, seen)]
+    rows = directions[: _seen(layer, samples)]
+    if not _noisy(problem):
+        return rows
+    shares = clear(sizes, tuple(layer.trained.shape))[: len(rows)]
+    kept = int((1 - shares < NOISE * _differences(problem) / len(rows)).sum())
+    images = photographs(_image(problem), rows)
+    if kept == 0 or images is None:
+        return rows[:1]
+    noise = (1 / shares[:kept] - 1).median()
+    return images.filtered(rows[:kept], noise.expand(kept))
 
 
 def _whitened(problem: Problem, samples: int | None) -> tuple[Tensor, Tensor]:

@@ -110,3 +110,19 @@ def above_noise(sizes: Tensor, sides: tuple[int, ...]) -> int:
         edge = sizes[-1] * (a + b) / (a - b) if a > b else sizes[-1]
         found = int((sizes > edge.clamp_min(ROUNDING * sizes[0])).sum())
     return count
+
+
+def clear(sizes: Tensor, sides: tuple[int, ...]) -> Tensor:
+    """Return how much of the right singular vectors above the noise of (h, d) is none, c² (c,).
+
+    Noise of σ makes s of a singular value tσ√d, and turns its vector away from where it was: with
+    β = h/d, s²/σ²d = (1 + t²)(β + t²)/t² and c² = (t⁴ − β)/(t⁴ + t²) (Benaych-Georges and
+    Nadakuditi 2012, for few values above the noise; here they are taken off both sides, as above).
+    """
+    count = above_noise(sizes, sides)
+    h, d = (max(1, side - count) for side in sides)
+    a, b = math.sqrt(max(h, d)), math.sqrt(min(h, d))
+    noise = (sizes[-1] / (a - b) if a > b else 0 * sizes[-1]).clamp_min(ROUNDING * sizes[0] / a)
+    u = (sizes[:count] / noise).square() / d - 1 - h / d
+    t = (u + (u.square() - 4 * h / d).clamp_min(0).sqrt()) / 2  # t²
+    return ((t.square() - h / d) / (t.square() + t)).nan_to_num(0.0).clamp(0, 1)

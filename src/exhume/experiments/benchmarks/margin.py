@@ -14,7 +14,7 @@ from torch import Tensor
 
 from exhume import data
 from exhume.auditing.evidence import LEVEL
-from exhume.checks import one_of
+from exhume.checks import one_of, whole_number
 from exhume.data import Data
 from exhume.device import usable_device
 from exhume.equation.domain import Box
@@ -28,6 +28,7 @@ from exhume.methods import preset as published
 from exhume.methods.buzaglo2023 import Buzaglo2023
 from exhume.methods.haim2022 import Haim2022
 from exhume.methods.progress import Method, Progress
+from exhume.methods.published import STEPS
 from exhume.methods.shen2026 import Choice, Shen2026
 from exhume.solvers import Outcome
 from exhume.victims import Victim
@@ -45,7 +46,7 @@ TOTALS = (
     "box: {box} | target: {target} | attack: {attack} | candidates: {candidates} | "
     "SSIM > 0.4: {ssim} | cos > 0.8: {cosine80} | cos > 0.9: {cosine90} | mean cos: {mean:.3f}"
 )
-PROBE = 3.0  # most seconds for finding out how many steps of a recipe there is time for
+PROBE = 3.0  # most seconds for finding out how long a step of a recipe takes
 
 
 Go = Callable[..., Reconstruction]  # makes an attack of a name by a method, and adds its row
@@ -53,7 +54,8 @@ Go = Callable[..., Reconstruction]  # makes an attack of a name by a method, and
 
 TARGETS = {"weights": "θ", "change": "θ − θ₀"}
 TUNED = "tuned"  # in the place of a preset
-ATTACKS = ("exhume", "recipe", "presets", TUNED, "splitting")
+ATTACKS = ("exhume", "recipe", "runs", "presets", TUNED, "splitting")
+RUNS = 10  # of a recipe side by side
 
 
 def kkt(
@@ -66,6 +68,7 @@ def kkt(
     targets: tuple[str, ...] = ("weights", "change"),
     boxes: tuple[str, ...] = ("wide",),
     attacks: tuple[str, ...] = ("exhume", "recipe", "splitting"),
+    every: int | None = None,
     device: str = "auto",
 ) -> None:
     """Reconstruct samples from the weights of networks on their way to the margin, or there.
@@ -91,9 +94,13 @@ def kkt(
             ones are known.
         boxes: what the attacker is told of the inputs: wide, the box [−1, 1], or pixels, the range
             of every pixel after the mean image was taken off.
-        attacks: exhume, ours; recipe, the published one with that preset; presets, with each of its
-            own; tuned, with none; splitting, shen2026 by the published rule and by the adaptive one
-            at quarters of the steps there is time for, each beside its count of candidates.
+        attacks: exhume, ours; recipe, the published one with that preset; runs, ten starts of it
+            side by side, of which as many candidates as one has are shown, those they agree on;
+            presets, with each of its own; tuned, with none; splitting, shen2026 by the published
+            rule and by the adaptive one at quarters of the steps there is time for, each beside its
+            count of candidates.
+        every: steps between splits, 50,000 as published; then by the published rule alone, and up
+            to the published 200,000 steps.
         device: where to run.
     """
     chosen = drawn(seeds, first_seed, cases, CASES)
@@ -101,6 +108,8 @@ def kkt(
     for word, given in zip(known, (boxes, targets, attacks), strict=True):
         for name in given:
             one_of(word, name, known[word])
+    if every is not None:
+        whole_number("every", every)
     one_of("training", training, ("flow", "rest"))
     device = usable_device(device)
     heading("kkt", device)
@@ -116,7 +125,8 @@ def kkt(
                 problem = _posed(victim, target, box).to(device)
                 go = partial(board.attack, problem, box, TARGETS[target])
                 for attack in attacks:
-                    _attack(attack, case.recipe, preset or case.preset, board, problem, go)
+                    run = preset or case.preset
+                    _attack(attack, case.recipe, run, every, board, problem, go)
             rows += board.rows
         show(COLUMNS, rows, title=name)
         if seeds > 1:
@@ -144,7 +154,15 @@ def _baselines(board: "Board", victim: Victim) -> None:
     board.add("—", "blank, noise of 0.001", 1e-3 * blank.double())
 
 
-def _attack(attack: str, name: str, run: str, board: "Board", problem: Problem, go: Go) -> None:
+def _attack(
+    attack: str,
+    name: str,
+    run: str,
+    every: int | None,
+    board: "Board",
+    problem: Problem,
+    go: Go,
+) -> None:
     """Make an attack of that kind with the recipe of that name, by preset or tuned."""
     if attack == "exhume":
         go(attack, method_named(attack, problem))
@@ -157,17 +175,39 @@ def _attack(attack: str, name: str, run: str, board: "Board", problem: Problem, 
     if attack == "presets":
         for preset, method in [*own.items()][1:]:
             go(f"{name}, {preset}", method)
+    elif attack == "runs":
+        many = replace(own[run], starts=RUNS, agreed=True)
+        _say_pace(problem, board, own[run], many)
+        go(f"{name}, {run}, {RUNS} runs", many)
     elif attack != "splitting":
         chosen = run if attack == "recipe" else attack
         go(f"{name}, {chosen}", own[chosen])
+    elif every is not None:
+        _split(board, replace(own[run], steps=STEPS), every, ("published",), go)
     else:
-        samples, brief = board.known.samples, min(PROBE, board.limit / 10)
-        tried, seconds = _timed(problem, samples, board.seed, own[run], brief)
+        tried, seconds = _timed(problem, board.known.samples, board.seed, own[run], board.brief)
         steps = max(1, round(tried.steps * board.limit / seconds))
-        for rule in get_args(Choice):
-            split = Shen2026(own[run], max(10, steps // 4), rule=rule)
-            count = len(go(f"shen2026, {rule}", split, _fewer(samples)).samples)
-            go(f"count of {rule}", replace(own[run], surplus=count / samples))
+        _split(board, own[run], max(10, steps // 4), get_args(Choice), go)
+
+
+def _split(board: "Board", base: Haim2022, every: int, rules: Sequence[Choice], go: Go) -> None:
+    """Attack with splits by each rule, and with as many candidates from the start."""
+    samples = board.known.samples
+    for rule in rules:
+        split = Shen2026(base, every, rule=rule)
+        count = len(go(f"shen2026, {rule}", split, _fewer(samples)).samples)
+        go(f"count of {rule}", replace(base, surplus=count / samples))
+
+
+def _say_pace(problem: Problem, board: "Board", one: Haim2022, many: Haim2022) -> None:
+    """Say how long a step takes alone and with others beside it, once steps are recorded."""
+    words = []
+    for method in (one, many):
+        for _ in range(2):
+            tried, seconds = _timed(problem, board.known.samples, board.seed, method, board.brief)
+        each = 1000 * seconds * method.starts / max(1, tried.steps)
+        words.append(f"{each:.2f} ms for {method.starts} of {method.surplus:g} n candidates")
+    say(f"  a step: {', '.join(words)}")
 
 
 def _timed(
@@ -272,6 +312,11 @@ class Board:
     seed: int
     limit: float
     rows: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def brief(self) -> float:
+        """Seconds for finding out how long a step takes."""
+        return min(PROBE, self.limit / 10)
 
     def attack(
         self,
