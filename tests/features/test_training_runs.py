@@ -106,7 +106,9 @@ def test_a_small_square_is_of_the_labels_at_hand(monkeypatch: pytest.MonkeyPatch
         monkeypatch.undo()
 
 
-def test_a_jacobian_is_borrowed_from_a_run_nearby_and_given_back() -> None:
+def test_a_jacobian_is_borrowed_from_a_run_nearby_and_given_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     run, _ = the_run(RECIPES["descent"])
     labels, x = LABELS.view(-1, 1), inputs()
     here, nearby = (run.linearize(at) for at in (x, x + 0.1 * torch.randn_like(x)))
@@ -126,6 +128,11 @@ def test_a_jacobian_is_borrowed_from_a_run_nearby_and_given_back() -> None:
     torch.testing.assert_close(here.pull(target, labels), pulled)  # slopes are its own
     here.give_back()
     torch.testing.assert_close(here.push(direction, labels), pushed)
+    monkeypatch.setattr(replay, "SQUARED", {})
+    nearby.combine(labels)
+    assert nearby.push(direction, labels) is not None and nearby.twice(direction) is None
+    here.borrow(nearby)  # J alone is of no use: products would not be symmetric
+    assert not here.borrowed and torch.allclose(here.push(direction, labels), pushed)
 
 
 # How a Jacobian is kept: whole, or since coordinates are few; else there are products alone

@@ -225,6 +225,9 @@ def test_a_trial_that_has_left_the_span_moves_across_it() -> None:
     free = method.advance(problem, here)
     assert isinstance(free, Trials) and free.free
     assert free.residual > 1e3 * here.residual  # W₁ was looked at along the span alone
+    for one, ended in ((here, None), (stalled(problem, truth), exhume.Outcome.CONVERGED)):
+        state = dataclasses.replace(one.state, outcome=exhume.Outcome.CONVERGED)
+        assert method._stepped(problem, one, state).outcome is ended  # all weights decide
     again = unpack(problem, pack(free, 0.0))
     moved, resumed = (method.advance(problem, one) for one in (free, again))
     assert moved.residual < 0.1 * free.residual

@@ -36,12 +36,14 @@ class Network:
     shape: tuple[int, ...]  # of one input
     outputs: int  # c, the number of outputs
     head: str | None  # name of the last linear layer; None where there is none
-    basis: Tensor | None = None  # U (d, r), where inputs are given by coordinates z, x = Uz
+    # B, where the module is given Bx for x: in a subspace, x are coordinates and B is (d, r); where
+    # the first layer was made smaller, x are inputs and B is (c, d)
+    basis: Tensor | None = None
     batch_statistics: bool = False  # whether batch norms take those of the inputs, as in training
 
     @property
     def dim(self) -> int:
-        """Return the number of entries, or of coordinates, of one input."""
+        """Return the number of entries of one x."""
         return math.prod(self.shape) if self.basis is None else self.basis.shape[1]
 
     def __call__(self, weights: Weights, inputs: Tensor) -> Tensor:
@@ -185,8 +187,9 @@ def exact_operations(batch_statistics: bool = False) -> Iterator[None]:
     """Run modules so that they can be differentiated twice, also outside, once values are there.
 
     LayerNorm and hardsigmoid are made of elementary operations, scaled dot products run through
-    torch's math kernel, and the inference path of attention modules is off. Batch norms may be
-    those of training, without a note of what their running statistics become.
+    torch's math kernel, and the inference path of attention modules is off; convolutions of tiles
+    are products, which is faster. Batch norms may be those of training, without a note of what
+    their running statistics become.
     """
     load_forward_mode()
     before = torch.backends.mha.get_fastpath_enabled()
@@ -266,8 +269,9 @@ def conv2d(
     if not (cut and plain and groups == 1) or input.shape[2] % tall or input.shape[3] % wide:
         return F.conv2d(input, weight, bias, stride, padding, dilation, groups)
     down, across = input.shape[2] // tall, input.shape[3] // wide
-    tiles = input.reshape(-1, channels, down, tall, across, wide).permute(0, 2, 4, 1, 3, 5)
-    return F.linear(tiles.flatten(3), weight.flatten(1), bias).permute(0, 3, 1, 2)
+    tiles = input.reshape(len(input), channels, down, tall, across, wide)
+    maps = F.linear(tiles.permute(0, 2, 4, 1, 3, 5).flatten(3), weight.flatten(1), bias)
+    return maps.permute(0, 3, 1, 2).contiguous()  # as torch's is, which some modules rely on
 
 
 def _pair(value: Any) -> tuple[Any, Any]:

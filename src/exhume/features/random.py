@@ -254,16 +254,18 @@ class RandomLinearization:
     def apply(self, target: Tensor) -> Tensor:
         """Return ΦT, (n, m) float64; the products are taken in the dtype of T.
 
-        ΦΦᵀ is taken on the way the first time: making V, or only Φ in float64, costs more.
+        ΦΦᵀ is taken on the way where V is made for it, or Φ converted to float64, as who asks for
+        that eliminates coefficients: it would cost more later.
         """
         total, gram = self._zeros(target.shape[1]), self._zeros(len(self.candidates))
+        taken = self._gram is None and (self._kept is None or target.dtype == torch.float64)
         for block in self._blocks():
             phi = block.phi.to(target.dtype)
             total += applied(phi, target[block.rows])
-            if self._gram is None:
+            if taken:
                 phi = phi.double()
                 gram += phi @ phi.T
-        self._gram = gram if self._gram is None else self._gram
+        self._gram = gram if taken else self._gram
         return total
 
     def combine(self, coefficients: Tensor) -> Tensor:
@@ -297,13 +299,16 @@ class RandomLinearization:
                 total += self._product((a @ target[rows].T).mul_(slope), v)
             return total
         columns, sizes = _scaled(target.T)
+        columns = columns.half()
+        if a.shape[1] == 1:  # then A is left for the end: AᵢTᵀ is not made
+            for rows, slope, v in self._with_v():
+                total += _mixed(columns[:, rows] * slope, v)
+            return total.mul_(a * sizes)
         left, whole = _scaled(a * sizes.T, summed=True)
-        columns, left = columns.half(), left.half()
-        single = a.shape[1] == 1  # then A is left for the end: AᵢTᵀ is not made
+        left = left.half()
         for rows, slope, v in self._with_v():
-            inner = columns[:, rows] * slope if single else (left @ columns[:, rows]).mul_(slope)
-            total += _mixed(inner, v)
-        return total.mul_(a * sizes if single else whole)
+            total += _mixed((left @ columns[:, rows]).mul_(slope), v)
+        return total.mul_(whole)
 
     def bend(self, direction: Tensor, target: Tensor, coefficients: Tensor) -> Tensor:
         """Return [(A Tᵀ) ⊙ σ''(XVᵀ) ⊙ (D Vᵀ)] V, (n, d); σ'' is kept where the features are."""
@@ -324,21 +329,19 @@ class RandomLinearization:
 
     def curvature(self, coefficients: Tensor) -> Tensor:
         """Return C = (AAᵀ) ⊙ Σ_k σ'_ik σ'_jk |v_k|²/d, (n, n) float64."""
-        total, spread = (
-            self._zeros(len(self.candidates)),
-            self.features.spread or self.features.dim**-0.5,
-        )
-        weights = self.features.weights
+        total, weights = self._zeros(len(self.candidates)), self.features.weights
         for rows, slope, v in self._with_v():
             stored = weights if isinstance(weights, Stored) else None
             length = stored.lengths[rows] if stored else lengths(v, self.candidates.dtype)
             if not self._coarse:
                 total += ((slope * length) @ slope.T).double()
                 continue
-            weighted = slope * (length.sqrt() / spread).half()  # of about 1
+            root = length.sqrt()
+            largest = root.max().clamp_min(torch.finfo(root.dtype).tiny)
+            weighted = slope * (root / largest).half()
             for part in blocks(len(v), SUMMED):
                 terms = weighted[:, part]
-                total += _mixed(terms, terms.T).double() * spread**2
+                total += _mixed(terms, terms.T).double() * largest.double().square()
         a = coefficients.double()
         return (a @ a.T) * total
 

@@ -215,10 +215,14 @@ class Replayed:
         self.borrowed = False  # whether the Jacobian is that of a run nearby
 
     def borrow(self, nearby: "Replayed") -> None:
-        """Take the Jacobian of a run nearby for one's own, in all products but `pull`."""
-        known = {name: nearby.__dict__[name] for name in MADE if name in nearby.__dict__}
-        self.borrowed = known.get("jacobian") is not None
+        """Take JᵀJ of a run nearby for one's own, if it has one, and J; slopes are still its own.
+
+        With J alone a product would be JᵀJ of two runs, which is not symmetric.
+        """
+        known = {name: nearby.__dict__.get(name) for name in MADE}
+        self.borrowed = None not in known.values()
         self.__dict__.update(known if self.borrowed else {})
+        self.short = self.short and not self.borrowed  # one slope a step, in little memory beside J
 
     def give_back(self) -> None:
         """Have a Jacobian of one's own again, once it is asked for."""

@@ -51,7 +51,8 @@ class Weights(Protocol):
     def halves(self, start: int, stop: int, fine: bool = True) -> tuple[Tensor, Tensor | None]:
         """Return those rows of H, and of L if it is at hand and asked for."""
         assert self.half is not None
-        return self.half[start:stop], None if self.low is None else self.low[start:stop]
+        low = self.low if fine else None
+        return self.half[start:stop], None if low is None else low[start:stop]
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Self:
         """Return the same numbers, handed out elsewhere, without the copy in float16."""

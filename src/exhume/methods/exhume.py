@@ -78,9 +78,7 @@ class Exhume:
     restarts: int = 2  # fresh starts before the search gives up
     rounds: int = 1000  # most rounds in all
     trial: int = 80  # most solver steps a round
-    accuracy: float = (
-        0.1  # of linear solutions without a floor: 0.03 takes half more products in all
-    )
+    accuracy: float = 0.1  # of linear solutions where there is no floor; finer ones cost products
     twins: tuple[float, ...] = (0.98, 0.99, 0.999)  # cosines to merge above, before a cut
     alike: tuple[float, ...] = (0.9, 0.97, 0.99, 0.999)  # the same where the number is unknown
     cheap: float = 1e-2  # share of the target that a cut may cost before others are solved again

@@ -212,8 +212,9 @@ class Replay:
             sharp, fit = replace(progress, sharp=True), state.fit
             return sharp.next_leg(fitted_with(sharp.seen(problem), fit.candidates, fit.shares))
         if not progress.free:  # near, rounding has turned the span; far, there are ways past traps
-            free, fit = replace(progress, free=True), state.fit  # whose derivative is in the span
-            return free.next_leg(fitted_with(free.seen(problem), fit.candidates, fit.shares))
+            freed, fit = replace(progress, free=True), state.fit
+            fit = fitted_with(freed.seen(problem), fit.candidates, fit.shares)
+            return replace(freed.next_leg(fit), marks=(math.inf, fit.value))
         if progress.best is None or progress.best.beaten(state.fit.value):
             fit = state.fit
             best = Best(fit.candidates, fit.shares, fit.value, progress.choice)
@@ -230,6 +231,9 @@ class Replay:
         They do once they lower what the recipe's own leave by little: the rest is their difference.
         """
         converged = state.outcome is Outcome.CONVERGED and not progress.eased
+        if converged and not progress.free:
+            whole = self._of_all(problem, state.fit, progress.choice).value
+            converged = whole <= max(self.tolerance, problem.resolution)
         after = replace(progress, state=state, outcome=Outcome.CONVERGED if converged else None)
         if progress.stride == 1:
             return after
@@ -244,13 +248,18 @@ class Replay:
         progress = progress.plain(problem) if progress.eased else progress
         fit, best = progress.state.fit, progress.best
         if not progress.free:  # a span has no bounds, and the first layer was seen along it alone
-            seen, inside = choices(problem)[progress.choice], problem.domain.project(fit.candidates)
-            fit, other = (fitted_with(seen, x, fit.coefficients) for x in (fit.candidates, inside))
+            fit = self._of_all(problem, fit, progress.choice)
+            inside = replace(fit, candidates=problem.domain.project(fit.candidates))
+            other = self._of_all(problem, inside, progress.choice)
             fit = other if other.value <= 2 * fit.value else fit
         if best is not None and not best.beaten(fit.value):
             labels = best.labels.reshape(-1, 1)
             fit = fitted_with(choices(problem)[best.choice], best.candidates, labels)
         return fit
+
+    def _of_all(self, problem: Problem, fit: Fit, choice: int) -> Fit:
+        """Return the fit of all weights: in a span the first layer is seen along it alone."""
+        return fitted_with(choices(problem)[choice], fit.candidates, fit.coefficients)
 
     def _solver(self, problem: Problem, progress: Trials) -> LevenbergMarquardt:
         images = photographs(problem.shape, problem.target)

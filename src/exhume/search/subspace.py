@@ -23,7 +23,7 @@ NOISE = 1e-7  # singular values below this share of the largest are rounding: ro
 ROUNDED = 1e3  # roundings of an entry that may add up in training; what is larger has another cause
 TAIL = 1e-4  # share of the largest singular value up to which what lies beyond the gap does no harm
 ENERGY = 1e-6  # left out by the rule `energy`: samples with less than a thousandth of the largest
-LOOKED = 3072  # the most entries of an input for which the number is counted: some seconds of work
+LOOKED = 3072**2  # the most entries of a matrix that is taken apart to count: some seconds of work
 INSTEAD = "Use the method 'exhume', or force a rank."  # where the argument breaks
 Grams = tuple[Tensor, Tensor, Tensor]  # W₀ᵀW₀, W₀ᵀΔ and ΔᵀΔ with Δ = W₁ − W₀, (d, d), in float64
 
@@ -77,7 +77,7 @@ def span(layer: FirstLayer | None) -> Subspace | None:
     None where the span does not end clearly, where there is no such layer, and where its inputs are
     too many to look.
     """
-    if layer is None or min(layer.initial.shape[1], 2 * len(layer.initial)) > LOOKED:
+    if layer is None or _size(layer) > LOOKED:
         return None
     try:
         return estimate(layer)
@@ -92,6 +92,12 @@ def directions(layer: FirstLayer | None) -> int | None:
     """
     found = span(layer)
     return None if found is None else found.rank
+
+
+def _size(layer: FirstLayer) -> int:
+    """Return the entries of the matrix that is taken apart: that of all inputs, or of all rows."""
+    h, d = layer.initial.shape
+    return d * min(d, 2 * h)
 
 
 def _axes(layer: FirstLayer) -> Tensor | None:

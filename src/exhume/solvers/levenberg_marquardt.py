@@ -28,8 +28,8 @@ LEAST_DAMPING = 1e-7  # steps are Gauss-Newton's long before
 FLAT = 1e-12  # share of the largest curvature that all have at least: else nothing preconditions
 KEPT = 1024  # directions, at most: of more, the oldest are of a matrix that has changed
 NUMBERS = 2**25  # in all of them, at most: 512 MiB in float64, with their images
-# Share of the residual that a step must take off for its Jacobian to serve the next, too: one made
-# anew takes off half or more (20 photographs, transformer), and costs as much as ten such steps
+# Share of the residual that a step must take off for its Jacobian to serve the next, too: making
+# one takes as long as ten such steps, and ten at that share take off nine tenths
 CHORD = 0.2
 DISTINCT = 1e-6  # share of the largest ⟨q, Aq⟩ below which a direction repeats others
 

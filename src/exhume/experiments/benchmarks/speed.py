@@ -101,10 +101,10 @@ def timed(action: Callable[[], object], device: torch.device) -> float:
 def limits(device: str, dtype: torch.dtype) -> tuple[float, float]:
     """Return bytes that a copy reads and writes a second, and operations of matrix products."""
     on = torch.device(device)
-    source = torch.randn(COPIED[on.type] // 4, device=on)
+    source = torch.randn(COPIED.get(on.type, COPIED["cpu"]) // 4, device=on)
     target = torch.empty_like(source)
     copied = timed(lambda: target.copy_(source), on)
-    side = SIDE[on.type]
+    side = SIDE.get(on.type, SIDE["cpu"])
     left, right = (torch.randn(side, side, device=on).to(dtype) for _ in range(2))
     return 8 * len(source) / copied, 2 * side**3 / timed(lambda: left @ right, on)
 
