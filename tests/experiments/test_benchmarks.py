@@ -251,7 +251,7 @@ def test_kkt(bench: Bench, monkeypatch: Patch) -> None:
     rows = table(often)[3:]
     assert [cells[3] for cells in rows] == ["haim2022, rbij, 10 runs", *splits[:2]]
     assert rows[0][5] == "8" and int(rows[1][5]) >= 6  # as many as one run has
-    assert re.search(r"a step: [\d.]+ ms for 1 of 2 n candidates, [\d.]+ ms for 10 of 2 n", often)
+    assert re.search(r"side by side takes [\d.]+ ms for 1, [\d.]+ ms for 10", often)
     asked += ("--training", "rest", "--targets", "[weights]", "--preset", "tuned", "--seeds", 2)
     rest = bench("kkt", *asked, "--attacks", "[presets,tuned,splitting]")
     kinds = [f"haim2022, {word}" for word in (*presets("haim2022"), "tuned")]

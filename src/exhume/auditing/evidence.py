@@ -131,8 +131,8 @@ def _of_a_rest(problem: Problem, found: Reconstruction, left: str) -> list[str]:
             *suspects(problem, found),
         ]
     said = [
-        f"{left} Some candidates may be training samples and others not; without the truth "
-        "they cannot be told apart."
+        f"{left} Some candidates may be training samples and others not; the residual alone does "
+        "not tell them apart."
     ]
     if found.explained is not None and found.explained > count:
         said.append(
@@ -428,4 +428,5 @@ def recognition(seen: Record) -> str:
     as_many = f"chance gives so many more with a probability of {number(seen['p_value'])}"
     if seen["p_value"] < CLEAR:
         return f"{said} More training images can be recognised than held-out ones: {as_many}."
-    return f"{said} What can be recognised may be chance: {as_many}, {CLEAR} or less is clear."
+    alone = "By these counts alone, what can be recognised may be chance"
+    return f"{said} {alone}: {as_many}, {CLEAR} or less is clear."

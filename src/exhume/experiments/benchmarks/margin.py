@@ -206,8 +206,8 @@ def _say_pace(problem: Problem, board: "Board", one: Haim2022, many: Haim2022) -
         for _ in range(2):
             tried, seconds = _timed(problem, board.known.samples, board.seed, method, board.brief)
         each = 1000 * seconds * method.starts / max(1, tried.steps)
-        words.append(f"{each:.2f} ms for {method.starts} of {method.surplus:g} n candidates")
-    say(f"  a step: {', '.join(words)}")
+        words.append(f"{each:.2f} ms for {method.starts}")
+    say(f"  a step of runs side by side takes {', '.join(words)}")
 
 
 def _timed(

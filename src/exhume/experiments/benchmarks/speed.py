@@ -69,7 +69,10 @@ def speed(
         f"{flops / 1e12:.3f} TFLOP), takes {1e3 * least:.2f} ms at least; ours reaches "
         f"{least / whole:.0%} of that limit"
     )
-    columns = "growth in: {size} | of a product: {product:.2f} | of a point: {point:.2f}"
+    columns = (
+        "exponent of time in: {size} | of a product: {product:.2f} | "
+        "of linearise, Gram matrix, curvature: {point:.2f}"
+    )
     show(columns, growth(samples, dim, width, seed, device))
     residual = {"shape": [3, 32, 32], "width": channels}
     dense = {"shape": [dim], "widths": [neurons, neurons]}
