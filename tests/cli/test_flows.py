@@ -90,6 +90,8 @@ def test_public_images_beside_a_training_run(said: Said) -> None:
         Image.fromarray((255 * digit).byte().numpy()).save(f"public/{k}.png")
     said(*audit, "--product-limit", 5, "--out", RUN)
     assert "public inputs of the same kind" in result_of(RUN)["threat_model"]["knows"]
+    told = said(*audit[:4], "--parameters", "all", "--product-limit", 5, "--out", "lazily")
+    assert "--premise replay makes use of that" in " ".join(told.split())
 
 
 def test_images_from_victim_to_report(workshop: Path, said: Said) -> None:

@@ -187,6 +187,12 @@ def shown(folder: Path) -> dict[str, Any]:
         }
 
 
+def has_recipe(folder: Path) -> bool:
+    """Return whether a model's card says how it was trained, step by step."""
+    training = _read_card(folder)[1].get("training")
+    return isinstance(training, dict) and bool(training.get("recipe"))
+
+
 def is_network(folder: Path) -> bool:
     """Return whether a model folder holds a network, not random features."""
     return _read_card(folder)[0] == "network"
@@ -234,8 +240,8 @@ def read_model(
             formulation.check_whole(chosen, parameters, point)
         target = formulation.target_named(chosen, target, False)
         model = read_network(folder, target == "change")
-        if known.recipe is None and isinstance(training, dict) and training.get("recipe"):
-            recipe = Recipe.of(training["recipe"], f"recipe in {folder / CARD}")
+        if known.recipe is None and has_recipe(folder):
+            recipe = Recipe.of(card["training"]["recipe"], f"recipe in {folder / CARD}")
             known = replace(known, recipe=recipe)
         return model.problem(parameters or "last", point or POINT, chosen, known, target)
     if parameters not in (None, "last") or point is not None:

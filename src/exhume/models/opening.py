@@ -16,11 +16,25 @@ from exhume.features.weights import Mapped
 from exhume.models import formulation
 from exhume.models.card import NOT_TOLD, DataCard
 from exhume.models.factory import load_factory
-from exhume.models.folder import CARD, INITIAL, TRAINED, is_network, read_model, read_network, shown
+from exhume.models.folder import (
+    CARD,
+    INITIAL,
+    TRAINED,
+    has_recipe,
+    is_network,
+    read_model,
+    read_network,
+    shown,
+)
 from exhume.models.formulation import DRIFT, LAZY, POINT, Known, Told, needed, premise_named
 from exhume.models.prepare import Prepared, prepare
 from exhume.models.pretrained import is_pretrained, load_pretrained
 from exhume.models.state import ZERO_HEAD, Input, Saved, StateOrFile, check_pair, inputs
+
+RECIPE_AT_HAND = (
+    "The model's card says how it was trained, step by step: --premise replay makes use of that, "
+    "and does not mind features that moved."
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,6 +140,8 @@ def open_model(
     weights = getattr(problem.features, "weights", None)
     if folder is not None and isinstance(weights, Mapped) and weights.path.parent != folder:
         doubts.append(f"The first layer is read from {weights.path}, as the model's card says.")
+    if folder is not None and problem.premise is Premise.CHANGE and has_recipe(folder):
+        doubts.append(RECIPE_AT_HAND)
     known = _inputs(source, problem) if check else ()
     card = None if folder is None else shown(folder)
     return replace(opened, warnings=(*opened.warnings, *doubts), inputs=known, card=card)
