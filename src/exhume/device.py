@@ -5,6 +5,7 @@ import os
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from types import ModuleType
 
 import torch
@@ -35,6 +36,7 @@ def hardware(device: str) -> str:
     return f"{device_name(device).partition(',')[0]}, {os.cpu_count()} cores"
 
 
+@cache  # what cannot be imported would be looked for again in every product
 def kernels(name: str, device: torch.device) -> ModuleType | None:
     """Return a module of kernels for NVIDIA's GPUs, if the device is one and Triton is there."""
     if device.type == "cuda":

@@ -213,8 +213,7 @@ def _rows(problem: Problem, samples: int | None) -> Tensor:
     images = photographs(_image(problem), rows)
     if kept == 0 or images is None:
         return rows[:1]
-    noise = (1 / shares[:kept] - 1).median()
-    return images.filtered(rows[:kept], noise.expand(kept))
+    return images.filtered(rows[:kept], float((1 / shares[:kept] - 1).median()))
 
 
 def _whitened(problem: Problem, samples: int | None) -> tuple[Tensor, Tensor]:

@@ -25,15 +25,15 @@ class Photographs:
         """Return each row x of (n, d) as S^exponent x."""
         return self._scaled(rows, self.sizes**exponent)
 
-    def filtered(self, rows: Tensor, noise: Tensor) -> Tensor:
+    def filtered(self, rows: Tensor, noise: float) -> Tensor:
         """Return each row x of (n, d) as S(S + ρI)⁻¹x, the likeliest image behind white noise.
 
-        ρ (n,) is the noise's variance over that of the image (Wiener's filter).
+        ρ is the noise's variance over that of the image (Wiener's filter).
         """
-        return self._scaled(rows, self.sizes / (self.sizes + noise.view(-1, 1, 1, 1)))
+        return self._scaled(rows, self.sizes / (self.sizes + noise))
 
     def _scaled(self, rows: Tensor, factors: Tensor) -> Tensor:
-        """Multiply waves of rows by factors, (c, h, w) or (n, c, h, w)."""
+        """Multiply waves of rows by factors (c, h, w)."""
         colours, height, width = self.waves
         x = rows.view(len(rows), *self.sizes.shape)
         x = torch.einsum("nchw,ca,hb,we->nabe", x, colours, height, width) * factors
