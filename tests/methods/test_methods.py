@@ -71,6 +71,37 @@ def test_every_method_for_a_change_recovers_random_features() -> None:
             assert score(found.samples, truth.inputs).recovered == 1
 
 
+def test_of_few_equations_a_softplus_that_sharpens_leads_where_kinks_do_not() -> None:
+    found = {0.0: 0, 3.5: 0}  # of 48 samples, with trials of ReLU alone and with softer ones first
+    for seed in range(2):
+        truth = single(80, 24, 2.2, seed=seed)
+        for dense in found:
+            result = reconstruct(truth.problem, 24, 0, Exhume(dense=dense), product_limit=1400)
+            found[dense] += round(24 * score(result.samples, truth.inputs).recovered)
+    assert found[3.5] > max(36, 1.5 * found[0.0])
+
+
+def test_a_trial_begins_softly_and_ends_with_relu_and_what_is_answered_is_of_relu() -> None:
+    truth, seen = single(80, 24, 2.2), list[tuple[Any, float]]()
+    begun = reconstruct(truth.problem, 24, product_limit=60, observe=lambda *m: seen.append(m))
+    soft = [move for move, _ in seen]
+    assert all(move.phase == "sharpen" and len(move.candidates) == 24 for move in soft)
+    assert begun.residual == pytest.approx(fitted(truth.problem, begun.samples).value, rel=1e-6)
+    assert begun.residual != pytest.approx(soft[-1].residual, rel=0.01)
+    brief, ended = Exhume(trial=1, softly=1), []
+    reconstruct(truth.problem, 24, 0, brief, product_limit=250, observe=lambda *m: ended.append(m))
+    sharpness = [move.sharpness for move, _ in ended if move.phase == "sharpen"]
+    assert sharpness == sorted(sharpness)
+    assert sharpness[-1] == pytest.approx(34 / 1.1 * sharpness[0])
+    after = next(move for move, _ in ended if move.phase == "explore")
+    assert after.sharpness == 0 and after.state.fit.value < 0.2
+    enough, few = Exhume().init(single(80, 24, 3.6).problem, 24, 0), truth.problem
+    assert enough.phase == "explore" and len(enough.candidates) == 39
+    for other in (replace(few, drift=1.0), case(80, 24, 2.2, "tanh").problem):
+        assert Exhume().init(other, 24, 0).phase == "explore"
+    assert Exhume().init(few, None, 0).phase == "explore"
+
+
 def test_only_candidates_that_are_there_again_count_as_returned() -> None:
     truth = case(12, 4, 10)
     problem = replace(truth.problem, drift=1.0)

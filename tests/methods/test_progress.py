@@ -42,6 +42,7 @@ RUNS: dict[str, tuple[Callable[[], Problem], str | Method, int | None]] = {
     "exhume": (random_features, "exhume", 4),
     "exhume, number unknown": (random_features, "exhume", None),
     "exhume, giving up": (few, Exhume(patience=1, trial=15), 4),
+    "exhume, softly": (random_features, Exhume(many=4), 4),
     "exhume at the margin": (lambda: weights_of(Premise.MARGIN), SHARP, 3),
     "exhume at the margin of several": (lambda: weights_of(Premise.MARGIN, 3), SHARP, 3),
     "exhume with decay": (lambda: weights_of(Premise.DECAY), SHARP, None),

@@ -2,7 +2,9 @@
 
 Explore with more candidates than samples, renewing some where the solver stalls, and arrange the
 patches of images whose places hardly show; tidy once the weights are explained (undo flipped signs,
-drop what others can stand in for); polish what is left.
+drop what others can stand in for); polish what is left. Where equations are few, trials that begin
+afresh see a softplus in the place of ReLU first, and sharpen it: kinks make minima that are no
+solution, and a soft one has none of them.
 Why this works, and what a floor is: docs/theory.md.
 """
 
@@ -14,10 +16,14 @@ from torch import Tensor
 
 from exhume.equation.objective import Fit, fitted
 from exhume.equation.problem import Problem
+from exhume.features.activations import softplus
+from exhume.features.random import RandomFeatures
 from exhume.methods.progress import Progress, stream
 from exhume.search.moves import dropping, exchanged, exchanges, merged, reseed, unflipped, without
 from exhume.solvers import Outcome
 from exhume.solvers.levenberg_marquardt import DampedState, LevenbergMarquardt, Metric
+
+LEAST = 1e-3  # damping that a sharper function begins with: another surface asks for care
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +51,12 @@ class Search(Progress):
     idle: int = 0  # exchanges of patches in a row that did not help
     tidied: int = 0  # how many ways to tidy up were tried since exploring ended
     too_few: int = 0  # the largest number of candidates that is known to be too small
+    sharpness: float = 0.0  # β of the softplus that the trial at hand has for ReLU, 0 for ReLU
+    sharpened: int = 0  # how often that grew since the trial began
+
+    def seen(self, problem: Problem) -> Problem:
+        """Return the problem with the softplus of the trial at hand."""
+        return softened(problem, self.sharpness) if self.sharpness > 0 else problem
 
     @property
     def leader(self) -> Found:
@@ -85,6 +97,11 @@ class Exhume:
     same: float = 1.5  # factor within which two residuals are the same plateau
     again: float = 0.99  # cosine from which a candidate that was dropped has been found again
     above: float = 10.0  # times the floor, which a cut may leave: less cannot be told from it
+    # from a function that is nearly quadratic to one that is ReLU to a fortieth of what it is given
+    sharpness: tuple[float, ...] = (1.1, 1.8, 3.0, 4.9, 8.0, 13.0, 21.0, 34.0)
+    softly: int = 6  # most solver steps at each: they need not end where the next ones begin
+    dense: float = 3.5  # p·m/(d·n) from which trials with ReLU get there, and sooner
+    many: int = 20  # samples from which that is so: fewer are found by chance, trial after trial
     metric: Metric | None = field(default=None, compare=False)  # of samples, for the solver
     name: str = "exhume"
 
@@ -99,7 +116,8 @@ class Exhume:
 
     def init(self, problem: Problem, samples: int | None, seed: int) -> Search:
         """Begin at random: with a surplus if the number of samples is known, few if not."""
-        start = problem.domain.start(self.count(problem, samples), problem.dim, stream(seed, 0))
+        count = self._afresh(problem, samples, self.count(problem, samples))
+        start = problem.domain.start(count, problem.dim, stream(seed, 0))
         return self.begin(problem, samples, seed, start)
 
     def count(self, problem: Problem, samples: int | None) -> int:
@@ -112,18 +130,21 @@ class Exhume:
         """Begin the first trial from candidates (count, d) of the caller's."""
         self = self._fitted_to(problem)
         state = self._explorer(problem, samples).init(problem, start)
-        return Search(seed=seed, samples=samples, state=state)
+        return self._softly(problem, Search(seed=seed, samples=samples, state=state))
 
     def advance(self, problem: Problem, progress: Search) -> Search:
         """Take one solver step, or make the next move when the trial has ended."""
         self, state = self._fitted_to(problem), progress.state
         if progress.phase == "arrange" and (state.steps or state.fit.value > problem.drift):
             return self._arrange(problem, progress)
-        if state.outcome is None and state.steps < self.trial:
-            exploring = progress.phase == "explore"
+        most = self.softly if progress.phase == "sharpen" else self.trial
+        if state.outcome is None and state.steps < most:
+            exploring = progress.phase in ("sharpen", "explore")
             solver = self._explorer(problem, progress.samples) if exploring else self._polisher
-            return replace(progress, state=solver.step(problem, state))
-        if progress.phase == "explore":
+            return replace(progress, state=solver.step(progress.seen(problem), state))
+        if progress.phase == "sharpen" and state.outcome is not Outcome.DIVERGED:
+            return self._sharpened(problem, progress)
+        if progress.phase in ("sharpen", "explore"):
             return self._after_explore(problem, progress)
         if progress.phase == "settle":
             return self._arrange(problem, replace(progress, arranged=None))
@@ -141,7 +162,8 @@ class Exhume:
 
     def finish(self, problem: Problem, progress: Search) -> Fit:
         """Return the best of all trials, cut down to the number asked for."""
-        fit = progress.state.fit
+        soft = progress.sharpness > 0
+        fit = fitted(problem, progress.candidates) if soft else progress.state.fit
         settled = progress.phase == "arrange"  # what is at hand has no surplus, unlike the best
         rivals = (progress.arranged,) if settled else (progress.best, progress.champion)
         for rival in rivals:
@@ -278,12 +300,51 @@ class Exhume:
         champion = best if best.residual < champion.residual else champion
         if progress.restarts >= self.restarts or progress.rounds >= self.rounds:
             return self._polish(problem, replace(progress, best=champion, champion=champion))
-        count = len(best.candidates)
+        count = self._afresh(problem, progress.samples, len(best.candidates))
         start = problem.domain.start(count, problem.dim, stream(progress.seed, progress.rounds + 1))
         state = self._explorer(problem, progress.samples).init(problem, start)
         kept = {"champion": champion, "restarts": progress.restarts + 1}
         reset = {"best": None, "misses": 0, "returned": 0, "floor": 0.0, "dropped": 0}
-        return progress.next_round(state, phase="explore", **kept, **reset)
+        begun = progress.next_round(state, phase="explore", **kept, **reset)
+        return self._softly(problem, begun)
+
+    def _softly(self, problem: Problem, progress: Search) -> Search:
+        """Begin a trial with the softest function, where equations are few and there is a ReLU."""
+        if not self._few(problem, progress.samples):
+            return progress
+        # What ReLU is given, a root mean square: half of it in squares comes out.
+        squares = float(progress.state.fit.linearization.gram().diagonal().mean())
+        given = math.sqrt(2 * squares / (problem.whole or problem.features.width))
+        softest = replace(progress, phase="sharpen", sharpness=self.sharpness[0] / given)
+        return self._softened(problem, replace(softest, sharpened=0))
+
+    def _few(self, problem: Problem, samples: int | None) -> bool:
+        """Whether many samples have few equations, of random features with kinks and no floor."""
+        features = problem.features
+        if samples is None or not isinstance(features, RandomFeatures) or problem.drift > 0:
+            return False
+        kinks = features.activation.name == "relu"
+        return kinks and samples >= self.many and problem.ratio(samples) < self.dense
+
+    def _afresh(self, problem: Problem, samples: int | None, usual: int) -> int:
+        """Return how many candidates begin afresh: a surplus would fit what a softplus leaves."""
+        return samples if samples is not None and self._few(problem, samples) else usual
+
+    def _sharpened(self, problem: Problem, progress: Search) -> Search:
+        """Go on from where a softplus led, with the next sharper one, or at last with ReLU."""
+        before, after = progress.sharpened, progress.sharpened + 1
+        if after == len(self.sharpness):
+            explored = replace(progress, phase="explore", sharpness=0.0)
+            return self._softened(problem, explored)
+        sharpness = progress.sharpness * self.sharpness[after] / self.sharpness[before]
+        return self._softened(problem, replace(progress, sharpness=sharpness, sharpened=after))
+
+    def _softened(self, problem: Problem, progress: Search) -> Search:
+        """Begin a trial at the candidates at hand, as damped as it ended."""
+        solver = self._explorer(problem, progress.samples)
+        damping = max(LEAST, progress.state.damping)
+        state = replace(solver, damping=damping).init(progress.seen(problem), progress.candidates)
+        return progress.next_round(state)
 
     def _tidy(self, problem: Problem, progress: Search) -> Search:
         """Cut to the number at once, or step by step; if unknown, undo signs, merge, bisect."""
@@ -357,7 +418,13 @@ class Exhume:
         if surplus <= 0 and best.value <= self.tolerance:
             return replace(progress, outcome=Outcome.CONVERGED)
         state = self._polisher.init(problem, without(problem, best, max(0, surplus)))
-        return progress.next_round(state, phase="polish", best=None, champion=None)
+        ended = {"best": None, "champion": None, "sharpness": 0.0}
+        return progress.next_round(state, phase="polish", **ended)
+
+
+def softened(problem: Problem, sharpness: float) -> Problem:
+    """Return the problem with a softplus of that sharpness in the place of ReLU."""
+    return replace(problem, features=problem.features.substituted(softplus(sharpness)))
 
 
 def _turned(fit: Fit) -> Tensor:

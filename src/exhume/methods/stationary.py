@@ -20,10 +20,9 @@ from exhume.equation.coefficients import Rule
 from exhume.equation.objective import Fit, fitted
 from exhume.equation.problem import Premise, Problem
 from exhume.features import Features
-from exhume.features.activations import softplus
 from exhume.features.modules import ModuleFeatures
 from exhume.methods.buzaglo2023 import Buzaglo2023
-from exhume.methods.exhume import Exhume
+from exhume.methods.exhume import Exhume, softened
 from exhume.methods.penalised import Descending
 from exhume.methods.progress import Progress, stream
 from exhume.methods.unmixed import Unmixed, Unmixing
@@ -226,11 +225,6 @@ def _outputs(features: Features, x: Tensor, factor: float) -> float:
     """Return the root of the mean square of f(x; factor · θ); 0 where there is no whole network."""
     values = features.predict(x, factor)
     return 0.0 if values is None else float(values.double().square().mean().sqrt())
-
-
-def softened(problem: Problem, sharpness: float) -> Problem:
-    """Return the problem with a softplus of that sharpness in the place of ReLU."""
-    return replace(problem, features=problem.features.substituted(softplus(sharpness)))
 
 
 def starts(problem: Problem, count: int, generator: torch.Generator) -> Tensor:

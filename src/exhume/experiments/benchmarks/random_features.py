@@ -138,6 +138,7 @@ def images(
     limit: float = 240.0,
     device: str = "auto",
     name: str = "cifar10",
+    size: int | None = None,
 ) -> None:
     """Recover n images at a ratio p/(d·n), with the first layer in memory.
 
@@ -147,6 +148,7 @@ def images(
         limit: most seconds a run.
         device: where to run.
         name: the data set.
+        size: side that the images are shrunk to; their own if left out.
     """
     device = usable_device(device)
     heading(f"images: {name}", device)
@@ -155,7 +157,7 @@ def images(
         if (sizes := re.fullmatch(r"(\d+)x(\d+\.?\d*)", case)) is None:
             raise InputError(f"case {case!r}: expected samples and ratio, for example 100x5.")
         count, ratio = int(sizes[1]), float(sizes[2])
-        cell = Attack(data=name, samples=count, ratio=ratio, seed=seed, products=None)
+        cell = Attack(data=name, size=size, samples=count, ratio=ratio, seed=seed, products=None)
         cell.check()
         known = replace(cell, seed=0).known()  # the first images of each class, as published
         width = cell.width(known)
