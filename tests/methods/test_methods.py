@@ -92,7 +92,7 @@ def test_a_trial_begins_softly_and_ends_with_relu_and_what_is_answered_is_of_rel
     reconstruct(truth.problem, 24, 0, brief, product_limit=250, observe=lambda *m: ended.append(m))
     sharpness = [move.sharpness for move, _ in ended if move.phase == "sharpen"]
     assert sharpness == sorted(sharpness)
-    assert sharpness[-1] == pytest.approx(34 / 1.1 * sharpness[0])
+    assert sharpness[-1] == pytest.approx(16 * sharpness[0])
     after = next(move for move, _ in ended if move.phase == "explore")
     assert after.sharpness == 0 and after.state.fit.value < 0.2
     enough, few = Exhume().init(single(80, 24, 3.6).problem, 24, 0), truth.problem

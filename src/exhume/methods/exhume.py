@@ -97,9 +97,9 @@ class Exhume:
     same: float = 1.5  # factor within which two residuals are the same plateau
     again: float = 0.99  # cosine from which a candidate that was dropped has been found again
     above: float = 10.0  # times the floor, which a cut may leave: less cannot be told from it
-    # from a function that is nearly quadratic to one that is ReLU to a fortieth of what it is given
-    sharpness: tuple[float, ...] = (1.1, 1.8, 3.0, 4.9, 8.0, 13.0, 21.0, 34.0)
-    softly: int = 6  # most solver steps at each: they need not end where the next ones begin
+    # of the softplus, in units of what it is given: from half of that to a thirtieth it is no ReLU
+    sharpness: tuple[float, ...] = (2.0, 4.0, 8.0, 16.0, 32.0)
+    softly: int = 12  # most solver steps at each: they need not end where the next ones begin
     dense: float = 3.5  # p·m/(d·n) from which trials with ReLU get there, and sooner
     many: int = 20  # samples from which that is so: fewer are found by chance, trial after trial
     metric: Metric | None = field(default=None, compare=False)  # of samples, for the solver
