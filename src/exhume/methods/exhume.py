@@ -116,12 +116,17 @@ class Exhume:
 
     def init(self, problem: Problem, samples: int | None, seed: int) -> Search:
         """Begin at random: with a surplus if the number of samples is known, few if not."""
-        count = self._afresh(problem, samples, self.count(problem, samples))
+        count = self.afresh(problem, samples)
         start = problem.domain.start(count, problem.dim, stream(seed, 0))
         return self.begin(problem, samples, seed, start)
 
+    def afresh(self, problem: Problem, samples: int | None) -> int:
+        """Return how many candidates to begin with: a surplus would fit what a softplus leaves."""
+        soft = samples is not None and self._few(problem, samples)
+        return samples if samples is not None and soft else self.count(problem, samples)
+
     def count(self, problem: Problem, samples: int | None) -> int:
-        """Return how many candidates to begin with, and to explore with for so many samples."""
+        """Return how many candidates to explore with for so many samples."""
         if samples is None:
             return min(8, self._most(problem))
         return max(samples, min(math.ceil(self.surplus * samples), self._most(problem)))
@@ -300,7 +305,8 @@ class Exhume:
         champion = best if best.residual < champion.residual else champion
         if progress.restarts >= self.restarts or progress.rounds >= self.rounds:
             return self._polish(problem, replace(progress, best=champion, champion=champion))
-        count = self._afresh(problem, progress.samples, len(best.candidates))
+        soft = self._few(problem, progress.samples)
+        count = self.afresh(problem, progress.samples) if soft else len(best.candidates)
         start = problem.domain.start(count, problem.dim, stream(progress.seed, progress.rounds + 1))
         state = self._explorer(problem, progress.samples).init(problem, start)
         kept = {"champion": champion, "restarts": progress.restarts + 1}
@@ -325,10 +331,6 @@ class Exhume:
             return False
         kinks = features.activation.name == "relu"
         return kinks and samples >= self.many and problem.ratio(samples) < self.dense
-
-    def _afresh(self, problem: Problem, samples: int | None, usual: int) -> int:
-        """Return how many candidates begin afresh: a surplus would fit what a softplus leaves."""
-        return samples if samples is not None and self._few(problem, samples) else usual
 
     def _sharpened(self, problem: Problem, progress: Search) -> Search:
         """Go on from where a softplus led, with the next sharper one, or at last with ReLU."""

@@ -75,7 +75,7 @@ class Tansley2026:
             )
         if isinstance(problem, Reduced) or isinstance(search, Stationary):
             return search.init(problem, samples, seed)
-        count, generator = search.count(problem, samples), stream(seed, 0)
+        count, generator = search.afresh(problem, samples), stream(seed, 0)
         weights, most = problem.target[:, 0], min(2 * count, problem.dim)
         vectors = extreme_eigenvectors(problem, weights, most, generator)
         if vectors is None:
