@@ -3,8 +3,8 @@
 Explore with more candidates than samples, renewing some where the solver stalls, and arrange the
 patches of images whose places hardly show; tidy once the weights are explained (undo flipped signs,
 drop what others can stand in for); polish what is left. Where equations are few, trials that begin
-afresh see a softplus in the place of ReLU first, and sharpen it: kinks make minima that are no
-solution, and a soft one has none of them.
+afresh see a softplus in the place of ReLU first, and sharpen it: fewer of them end in minima that
+are no solution.
 Why this works, and what a floor is: docs/theory.md.
 """
 
@@ -97,11 +97,11 @@ class Exhume:
     same: float = 1.5  # factor within which two residuals are the same plateau
     again: float = 0.99  # cosine from which a candidate that was dropped has been found again
     above: float = 10.0  # times the floor, which a cut may leave: less cannot be told from it
-    # of the softplus, in units of what it is given: from half of that to a thirtieth it is no ReLU
+    # of the softplus, β times the root mean square of z: from all but quadratic to all but ReLU
     sharpness: tuple[float, ...] = (2.0, 4.0, 8.0, 16.0, 32.0)
     softly: int = 12  # most solver steps at each: they need not end where the next ones begin
     dense: float = 3.5  # p·m/(d·n) from which trials with ReLU get there, and sooner
-    many: int = 20  # samples from which that is so: fewer are found by chance, trial after trial
+    many: int = 20  # samples from which a softplus comes first: ReLU finds fewer as soon without
     metric: Metric | None = field(default=None, compare=False)  # of samples, for the solver
     name: str = "exhume"
 
@@ -122,8 +122,9 @@ class Exhume:
 
     def afresh(self, problem: Problem, samples: int | None) -> int:
         """Return how many candidates to begin with: a surplus would fit what a softplus leaves."""
-        soft = samples is not None and self._few(problem, samples)
-        return samples if samples is not None and soft else self.count(problem, samples)
+        if samples is None or not self._few(problem, samples):
+            return self.count(problem, samples)
+        return samples
 
     def count(self, problem: Problem, samples: int | None) -> int:
         """Return how many candidates to explore with for so many samples."""
@@ -322,7 +323,7 @@ class Exhume:
         squares = float(progress.state.fit.linearization.gram().diagonal().mean())
         given = math.sqrt(2 * squares / (problem.whole or problem.features.width))
         softest = replace(progress, phase="sharpen", sharpness=self.sharpness[0] / given)
-        return self._softened(problem, replace(softest, sharpened=0))
+        return self._onward(problem, replace(softest, sharpened=0))
 
     def _few(self, problem: Problem, samples: int | None) -> bool:
         """Whether many samples have few equations, of random features with kinks and no floor."""
@@ -337,11 +338,11 @@ class Exhume:
         before, after = progress.sharpened, progress.sharpened + 1
         if after == len(self.sharpness):
             explored = replace(progress, phase="explore", sharpness=0.0)
-            return self._softened(problem, explored)
+            return self._onward(problem, explored)
         sharpness = progress.sharpness * self.sharpness[after] / self.sharpness[before]
-        return self._softened(problem, replace(progress, sharpness=sharpness, sharpened=after))
+        return self._onward(problem, replace(progress, sharpness=sharpness, sharpened=after))
 
-    def _softened(self, problem: Problem, progress: Search) -> Search:
+    def _onward(self, problem: Problem, progress: Search) -> Search:
         """Begin a trial at the candidates at hand, as damped as it ended."""
         solver = self._explorer(problem, progress.samples)
         damping = max(LEAST, progress.state.damping)
