@@ -134,6 +134,18 @@ def test_levenberg_marquardt_stalls_on_noise() -> None:
     assert slopes[1] < 1e-3 * slopes[0]  # where it can go no further, it is at a minimum
 
 
+def test_a_residual_that_is_low_enough_ends_with_the_first_step_that_does_not_halve_it() -> None:
+    truth = case(20, 2, 8.0, dtype=torch.float32)
+    near = truth.inputs + 0.03 * gaussian(*truth.inputs.shape, seed=3)
+    steps = []
+    for enough in (0.0, 1e-10):
+        solver = LevenbergMarquardt(tolerance=0.0, damping=1e-3, enough=enough)
+        state = solve(solver, truth.problem, near, 60)
+        assert state.fit.value < 1e-11 and state.outcome is Outcome.STALLED
+        steps.append(state.steps)
+    assert steps[1] < steps[0]
+
+
 def test_momentum_is_the_published_loop() -> None:
     truth, steps, rate = case(10, 3, 5), 3, 7.0
     problem = Iurada2025(rate=rate).view(truth.problem)

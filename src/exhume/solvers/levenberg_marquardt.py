@@ -146,6 +146,7 @@ class LevenbergMarquardt:
     products: int = 40  # at most, a step
     patience: int = 8  # steps of less relative improvement than `progress` before it has stalled
     progress: float = 3e-3  # the improvement of the residual that is worth a step
+    enough: float = 0.0  # residual from which a step that does not halve it is the last
     metric: Metric | None = None  # what is damped less: the covariance of samples, the same in all
     efforts: int = 1  # times as many products, at most, where steps are nearly linear
     halting: bool = False  # whether a step may end on the way to it, where that lowers more
@@ -186,6 +187,7 @@ class LevenbergMarquardt:
             effort = min(2 * state.effort, self.efforts)
         gain = 1 - fit.cost / before if accepted else 0.0
         stalled = 0 if gain > self.progress else state.stalled + 1
+        last = accepted and fit.cost <= self.enough and gain < 0.5
         at, reached = state.fit.linearization, fit.linearization
         if isinstance(at, Replayed) and isinstance(reached, Replayed):
             if at.borrowed and not accepted:  # it was not the step that was too long
@@ -200,7 +202,7 @@ class LevenbergMarquardt:
             products=state.products + used,
             stalled=stalled,
             effort=effort,
-            outcome=Outcome.STALLED if stalled >= self.patience else None,
+            outcome=Outcome.STALLED if last or stalled >= self.patience else None,
             pairs=newest(pairs or ()),
         )
         return judged(state, self.tolerance)
