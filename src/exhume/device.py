@@ -48,10 +48,14 @@ def kernels(name: str, device: torch.device) -> ModuleType | None:
 
 
 @contextmanager
-def tensor_cores(allowed: bool) -> Iterator[None]:
-    """Let a GPU round the factors of float32 products and convolutions to TF32, or not."""
+def tensor_cores(allowed: bool, bfloat16: bool = False) -> Iterator[None]:
+    """Let a GPU round the factors of float32 products and convolutions to TF32, or not.
+
+    A CPU that multiplies bfloat16 may round those of products to that, where this is said.
+    """
     products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    torch.set_float32_matmul_precision("high" if allowed else "highest")
+    rounded = "medium" if bfloat16 else "high"
+    torch.set_float32_matmul_precision(rounded if allowed else "highest")
     torch.backends.cudnn.allow_tf32 = allowed
     try:
         yield

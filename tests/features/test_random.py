@@ -14,7 +14,7 @@ from scipy import stats
 
 from exhume.equation.objective import fitted
 from exhume.errors import InputError
-from exhume.features import NO_NORM, NO_SIGN, WEAK_SIGN
+from exhume.features import NO_NORM, NO_SIGN, WEAK_SIGN, random
 from exhume.features.activations import activation, smoothed_relu
 from exhume.features.random import RandomFeatures
 from exhume.features.weights import (
@@ -128,6 +128,18 @@ def test_block_size_and_source_of_v_do_not_matter(block: int, tmp_path: Path) ->
         resident = features.resident()
         assert torch.equal(resident.weights.tensor, seeded.rows(0, 300))
         assert resident.resident().weights.tensor is resident.weights.tensor
+
+
+def test_a_cpu_may_round_the_factors_of_steps_where_v_is_large(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    exact = make_features(64, 600, "relu", seed=2)
+    stored = RandomFeatures(Stored(dense_v(exact).float()), activation("relu"))
+    same_products(stored, exact, 1e-5)
+    monkeypatch.setattr(random, "LARGE", 600 * 64)
+    same_products(stored, exact, 1e-5, steps=2e-2)
+    same_products(stored.exact(), exact, 1e-5)
+    assert torch.get_float32_matmul_precision() == "highest"
 
 
 @pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])

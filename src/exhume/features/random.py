@@ -28,6 +28,7 @@ from exhume.features.weights import (
 BLOCK_BYTES = {"cpu": 30 * 2**20, "cuda": 2**33}
 SIZES = 1e-4, 10.0  # of V's entries, root mean square: products with others overflow in float16
 ALIGNED = 256  # divides the rows of a block: where 8 does not, float16 products take twice as long
+LARGE = 2**20  # entries of V from which a CPU takes half as long with bfloat16, and of fewer longer
 SUMMED = 65536  # rows that float32 adds up: of more, what is lost shows in the smallest eigenvalues
 RELU = activation("relu")
 KERNELS = "exhume.features.products_triton"
@@ -134,6 +135,13 @@ class RandomFeatures(Features):
         own = Stored(weights.tensor[rows]) if isinstance(weights, Stored) else Rows(weights, rows)
         bias = None if self.bias is None else self.bias[rows]
         return replace(self, weights=own, bias=bias), [rows]
+
+    def some(self, rows: slice) -> Self:
+        """Return the features of some of the rows of a V in memory, without a copy."""
+        weights, bias = self.weights, None if self.bias is None else self.bias[rows]
+        assert isinstance(weights, Stored)
+        high, low = (x if x is None else x[rows] for x in (weights.half, weights.low))
+        return replace(self, weights=Stored(weights.tensor[rows], high, low), bias=bias)
 
     def slices(self) -> Iterator[slice]:
         """Return the blocks of rows in which V is read."""
@@ -346,9 +354,9 @@ class RandomLinearization:
         return (a @ a.T) * total
 
     def _product(self, left: Tensor, matrix: Tensor) -> Tensor:
-        """L M; in half precision, to 1e-3, where M is."""
+        """L M; in half precision, to 1e-3, where M is; on a CPU with bfloat16 to 1e-2."""
         if not self._coarse:
-            with tensor_cores(not self.features.full_precision):
+            with tensor_cores(not self.features.full_precision, matrix.numel() >= LARGE):
                 return left @ matrix
         left, size = _scaled(left)
         return _mixed(left.half(), matrix).to(size).mul_(size)
