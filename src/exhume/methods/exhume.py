@@ -53,8 +53,13 @@ class Search(Progress):
     too_few: int = 0  # the largest number of candidates that is known to be too small
     sharpness: float = 0.0  # β of the softplus that the trial at hand has for ReLU, 0 for ReLU
     sharpened: int = 0  # how often that grew since the trial began
+    every: int = 1  # of so many rows of the target one is looked at
 
     def seen(self, problem: Problem) -> Problem:
+        """Return the problem of the rows that are looked at, with the softplus of the trial."""
+        return self.soft(problem.every(self.every))
+
+    def soft(self, problem: Problem) -> Problem:
         """Return the problem with the softplus of the trial at hand."""
         return softened(problem, self.sharpness) if self.sharpness > 0 else problem
 
@@ -101,6 +106,7 @@ class Exhume:
     sharpness: tuple[float, ...] = (2.0, 4.0, 8.0, 16.0, 32.0)
     softly: int = 12  # most solver steps at each: they need not end where the next ones begin
     dense: float = 3.5  # p·m/(d·n) from which trials with ReLU get there, and sooner
+    ample: float = 5.0  # p·m/(d·n) from which more rows cost more than they help
     many: int = 20  # samples from which a softplus comes first: ReLU finds fewer as soon without
     metric: Metric | None = field(default=None, compare=False)  # of samples, for the solver
     name: str = "exhume"
@@ -134,20 +140,31 @@ class Exhume:
 
     def begin(self, problem: Problem, samples: int | None, seed: int, start: Tensor) -> Search:
         """Begin the first trial from candidates (count, d) of the caller's."""
-        self = self._fitted_to(problem)
-        state = self._explorer(problem, samples).init(problem, start)
-        return self._softly(problem, Search(seed=seed, samples=samples, state=state))
+        self, every = self._fitted_to(problem), self._every(problem, samples)
+        part = problem.every(every)
+        state = self._explorer(part, samples).init(part, start)
+        return self._softly(part, Search(seed=seed, samples=samples, state=state, every=every))
 
     def advance(self, problem: Problem, progress: Search) -> Search:
         """Take one solver step, or make the next move when the trial has ended."""
-        self, state = self._fitted_to(problem), progress.state
+        self = self._fitted_to(problem)
+        moved = self._move(problem.every(progress.every), progress)
+        if moved.every == 1 or moved.outcome in (None, Outcome.DIVERGED):
+            return moved
+        found = moved.candidates if moved.best is None else moved.best.candidates
+        ended = {"best": None, "champion": None, "outcome": None, "every": 1}
+        return moved.next_round(self._polisher.init(problem, found), phase="polish", **ended)
+
+    def _move(self, problem: Problem, progress: Search) -> Search:
+        """Make one move on the rows that are looked at."""
+        state = progress.state
         if progress.phase == "arrange" and (state.steps or state.fit.value > problem.drift):
             return self._arrange(problem, progress)
         most = self.softly if progress.phase == "sharpen" else self.trial
         if state.outcome is None and state.steps < most:
             exploring = progress.phase in ("sharpen", "explore")
             solver = self._explorer(problem, progress.samples) if exploring else self._polisher
-            return replace(progress, state=solver.step(progress.seen(problem), state))
+            return replace(progress, state=solver.step(progress.soft(problem), state))
         if progress.phase == "sharpen" and state.outcome is not Outcome.DIVERGED:
             return self._sharpened(problem, progress)
         if progress.phase in ("sharpen", "explore"):
@@ -168,20 +185,31 @@ class Exhume:
 
     def finish(self, problem: Problem, progress: Search) -> Fit:
         """Return the best of all trials, cut down to the number asked for."""
-        soft = progress.sharpness > 0
-        fit = fitted(problem, progress.candidates) if soft else progress.state.fit
+        part, soft = problem.every(progress.every), progress.sharpness > 0
+        fit = fitted(part, progress.candidates) if soft else progress.state.fit
         settled = progress.phase == "arrange"  # what is at hand has no surplus, unlike the best
         rivals = (progress.arranged,) if settled else (progress.best, progress.champion)
         for rival in rivals:
             if rival is not None and not fit.value < rival.residual:
-                fit = fitted(problem, rival.candidates)
+                fit = fitted(part, rival.candidates)
         surplus = len(fit.candidates) - (progress.samples or len(fit.candidates))
-        return fit if surplus <= 0 else fitted(problem, without(problem, fit, surplus))
+        if surplus <= 0:
+            return fit if part is problem else fitted(problem, fit.candidates)
+        return fitted(problem, without(part, fit, surplus))
 
     def hastened(self, problem: Problem, progress: Search) -> Search:
         """End exploring now: go on to polish the best so far."""
         ahead = progress.residual < progress.best_residual
-        return self._polish(problem, progress.kept() if ahead else progress)
+        return self._polish(problem.every(progress.every), progress.kept() if ahead else progress)
+
+    def _every(self, problem: Problem, samples: int | None) -> int:
+        """Return of how many rows one is enough to find samples by: of random features at hand."""
+        features = problem.features
+        if samples is None or not isinstance(features, RandomFeatures) or problem.drift > 0:
+            return 1
+        rows = problem.whole or features.width
+        enough = min(problem.ratio(samples), rows / samples) / self.ample
+        return max(1, int(enough)) if features.weights.in_memory else 1
 
     def _explorer(self, problem: Problem, samples: int | None) -> LevenbergMarquardt:
         """Return the solver of a trial: where there is a floor, creeping to it is no progress."""
@@ -195,7 +223,9 @@ class Exhume:
 
     @property
     def _polisher(self) -> LevenbergMarquardt:
-        return LevenbergMarquardt(tolerance=self.tolerance / 100, damping=1e-3, patience=3)
+        return LevenbergMarquardt(
+            tolerance=self.tolerance / 100, damping=1e-3, patience=3, enough=self.tolerance
+        )
 
     def _most(self, problem: Problem) -> int:
         """Return how many candidates leave enough equations for each unknown."""
@@ -346,7 +376,7 @@ class Exhume:
         """Begin a trial at the candidates at hand, as damped as it ended."""
         solver = self._explorer(problem, progress.samples)
         damping = max(LEAST, progress.state.damping)
-        state = replace(solver, damping=damping).init(progress.seen(problem), progress.candidates)
+        state = replace(solver, damping=damping).init(progress.soft(problem), progress.candidates)
         return progress.next_round(state)
 
     def _tidy(self, problem: Problem, progress: Search) -> Search:
