@@ -27,7 +27,6 @@ from exhume.experiments.benchmarks import (
     random_features,
     reach,
     speed,
-    splits,
 )
 from exhume.experiments.benchmarks.common import momentum_until
 from exhume.experiments.cells.attack import Attack
@@ -199,29 +198,6 @@ def test_identifiability(bench: Bench) -> None:
     assert "1 of 1 seeds wholly recovered to 0.0001; with too few neurons it fails in 1" in said
 
 
-@pytest.mark.parametrize("case", ["margin", "classes", "change", "projection"])
-def test_splitting(case: str, bench: Bench, monkeypatch: Patch) -> None:
-    def spent(method: Any, problem: Any, progress: Any, limit: float) -> Any:
-        end = progress.total_steps + 60
-        while progress.outcome is None and progress.total_steps < end:
-            progress = method.advance(problem, progress)
-        return progress
-
-    monkeypatch.setattr(splits, "_spent", spent)
-    monkeypatch.setattr("exhume.experiments.cells.splitting.TRIALS", 1)
-    monkeypatch.setattr("exhume.experiments.cells.splitting.PROBE", 1)
-    sizes = ("--samples", 3, "--width", 10, "--seeds", 1)
-    said = bench("splitting", "--cases", f"[{case}]", *sizes)
-    count = 3 if case == "projection" else 6
-    assert row(said, "base")[1] == f"{count}"
-    for rule in ("published", "adaptive"):
-        split, control = row(said, f"split, {rule}"), row(said, f"count of {rule}")
-        assert split[1] == control[1] and int(split[1]) >= count
-    (ratio,) = re.findall(r"by seed: (\S+)", said)
-    assert float(ratio) == pytest.approx(1, abs=1e-3)
-    assert "split, adaptive, of 1 seeds" in said
-
-
 def test_kkt(bench: Bench, monkeypatch: Patch) -> None:
     few = partial(data.load, "digits", 4, classes="parity", centre="pixels")
     monkeypatch.setattr(margin, "CASES", {"tiny": Case(few, (20,), "haim2022", "rbij", 100)})
@@ -308,7 +284,6 @@ REFUSED = {
     "kkt --attacks [ours]": "attack: expected one of exhume, recipe",
     "kkt --every 0": "every: expected",
     "kkt --training adam": "training: expected one of flow, rest",
-    "splitting --cases [margins]": "case: expected one of margin",
     "kkt --boxes [wide,pixel]": "box: expected one of wide, pixels",
 }  # fmt: skip
 

@@ -20,7 +20,7 @@ from exhume import data
 from exhume.errors import InputError
 from exhume.evaluate import score
 from exhume.experiments import UNDETERMINED, Attack, Failure, LabelFit
-from exhume.experiments.cells import attack
+from exhume.experiments.cells import attack, splitting
 from exhume.experiments.cells.fitting import Flips
 from exhume.experiments.cells.identifiability import Rank, Stationary, TensorTerms
 from exhume.experiments.cells.margin import CASES, WeightsAlone
@@ -201,6 +201,22 @@ def test_weights_alone_counts_training_images_beside_others(
     assert values["samples"] == values["held_out_samples"] == 6
     assert 6 >= values["ssim"] > values["held_out_ssim"] and 0.3 < values["cosine"] < 1
     assert {WeightsAlone(name).data for name in CASES} == {"faces", "digits", "mnist", "cifar10"}
+
+
+@pytest.mark.parametrize("case", ["margin", "classes", "change"])
+def test_splits_stand_beside_the_method_without_and_as_many_from_the_start(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(splitting, "TRIALS", 1)
+    monkeypatch.setattr(splitting, "PROBE", 1)
+    values = Splitting(case, steps=60, samples=3, width=10).run("cpu")
+    runs = values["runs"]
+    assert set(runs) == set(splitting.ARMS) and runs["base"]["candidates"] == 6
+    for rule in splitting.RULES:
+        split, control = runs[f"split, {rule}"], runs[f"count of {rule}"]
+        assert split["candidates"] == control["candidates"] >= 6
+        assert 0 < split["cosine"] <= 1 and split["steps"] <= 60
+    assert values["predicted"] == pytest.approx(1, abs=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from exhume.features.weights import (
 BLOCK_BYTES = {"cpu": 30 * 2**20, "cuda": 2**33}
 SIZES = 1e-4, 10.0  # of V's entries, root mean square: products with others overflow in float16
 ALIGNED = 256  # divides the rows of a block: where 8 does not, float16 products take twice as long
-LARGE = 2**20  # entries of V from which a CPU takes half as long with bfloat16, and of fewer longer
+LARGE = 2**19  # entries of V from which a CPU takes half as long with bfloat16, and of fewer longer
 SUMMED = 65536  # rows that float32 adds up: of more, what is lost shows in the smallest eigenvalues
 RELU = activation("relu")
 KERNELS = "exhume.features.products_triton"

@@ -12,14 +12,13 @@ from exhume.experiments.benchmarks import (
     random_features,
     reach,
     speed,
-    splits,
     trained,
 )
 
 _MEASURED = (
     *(random_features.solvers, random_features.threshold, random_features.count),
     *(speed.speed, random_features.streaming, random_features.images, trained.networks),
-    *(polynomials.identifiability, margin.kkt, splits.splitting),
+    *(polynomials.identifiability, margin.kkt),
     *(finetuned.finetuned, reach.reach, finetuned.misinformed, calibration.calibration),
     controls.controls,
 )

@@ -1,27 +1,24 @@
 """A method with splits, without, and with as many candidates from the start, on one victim."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from exhume import data, victims
 from exhume.data import Data
-from exhume.equation.objective import fitted_with
 from exhume.equation.problem import Problem
 from exhume.evaluate import score
-from exhume.features.activations import softplus
 from exhume.methods import seen_by, shen2026, threads_for
 from exhume.methods.buzaglo2023 import Buzaglo2023
+from exhume.methods.exhume import softened
 from exhume.methods.haim2022 import Haim2022
-from exhume.methods.iurada2025 import Iurada2025, Rolling
 from exhume.methods.loo2023 import Loo2023
 from exhume.methods.penalised import Descending, Penalised
 from exhume.methods.penalties import bounds
 from exhume.methods.progress import Method, Progress, stream
-from exhume.methods.shen2026 import Choice, Penalty, Projection, Shen2026
-from exhume.search.split import halves, shared
+from exhume.methods.shen2026 import Choice, Penalty, Shen2026
+from exhume.search.split import halves
 
 RULES: tuple[Choice, ...] = ("published", "adaptive")
 ARMS = ("base", *(arm for rule in RULES for arm in (f"split, {rule}", f"count of {rule}")))
@@ -35,15 +32,12 @@ EPSILONS = (1e-4, 3e-5, 1e-5)
 # Training until weight decay holds the network: θ = Σ λ_i y_i ∇f(x_i), as at the margin.
 REST = {"decay": 1e-3, "until": 0.0, "steps": 4000}
 
-# The method without splits, and how its victim is trained: on digits, but for the projection.
-CASES: dict[str, tuple[type[Penalised] | type[Iurada2025], dict[str, Any]]] = {
+# The method without splits, and how its victim is trained.
+CASES: dict[str, tuple[type[Penalised], dict[str, Any]]] = {
     "margin": (Haim2022, {**REST, "loss": "logistic"}),
     "classes": (Buzaglo2023, {**REST, "loss": "cross_entropy"}),
     "change": (Loo2023, {"until": 1e-6, "lazy": 10.0}),
-    "projection": (Iurada2025, {}),
 }
-
-Spent = Callable[[Method, Problem, Progress], Progress]  # advances a run until its budget is spent
 
 
 @dataclass(frozen=True)
@@ -57,49 +51,28 @@ class Splitting:
     seed: int = 0
 
     def run(self, device: str) -> dict[str, Any]:
-        """Run all, on the processor, whatever the device."""
+        """Return `runs` by arm, and the `predicted` decrease over the measured where base ends.
 
-        def spent(method: Method, problem: Problem, progress: Progress) -> Progress:
-            end = progress.total_steps + self.steps
-            while progress.outcome is None and progress.total_steps < end:
-                progress = method.advance(problem, progress)
-            return progress
-
-        return self.compared(spent)
-
-    def posed(self) -> tuple[Problem, Data, int]:
-        """Return the problem in float64, its samples, and how many candidates it starts with."""
-        if self.case == "projection":
-            known = data.sphere(20, self.samples, self.seed)
-            width = 4 * known.dim * self.samples
-            victim = victims.random_features(known, width, seed=self.seed)
-            return victim.problem.to("cpu", torch.float64), known, self.samples
-        words: Any = (0, 1, 2) if self.case == "classes" else "parity"
-        known = data.load("digits", self.samples, self.seed, classes=words, centre="pixels")
-        victim = victims.two_layer(known, self.width, seed=self.seed, **CASES[self.case][1])
-        change = self.case == "change"
-        problem = victim.posed("all", "final") if change else victim.posed(premise="margin")
-        return problem, known, 2 * self.samples
-
-    def compared(self, spent: Spent) -> dict[str, Any]:
-        """Return `runs` by arm, and the `predicted` decrease over the measured where base ends."""
-        problem, known, count = self.posed()
-        kind, tuned = CASES[self.case][0], 0
+        All are on the processor, whatever the device.
+        """
+        problem, known = self.posed()
+        kind, count = CASES[self.case][0], 2 * self.samples
         options: Any = {"steps": 10**9, "trials": TRIALS, "probe": PROBE}
-        base = kind(**options if issubclass(kind, Penalised) else {})  # no tuning in the projection
+        base = kind(**options)
         problem = seen_by(base, problem)
-        if isinstance(base, Penalised):
-            trying = base.init(problem, self.samples, self.seed)
-            while trying.phase == "tune" and trying.outcome is None:
-                trying = base.advance(problem, trying)
-            tuned = trying.state.trial
+        trying = base.init(problem, self.samples, self.seed)
+        while trying.phase == "tune" and trying.outcome is None:
+            trying = base.advance(problem, trying)
+        tuned = trying.state.trial
 
         def go(method: Method, count: int) -> tuple[dict[str, Any], Progress]:
             started = shen2026.begun_with(base, problem, count, self.seed, tuned)
             splits = isinstance(method, Shen2026)
             progress: Progress = shen2026.with_splits(started) if splits else started
+            end = progress.total_steps + self.steps
             with threads_for(problem, self.samples):
-                progress = spent(method, problem, progress)
+                while progress.outcome is None and progress.total_steps < end:
+                    progress = method.advance(problem, progress)
             fit = method.finish(problem, progress)
             result = score(fit.candidates, known.inputs)
             return {
@@ -122,43 +95,35 @@ class Splitting:
             else:
                 split = alone  # nothing was split: the same run, but for where its budget ended
             found |= {f"split, {rule}": split, f"count of {rule}": control}
+        assert isinstance(at_rest, Descending)
         return {"runs": found, "predicted": predicted_over_measured(base, problem, at_rest)}
 
+    def posed(self) -> tuple[Problem, Data]:
+        """Return the problem in float64, and its samples."""
+        words: Any = (0, 1, 2) if self.case == "classes" else "parity"
+        known = data.load("digits", self.samples, self.seed, classes=words, centre="pixels")
+        victim = victims.two_layer(known, self.width, seed=self.seed, **CASES[self.case][1])
+        change = self.case == "change"
+        problem = victim.posed("all", "final") if change else victim.posed(premise="margin")
+        return problem, known
 
-def predicted_over_measured(base: Method, problem: Problem, progress: Progress) -> float:
+
+def predicted_over_measured(base: Penalised, problem: Problem, progress: Descending) -> float:
     """½ε² Σ uᵀSu over what the loss does when candidates are split by a small ε.
 
     The published surrogate of ReLU has a forward and a backward function that do not belong
     together, so no loss has its second derivative: softplus of the same slope takes its place.
     """
-    loss: Penalty | Projection
-    if isinstance(base, Penalised):
-        assert isinstance(progress, Descending)
-        settings = base.settings_of(problem, progress)
-        slope = settings.sharpness(progress.state.steps)
-        smooth = replace(problem, features=problem.features.substituted(softplus(slope)))
-        loss = Penalty(smooth, settings, progress)
-    else:
-        assert isinstance(progress, Rolling)
-        sigma = softplus(shen2026.SMOOTHING)
-        smooth = replace(problem, features=problem.features.substituted(sigma))
-        fit = progress.state.fit
-        fit = fitted_with(smooth, fit.candidates, fit.coefficients)
-        loss = Projection(smooth, replace(progress, state=replace(progress.state, fit=fit)))
+    settings = base.settings_of(problem, progress)
+    loss = Penalty(softened(problem, settings.sharpness(progress.state.steps)), settings, progress)
     pairs = shen2026.curvatures(loss, problem.dim, stream(progress.seed, 0))
     size = float(loss.candidates.norm(dim=1).median())
+    low, high = bounds(problem.domain, loss.candidates)  # where the second derivative jumps
+    room = torch.minimum((loss.candidates - low).abs(), (loss.candidates - high).abs())
     for share in EPSILONS:
-        epsilon, chosen = share * size, torch.arange(len(loss.candidates))
-        if isinstance(loss, Penalty):  # its second derivative jumps at the bounds of the box
-            low, high = bounds(loss.problem.domain, loss.candidates)
-            room = torch.minimum((loss.candidates - low).abs(), (loss.candidates - high).abs())
-            chosen = (room > epsilon * pairs.vectors.abs()).all(1).nonzero()[:, 0]
+        epsilon = share * size
+        chosen = (room > epsilon * pairs.vectors.abs()).all(1).nonzero()[:, 0]
         if 2 * len(chosen) >= len(loss.candidates):
             break
-    moved = halves(loss.candidates, chosen, pairs.vectors, epsilon)
-    if isinstance(loss, Penalty):
-        after = loss.after(moved, chosen)
-    else:  # each half keeps half the coefficients of its parent
-        parts = shared(fit.shares, chosen).reshape(-1, fit.coefficients.shape[1])
-        after = fitted_with(smooth, smooth.domain.project(moved), parts).value
+    after = loss.after(halves(loss.candidates, chosen, pairs.vectors, epsilon), chosen)
     return 0.5 * epsilon**2 * float(pairs.values[chosen].sum()) / (after - loss.value)
