@@ -89,7 +89,7 @@ def test_a_trial_begins_softly_and_ends_with_relu_and_what_is_answered_is_of_rel
     assert all(move.phase == "sharpen" and len(move.candidates) == 24 for move in soft)
     assert begun.residual == pytest.approx(fitted(truth.problem, begun.samples).value, rel=1e-6)
     assert begun.residual != pytest.approx(soft[-1].residual, rel=0.01)
-    brief, ended = Exhume(trial=1, softly=1), []
+    brief, ended = Exhume(trial=1, softly=1, restarts=0), []
     reconstruct(truth.problem, 24, 0, brief, product_limit=250, observe=lambda *m: ended.append(m))
     sharpness = [move.sharpness for move, _ in ended if move.phase == "sharpen"]
     assert sharpness == sorted(sharpness)

@@ -48,6 +48,8 @@ def test_conjugate_gradients_solve_and_stop_where_they_are_told() -> None:
     assert energies == sorted(energies, reverse=True)
     x, used = conjugate_gradients(operator, b, lambda r: r, 1e-1, 100)
     assert (operator(x) - b).norm() <= 1e-1 * b.norm() and used < 12
+    x, used = conjugate_gradients(lambda r: 0 * r, b, lambda r: r, 1e-12, 100)
+    assert used == 1 and not x.any()  # what the matrix does not see is left alone
 
 
 @pytest.mark.parametrize("kind", ["sphere", "box", "both"])

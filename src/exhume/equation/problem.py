@@ -183,8 +183,13 @@ class Problem:
         return replace(self, features=part, target=target, start=start, whole=width)
 
     def every(self, step: int) -> "Problem":
-        """Return the problem of every step-th row, of all ranks' rows together."""
+        """Return the problem of every step-th row, of all ranks' rows together.
+
+        Only of random features whose V is in memory some rows cost less than all.
+        """
         if step == 1 or not isinstance(self.features, RandomFeatures):
+            return self
+        if not self.features.weights.in_memory:
             return self
         kept, part = _thinned.get(self, (1, self))
         if kept == step:

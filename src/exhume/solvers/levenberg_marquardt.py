@@ -108,7 +108,10 @@ def conjugate_gradients(
     while used < products and energy > 0 and not (used and spent()):
         used += 1
         image = operator(search)
-        length = energy / _inner(search, image)
+        along = _inner(search, image)
+        if not along > 0:  # the matrix does not see this direction, or nothing that is finite
+            break
+        length = energy / along
         solution = solution + length * search
         if path is not None and used & (used - 1) == 0:
             path.append(solution)
