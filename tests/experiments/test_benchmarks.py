@@ -122,7 +122,7 @@ def test_count(bench: Bench) -> None:
 
 
 def test_solvers(bench: Bench, monkeypatch: Patch) -> None:
-    ends = iter(((1e9, 0.5), (0.0, 1.0)))  # seconds and share of momentum
+    ends = iter(((1e9, 0.5, 9), (0.0, 1.0, 9)))  # seconds, share and steps of momentum
     monkeypatch.setattr(random_features, "momentum_until", lambda *_: next(ends))
     said = bench("solvers", *SPHERE, "--seeds", 2, "--factor", 2)
     assert "sphere d=20 n=3 p=10dn, seeds 0 to 1" in said
@@ -136,7 +136,7 @@ def test_solvers(bench: Bench, monkeypatch: Patch) -> None:
 
 
 def test_threshold(bench: Bench, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(random_features, "momentum_until", lambda *_: (1.0, 0.25))
+    monkeypatch.setattr(random_features, "momentum_until", lambda *_: (1.0, 0.25, 9))
     for limit, slow in ((0, ["–", "–"]), (1, ["0 of 1", "25%"])):
         words = ("--seeds", 1, "--ratios", "[4,5.5]", "--momentum-limit", limit)
         said = bench("threshold", *SPHERE, *words)
@@ -175,11 +175,17 @@ def test_images(bench: Bench, tmp_path: Path, monkeypatch: Patch) -> None:
     said = bench("images", "--cases", "[4x4, 2x5.5, 3x1.02]", "--device", "cpu")
     assert "images: cifar10" in said
     *whole, short = table(said)
-    assert [cells[:3] for cells in whole] == [["4", "1,200", "4"], ["2", "825", "5.5"]]
+    assert [cells[:4] for cells in whole] == [["4", "1,200", "4", "0"], ["2", "825", "5.5", "0"]]
     for cells in whole:
-        assert len(cells) == 12 and cells[6:8] == ["100%", "100%"]
-        assert cells[5] != "–" and float(cells[8]) < 1e-3
-    assert short[5] == "–" and short[6] != "100%" and int(short[10]) > 0
+        assert len(cells) == 13 and cells[7:9] == ["100%", "100%"]
+        assert cells[6] != "–" and float(cells[9]) < 1e-3
+    assert short[6] == "–" and short[7] != "100%" and int(short[11]) > 0
+    asked = "--cases", "[2x6]", "--seeds", 2, "--momentum", 0.2, "--device", "cpu"
+    *ours, first, second = table(bench("images", *asked))
+    assert [cells[3] for cells in ours] == [first[2], second[2]] == ["0", "1"]
+    assert ours[0][9] != ours[1][9]  # other images, in other features
+    for steps, found, *_, times in (cells[3:] for cells in (first, second)):
+        assert int(steps) > 0 and (float(found[:-1]) >= 90 or times.startswith(">"))
 
 
 def test_networks(bench: Bench) -> None:
@@ -313,7 +319,7 @@ def test_looking_costs_no_time(share: float, used: float, looks: int, monkeypatc
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
     monkeypatch.setattr(Iurada2025, "advance", step)
     monkeypatch.setattr(common, "score", look)
-    spent, recovered = momentum_until(victim, share, limit=30.0, seed=0, every=4)
+    spent, recovered, _ = momentum_until(victim, share, limit=30.0, seed=0, every=4)
     assert (spent, seen[0]) == (used, looks) and 0 <= recovered <= 1
 
 

@@ -18,6 +18,7 @@ from exhume.features.network import (
     midpoint,
     moved,
     named_block,
+    patches_written_out,
 )
 from nets import SIZES, make
 from odd_modules import Written
@@ -95,6 +96,22 @@ def test_a_convolution_of_tiles_is_a_product_and_any_other_is_torchs(
     )
     slopes = [torch.autograd.grad(y.sin().sum(), (x, weight)) for y in made]
     torch.testing.assert_close(*slopes)
+
+
+@pytest.mark.parametrize("options", [{}, {"stride": 2, "padding": (1, 2)}, {"padding": "valid"}])
+def test_convolutions_that_write_patches_out_are_torchs(options: dict[str, Any]) -> None:
+    x, weight = gaussian(3, 4, 7, 9).requires_grad_(), gaussian(5, 4, 2, 3, seed=2).requires_grad_()
+
+    def derived(conv: Callable[..., Tensor]) -> list[Tensor]:
+        y = conv(x, weight, gaussian(5, seed=1), **options)
+        assert y.is_contiguous()
+        first = torch.autograd.grad(y.sin().sum(), (x, weight), create_graph=True)
+        whole = torch.stack([slope.square().sum() for slope in first]).sum()
+        return [y, *first, *torch.autograd.grad(whole, (x, weight))]
+
+    with patches_written_out():
+        found = derived(conv2d)
+    torch.testing.assert_close(found, derived(F.conv2d))
 
 
 @pytest.mark.parametrize("name", SIZES)

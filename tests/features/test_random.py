@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from exhume.equation.objective import fitted
+from exhume.equation.objective import fitted, gauss_newton
 from exhume.errors import InputError
 from exhume.features import NO_NORM, NO_SIGN, WEAK_SIGN, random
 from exhume.features.activations import activation, smoothed_relu
@@ -35,6 +35,7 @@ from problems import (
     dense_v,
     gaussian,
     make_features,
+    make_problem,
     on_sphere,
     same_products,
 )
@@ -178,6 +179,26 @@ def test_gpu_and_cpu_agree(stored: bool, name: str) -> None:
         same_products(gpu, cpu.to(CPU, torch.float64), 1e-5, n=5, m=m, steps=1e-2)
     problem = case(30, 6, 4)
     assert fitted(problem.problem.to("cuda"), problem.inputs).value < 1e-12
+
+
+@needs_gpu
+@pytest.mark.parametrize("m", [1, 2])
+def test_a_graph_gives_the_products_that_kernels_one_by_one_give(
+    m: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    features = RandomFeatures(Seeded(3000, 20, seed=2), activation("relu"), block=700)
+    problem = make_problem(features, gaussian(3000, m)).to("cuda", torch.float32)
+    problem = replace(problem, features=problem.features.resident())
+    for seed in range(3):  # the second and third are replayed
+        fit, direction = (
+            fitted(problem, on_sphere(5, 20)),
+            gaussian(5, 20, seed=seed).float().cuda(),
+        )
+        whole = gauss_newton(fit, direction)
+        with monkeypatch.context() as patch:
+            patch.setattr("exhume.features.random.LAUNCHED", 0)
+            torch.testing.assert_close(whole, gauss_newton(fit, direction), rtol=1e-3, atol=1e-3)
+    assert len(problem.features.graphs.recorded) == 1
 
 
 @settings(max_examples=10, deadline=None)

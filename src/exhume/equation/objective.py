@@ -12,6 +12,7 @@ from torch import Tensor
 from exhume.equation.coefficients import Rule, eliminate
 from exhume.equation.problem import Problem
 from exhume.features import Linearization
+from exhume.features.random import RandomLinearization
 from exhume.features.replay import Replayed
 
 STIFFNESS = 0.3  # of being off by the whole margin: steers, while the residual still decides
@@ -156,7 +157,12 @@ def gauss_newton(fit: Fit, direction: Tensor) -> Tensor:
     That of the slack is added; the factor 2/‖Δ‖² is left out.
     """
     linearization = fit.linearization
-    whole = linearization.twice(direction) if isinstance(linearization, Replayed) else None
+    if isinstance(linearization, Replayed):
+        whole = linearization.twice(direction)
+    elif isinstance(linearization, RandomLinearization) and fit.slack is None:
+        whole = linearization.twice(direction, fit.coefficients, fit.factor)
+    else:
+        whole = None
     if whole is not None:
         return whole
     pushed = linearization.push(direction, fit.coefficients)

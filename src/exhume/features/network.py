@@ -8,6 +8,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
@@ -26,6 +27,8 @@ from exhume.errors import InputError
 from exhume.features.activations import Activation, activation
 
 Weights = Mapping[str, Tensor]  # parameters and buffers by name, as in a state dict
+
+_written_out = ContextVar("written_out", default=False)  # whether convolutions write patches out
 
 
 @dataclass(frozen=True, eq=False)
@@ -261,17 +264,49 @@ def conv2d(
 ) -> Tensor:
     """Return torch's; for an image cut into tiles (n, c·a·b) it is one product with the weight.
 
-    A transformer begins with that, and derivatives of a product take a third of the time.
+    A transformer begins with that, and derivatives of a product take a third of the time. Patches
+    that overlap are written out inside of `patches_written_out`.
     """
     channels, (tall, wide) = weight.shape[1], weight.shape[2:]
-    cut = _pair(stride) == (tall, wide) != (1, 1) and input.ndim == 4
-    plain = _pair(padding) in ((0, 0), ("valid", "valid")) and _pair(dilation) == (1, 1)
-    if not (cut and plain and groups == 1) or input.shape[2] % tall or input.shape[3] % wide:
+    simple = input.ndim == 4 and _pair(dilation) == (1, 1) and groups == 1
+    cut = _pair(stride) == (tall, wide) != (1, 1) and simple
+    plain = _pair(padding) in ((0, 0), ("valid", "valid"))
+    if not (cut and plain) or input.shape[2] % tall or input.shape[3] % wide:
+        if simple and _written_out.get() and not isinstance(padding, str):
+            return _patched(input, weight, bias, _pair(stride), _pair(padding))
         return F.conv2d(input, weight, bias, stride, padding, dilation, groups)
     down, across = input.shape[2] // tall, input.shape[3] // wide
     tiles = input.reshape(len(input), channels, down, tall, across, wide)
     maps = F.linear(tiles.permute(0, 2, 4, 1, 3, 5).flatten(3), weight.flatten(1), bias)
     return maps.permute(0, 3, 1, 2).contiguous()  # as torch's is, which some modules rely on
+
+
+@contextmanager
+def patches_written_out() -> Iterator[None]:
+    """Let convolutions be products of all patches.
+
+    Of a few small images they and their derivatives take a GPU half as long then: its library's
+    kernels are made for large ones. Torch maps no derivative of it over batches, hence not always.
+    """
+    before = _written_out.set(True)
+    try:
+        yield
+    finally:
+        _written_out.reset(before)
+
+
+def _patched(
+    input: Tensor, weight: Tensor, bias: Tensor | None, stride: tuple[int, int], edge: Any
+) -> Tensor:
+    """Return the convolution as one product of the weight with all patches, (c·a·b, n·h·w)."""
+    (tall, wide), (down, across) = weight.shape[2:], stride
+    framed = F.pad(input, (edge[1], edge[1], edge[0], edge[0])) if any(edge) else input
+    patches = framed.unfold(2, tall, down).unfold(3, wide, across)  # (n, c, h, w, a, b)
+    sides = len(input), *patches.shape[2:4]
+    columns = patches.permute(1, 4, 5, 0, 2, 3).reshape(weight[0].numel(), -1)
+    maps = (weight.flatten(1) @ columns).view(-1, *sides).transpose(0, 1)
+    maps = maps if bias is None else maps + bias.view(-1, 1, 1)
+    return maps.contiguous()
 
 
 def _pair(value: Any) -> tuple[Any, Any]:

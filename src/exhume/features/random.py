@@ -1,7 +1,8 @@
 """Features σ(Vx + b) of one dense layer: V in memory, made from a seed, or read from a file."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NamedTuple, Self
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from exhume.device import kernels, tensor_cores
 from exhume.features import NO_NORM, NO_SIGN, WEAK_SIGN, Features
 from exhume.features.activations import Activation, activation
+from exhume.features.graphs import Graphs
 from exhume.features.weights import (
     FINE,
     Rows,
@@ -29,6 +31,8 @@ BLOCK_BYTES = {"cpu": 30 * 2**20, "cuda": 2**33}
 SIZES = 1e-4, 10.0  # of V's entries, root mean square: products with others overflow in float16
 ALIGNED = 256  # divides the rows of a block: where 8 does not, float16 products take twice as long
 LARGE = 2**19  # entries of V from which a CPU takes half as long with bfloat16, and of fewer longer
+# Entries of V that a GPU reads twice in less time than a host takes to launch a product's kernels
+LAUNCHED = 2**29
 SUMMED = 65536  # rows that float32 adds up: of more, what is lost shows in the smallest eigenvalues
 RELU = activation("relu")
 KERNELS = "exhume.features.products_triton"
@@ -47,6 +51,7 @@ class RandomFeatures(Features):
     bias: Tensor | None = None  # b (p,), or None for zero
     spread: float | None = None  # root mean square of the entries of V; 1/√d if None
     title: str = "random features"  # what they are, for a report
+    graphs: Graphs = field(default_factory=Graphs, init=False, repr=False, compare=False)
 
     @property
     def name(self) -> str:
@@ -188,16 +193,24 @@ class _Block(NamedTuple):
 class RandomLinearization:
     """Products with Φ = σ(XVᵀ) and its derivative, block by block (see `Linearization`)."""
 
-    def __init__(self, features: RandomFeatures, candidates: Tensor) -> None:
+    def __init__(
+        self, features: RandomFeatures, candidates: Tensor, kept: list[_Block] | None = None
+    ) -> None:
         """Keep the features of the candidates if V is in memory, or if they take little of it."""
         self.features, self.candidates, self._coarse = features, candidates, features.coarse
-        needed = 2 * len(candidates) * features.width * candidates.dtype.itemsize
-        gpu = features.device.type == "cuda"
-        most = free_memory(features.device) // KEPT_SHARE if gpu else KEPT_BYTES
-        keep = features.weights.in_memory or needed <= most
-        self._kept = [block._replace(v=None) for block in self._compute()] if keep else None
+        self._kept = kept
+        if kept is None and (features.weights.in_memory or self._small()):
+            self._kept = [block._replace(v=None) for block in self._compute()]
         self._seconds: dict[int, Tensor] = {}
         self._gram: Tensor | None = None  # once it was asked for
+        self._inverse: tuple[Tensor, Tensor] | None = None  # of a factor's matrix, likewise
+
+    def _small(self) -> bool:
+        """Whether features take little memory."""
+        needed = 2 * len(self.candidates) * self.features.width * self.candidates.dtype.itemsize
+        if self.features.device.type == "cuda":
+            return needed <= free_memory(self.features.device) // KEPT_SHARE
+        return needed <= KEPT_BYTES
 
     def _compute(self) -> Iterator[_Block]:
         sigma = self.features.activation
@@ -318,6 +331,24 @@ class RandomLinearization:
             total += _mixed((left @ columns[:, rows]).mul_(slope), v)
         return total.mul_(whole)
 
+    def twice(self, direction: Tensor, coefficients: Tensor, factor: Tensor) -> Tensor | None:
+        """Return JᵀP⊥J D, (n, d), with the Gram matrix's factor, from a CUDA graph.
+
+        None where launching kernels does not take as long as they do, and where slopes change from
+        step to step, so that each would have a graph of its own.
+        """
+        features, kept = self.features, self._kept
+        plain = features.activation is RELU and features.bias is None
+        if not (self._coarse and plain and direction.is_cuda) or kept is None:
+            return None
+        if features.width * features.dim > LAUNCHED or not factor.numel():
+            return None
+        if self._inverse is None or self._inverse[0] is not factor:
+            self._inverse = factor, torch.cholesky_inverse(factor)
+        parts = [part for block in kept for part in (block.phi, block.slope)]
+        given = direction, coefficients, self._inverse[1], *parts
+        return features.graphs("twice", partial(_projected, features), *given)
+
     def bend(self, direction: Tensor, target: Tensor, coefficients: Tensor) -> Tensor:
         """Return [(A Tᵀ) ⊙ σ''(XVᵀ) ⊙ (D Vᵀ)] V, (n, d); σ'' is kept where the features are."""
         a = coefficients.to(self.candidates.dtype)
@@ -360,6 +391,17 @@ class RandomLinearization:
                 return left @ matrix
         left, size = _scaled(left)
         return _mixed(left.half(), matrix).to(size).mul_(size)
+
+
+def _projected(
+    features: RandomFeatures, direction: Tensor, a: Tensor, inverse: Tensor, *parts: Tensor
+) -> Tensor:
+    """Return JᵀP⊥J D for features and slopes of each block, and the inverse of the Gram matrix."""
+    arrays = zip(features.slices(), parts[::2], parts[1::2], strict=True)
+    at = RandomLinearization(features, direction, [_Block(*block, None) for block in arrays])
+    pushed = at.push(direction, a)
+    pushed = pushed - at.combine(inverse @ at.apply(pushed))
+    return at.pull(pushed, a)
 
 
 def halved(stored: Stored) -> bool:

@@ -21,7 +21,7 @@ from exhume.features.graphs import Graphs
 from exhume.features.kinks import Softened
 from exhume.features.linear import Linear, Measured, linear
 from exhume.features.modules import BlockFeatures, sum_over_blocks
-from exhume.features.network import dense_chain, derivatives
+from exhume.features.network import dense_chain, derivatives, patches_written_out
 from exhume.features.weights import blocks, free_memory
 from exhume.recipes import Recipe, State
 
@@ -508,7 +508,10 @@ class Captured:
             self.made.clear()  # labels may be others
         self.made[name] = at
         function, inputs = partial(self._called, name), (at.candidates, at.labels)
-        return self.graphs(name, function, *inputs, at._tensor(rate), at.off, *given)
+        # Products of steps need few digits; a run that is simulated again for them needs all
+        rounded = at.short and name in ("_forward", "_backward")
+        given = *inputs, at._tensor(rate), at.off, *given
+        return self.graphs(name, function, *given, rounded=rounded)
 
     def _called(
         self,
@@ -521,7 +524,8 @@ class Captured:
     ) -> Tensor:
         run = self.run
         run.candidates, run.labels, run.rate, run.off = candidates, labels, rate, off
-        result: Tensor = getattr(run, name)(*given)
+        with patches_written_out():
+            result: Tensor = getattr(run, name)(*given)
         return result
 
 

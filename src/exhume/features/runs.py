@@ -35,11 +35,19 @@ def most(features: Features, target: Tensor) -> int:
 
 
 def runs_at(
-    features: Features, surrogate: Surrogate, candidates: Tensor, sharpness: Tensor, target: Tensor
+    features: Features,
+    surrogate: Surrogate,
+    candidates: Tensor,
+    sharpness: Tensor,
+    target: Tensor,
+    coarse: bool = False,
 ) -> "Runs":
-    """Return products at candidates (R, n, d), each run with a sharpness of its own (R, 1, 1)."""
+    """Return products at candidates (R, n, d), each run with a sharpness of its own (R, 1, 1).
+
+    Coarse ones may round the factors of features and residual, too, as those of derivatives.
+    """
     if dense := batched(features, target):
-        return DenseRuns(dense, surrogate(sharpness), candidates)
+        return DenseRuns(dense, surrogate(sharpness), candidates, coarse)
     return OneRun(_substituted(features, surrogate(sharpness.item())), candidates)
 
 
@@ -85,26 +93,28 @@ class DenseRuns:
     well and is rounded as that is; passes are made once for the same A or T.
     """
 
-    def __init__(self, features: DenseGradients, surrogate: Activation, x: Tensor) -> None:
+    def __init__(
+        self, features: DenseGradients, surrogate: Activation, x: Tensor, coarse: bool
+    ) -> None:
         """Make one forward pass a point, with the surrogate for every ReLU."""
         known = features.chain.activations
         activations = [surrogate if sigma.name == "relu" else sigma for sigma in known]
-        self.features, self.candidates = features, x
-        with torch.no_grad(), derivatives(rounded=False):
+        self.features, self.candidates, self.coarse = features, x, coarse
+        with torch.no_grad(), derivatives(rounded=coarse):
             self.passes = [Pass(layers, activations, x) for layers in features.layers]
         self._weighed: tuple[Tensor, list[Back]] | None = None
         self._moved: tuple[Tensor, Split, list[PerLayer]] | None = None
 
     def predict(self) -> Tensor:
         """Return f(x), (R, n, c)."""
-        with torch.no_grad(), derivatives(rounded=False):
+        with torch.no_grad(), derivatives(rounded=self.coarse):
             return linear(self.passes[-1].inputs[-1], *self.features.layers[-1][-1])
 
     def left(self, target: Tensor, coefficients: Tensor) -> Tensor:
         """Return Δ − ΦᵀA, (R, p, 1): from each layer's T_l go v_lᵀ h_{l−1}, and the sum of v_l."""
         runs = len(self.candidates)
         result = target.T.repeat(runs, 1)
-        with torch.no_grad(), derivatives(rounded=False):
+        with torch.no_grad(), derivatives(rounded=self.coarse):
             for here, (_, v) in zip(self.passes, self._backward(coefficients), strict=True):
                 for k, (weight, bias) in enumerate(self.features.places):
                     if weight is not None:

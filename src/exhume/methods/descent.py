@@ -26,6 +26,9 @@ from exhume.methods.penalties import (
 STRIDE = 10  # steps between looks at the residual: a look waits for the device
 MOMENTUM = 0.9  # as published
 BETAS, EPSILON = (0.9, 0.999), 1e-8  # of Adam, as published: torch's defaults
+# Relative residual of all runs down to which a GPU rounds the factors of features, too: to 3e-4, a
+# thirtieth of what is left of the target there. Answers are always of features in float32.
+COARSE = 1e-4
 DIALS = 4  # before the sharpness of steps, see `Program`
 
 Memory = tuple[Tensor, ...]  # what steps need of a tensor, see `stepped`
@@ -120,6 +123,7 @@ class Program:
     scene: Scene
     settings: Hyperparameters  # of one run: what has no dial is the same for all
     divisor: float  # as in `Place`
+    coarse: bool  # whether factors of features and residual may be rounded
 
     def __call__(self, name: str, *given: Tensor) -> Tensor:
         """Return what the method of that name does; on a GPU from a graph, for dense layers."""
@@ -130,7 +134,7 @@ class Program:
             result: Tensor = function(*given)
             return result
         weights = chosen.box, chosen.push, chosen.smoothness, chosen.sparsity, self.divisor
-        kinds = name, chosen.surrogate.__name__, scene.rule, scene.shape
+        kinds = name, self.coarse, chosen.surrogate.__name__, scene.rule, scene.shape
         return features.graphs(f"{kinds} {weights}", function, *given)
 
     def steps(self, first: Tensor, second: Tensor, *given: Tensor) -> Tensor:
@@ -153,7 +157,7 @@ class Program:
         dials, target, limits = given
         scene, numbers = replace(self.scene, target=target, limits=limits), dials.to(x)
         surrogate, sharpness = self.settings.surrogate, numbers[DIALS:][step]
-        there = runs_at(self.features, surrogate, x, sharpness, target)
+        there = runs_at(self.features, surrogate, x, sharpness, target, self.coarse)
         place = Place(x, y, labels, shares, self.divisor)
         return losses_at(scene, replace(self.settings, threshold=numbers[2]), place, there)
 
@@ -184,7 +188,8 @@ def _advanced(
         for s, run in zip(settings, runs, strict=True)
     ]
     dials = torch.tensor(numbers, dtype=torch.float64).T[..., None, None].to(scene.target.device)
-    program = Program(problem.features, scene, settings[0], places[0].divisor)
+    coarse = min(run.residual for run in runs) > COARSE
+    program = Program(problem.features, scene, settings[0], places[0].divisor, coarse)
     moved = program("steps", *memory, *others, dials)
     memory = [z.contiguous() for z in moved.tensor_split([problem.dim], -1)]
     left = program("look", *memory, *others, dials)

@@ -14,6 +14,7 @@ from rich.table import Table
 import exhume
 from exhume.checks import one_of, whole_number
 from exhume.device import device_name
+from exhume.equation.problem import Problem
 from exhume.evaluate import score
 from exhume.experiments.cells.attack import Attack
 from exhume.methods import seen_by, threads_for
@@ -121,15 +122,21 @@ def training_shown() -> Callable[[int, float], None]:
 
 
 def momentum_until(
-    victim: Victim, share: float, limit: float, seed: int, every: int = 50
-) -> tuple[float, float]:
-    """Return seconds and share of the published recipe until `share` is recovered, or `limit` ends.
+    victim: Victim,
+    share: float,
+    limit: float,
+    seed: int,
+    every: int = 50,
+    seen: Problem | None = None,
+) -> tuple[float, float, int]:
+    """Take steps of the published recipe until `share` is recovered, or `limit` ends.
 
-    The recipe does not see the truth; this stop-watch does, and its own time is not counted.
+    Returns seconds, what is recovered then, and the steps. The recipe does not see the truth; this
+    stop-watch does, and its own time is not counted.
     """
     method, samples = Iurada2025(), victim.truth.samples
     start = time.perf_counter()
-    problem = seen_by(method, victim.problem)
+    problem = seen_by(method, victim.problem) if seen is None else seen
 
     def recovered(progress: Progress) -> float:
         return score(progress.candidates, victim.truth.inputs).recovered
@@ -141,9 +148,9 @@ def momentum_until(
             used = time.perf_counter() - start
             if progress.total_steps % every == 0:
                 if (found := recovered(progress)) >= share:
-                    return used, found
+                    return used, found, progress.total_steps
                 start = time.perf_counter() - used
-        return used, recovered(progress)
+        return used, recovered(progress), progress.total_steps
 
 
 class Watch:

@@ -161,10 +161,16 @@ def published(problem: Problem, samples: int, seed: int) -> list[dict[str, Any]]
         ("V made again", method.view(problem)),
         ("V in memory", seen_by(method, problem)),
     ):
-        progress = method.init(seen, samples, seed)
-        seconds = timed(partial(method.advance, seen, progress), problem.features.device)
+        seconds = published_step(seen, samples, seed)
         rows.append({"what": f"a step of iurada2025, {where}", "seconds": seconds})
     return rows
+
+
+def published_step(seen: Problem, samples: int, seed: int) -> float:
+    """Time a step of the published loop on a problem as it sees it."""
+    method = Iurada2025()
+    progress = method.init(seen, samples, seed)
+    return timed(partial(method.advance, seen, progress), seen.features.device)
 
 
 def growth(samples: int, dim: int, width: int, seed: int, device: str) -> list[dict[str, Any]]:
