@@ -8,15 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
 import exhume.errors
-from exhume import ranks
 from exhume.equation.pixels import Pixels
 from exhume.equation.problem import Problem
-from problems import THREAT, gaussian, make_features, make_problem, on_sphere, refusals
+from problems import THREAT, gaussian, make_features, make_problem, refusals
 
 SOURCE = Path(exhume.errors.__file__).parent
 
@@ -38,31 +35,6 @@ def test_a_problem_knows_its_sizes_and_has_no_field_that_could_hold_the_truth() 
     assert problem.dim == 5 and problem.ratio(4) == pytest.approx(40 * 2 / (5 * 4))
     moved = problem.to("cpu", torch.float32)
     assert moved.target.dtype == moved.features.dtype == torch.float32
-
-
-@given(width=st.integers(1, 60), step=st.integers(1, 9), count=st.integers(1, 4))
-def test_every_step_th_row_is_the_same_on_any_number_of_ranks(
-    width: int, step: int, count: int
-) -> None:
-    problem = make_problem(make_features(3, width), gaussian(width, 2))
-    part, x = problem.every(step), on_sphere(2, 3)
-    assert part is problem.every(step) and (step == 1) == (part is problem)
-    assert torch.equal(part.target, problem.target[::step])
-    phi = problem.features.linearize(x).combine(torch.eye(2).double())
-    assert torch.allclose(part.features.linearize(x).combine(torch.eye(2).double()), phi[::step])
-    if width < count:
-        return
-    found = []
-    for rank in range(count):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(ranks, "rank", lambda rank=rank: rank)
-            patch.setattr(ranks, "count", lambda: count)
-            own = problem.spread().every(step)
-        assert own.target.shape[0] == own.features.width
-        assert own.whole == (None if count == 1 else len(part.target))
-        assert own.ratio(1) == part.ratio(1)
-        found.append(own.target)
-    assert sorted(torch.cat(found).tolist()) == sorted(part.target.tolist())
 
 
 def test_pixels_go_there_and_back_and_each_channel_has_its_own() -> None:

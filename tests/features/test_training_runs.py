@@ -273,5 +273,5 @@ def test_graphs_give_what_eager_runs_do(lr: float | None) -> None:
         change = at.combine(labels)
         at.__dict__["jacobian"] = None
         made.append((change, at.push(direction, labels), at.pull(target, labels)))
-    for graph, eager in zip(*made, strict=True):
-        assert torch.allclose(graph, eager, rtol=1e-3, atol=1e-5 * float(eager.abs().max()))
+    for rounding, graph, eager in zip((1e-5, 1e-3, 1e-3), *made, strict=True):
+        assert torch.allclose(graph, eager, rtol=1e-3, atol=rounding * float(eager.abs().max()))

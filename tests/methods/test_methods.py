@@ -12,7 +12,6 @@ from exhume.equation.objective import fitted
 from exhume.equation.problem import Premise
 from exhume.evaluate import score
 from exhume.features.activations import activation
-from exhume.features.weights import Seeded
 from exhume.methods import METHODS, Iurada2025, Loo2023, Shen2026, method_named, reconstruct
 from exhume.methods.exhume import Exhume, Found
 from exhume.methods.progress import pack
@@ -101,34 +100,6 @@ def test_a_trial_begins_softly_and_ends_with_relu_and_what_is_answered_is_of_rel
     for other in (replace(few, drift=1.0), case(80, 24, 2.2, "tanh").problem):
         assert Exhume().init(other, 24, 0).phase == "explore"
     assert Exhume().init(few, None, 0).phase == "explore"
-
-
-def test_where_equations_are_plenty_it_looks_at_some_and_ends_with_all() -> None:
-    truth, seen = case(20, 4, 20.0), list[Any]()
-    problem = truth.problem
-    found = reconstruct(problem, 4, observe=lambda move, _: seen.append(move))
-    assert {move.every for move in seen if move.phase != "polish"} == {4}
-    assert [move.every for move in seen][-1] == 1 and found.outcome is Outcome.CONVERGED
-    assert score(found.samples, truth.inputs).exact == 1
-    assert found.residual == fitted(problem, found.samples).value <= 1e-13
-    begun = reconstruct(problem, 4, product_limit=1)
-    assert len(begun.samples) == 4
-    assert begun.residual == pytest.approx(fitted(problem, begun.samples).value)
-    streamed = replace(
-        problem,
-        features=replace(problem.features, weights=Seeded(1600, 20, 0, dtype=torch.float64)),
-    )
-    for other, count in ((replace(problem, drift=1.0), 4), (streamed, 4), (problem, None)):
-        assert Exhume().init(other, count, 0).every == 1
-
-
-def test_a_search_of_some_rows_that_gives_up_goes_on_to_all() -> None:
-    problem, seen = case(20, 4, 20.0).problem, list[Any]()
-    brief = Exhume(rounds=0, trial=2, ample=5.0)
-    found = reconstruct(problem, 4, 0, brief, observe=lambda move, _: seen.append(move))
-    assert [move.every for move in seen if move.phase == "polish"][-1] == 1
-    assert found.residual == pytest.approx(fitted(problem, found.samples).value)
-    assert found.residual <= fitted(problem, seen[1].candidates).value
 
 
 def test_only_candidates_that_are_there_again_count_as_returned() -> None:

@@ -33,10 +33,6 @@ def random_features() -> Problem:
     return case(20, 4, 2.5, seed=2, dtype=torch.float32).problem
 
 
-def plenty() -> Problem:
-    return case(20, 4, 20.0, seed=2, dtype=torch.float32).problem
-
-
 def few() -> Problem:
     return victims.random_features(data.sphere(8, 4), 36).problem
 
@@ -47,7 +43,6 @@ RUNS: dict[str, tuple[Callable[[], Problem], str | Method, int | None]] = {
     "exhume, number unknown": (random_features, "exhume", None),
     "exhume, giving up": (few, Exhume(patience=1, trial=15), 4),
     "exhume, softly": (random_features, Exhume(many=4), 4),
-    "exhume, of a part": (plenty, Exhume(trial=8, patience=3), 4),
     "exhume at the margin": (lambda: weights_of(Premise.MARGIN), SHARP, 3),
     "exhume at the margin of several": (lambda: weights_of(Premise.MARGIN, 3), SHARP, 3),
     "exhume with decay": (lambda: weights_of(Premise.DECAY), SHARP, None),

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -17,12 +16,9 @@ from exhume.equation.pixels import Pixels
 from exhume.equation.tiles import Tiles
 from exhume.errors import InputError
 from exhume.features import Features, Linearization
-from exhume.features.random import RandomFeatures
 from exhume.features.spread import Spread
-from exhume.features.weights import share
 
 SPHERE = Sphere()
-_thinned: "WeakKeyDictionary[Problem, tuple[int, Problem]]" = WeakKeyDictionary()  # last asked for
 
 
 class Premise(Enum):
@@ -181,25 +177,6 @@ class Problem:
         target = torch.cat([self.target[own] for own in rows])
         start = None if self.start is None else torch.cat([self.start[own] for own in rows])
         return replace(self, features=part, target=target, start=start, whole=width)
-
-    def every(self, step: int) -> "Problem":
-        """Return the problem of every step-th row, of all ranks' rows together.
-
-        Only of random features whose V is in memory some rows cost less than all.
-        """
-        if step == 1 or not isinstance(self.features, RandomFeatures):
-            return self
-        if not self.features.weights.in_memory:
-            return self
-        kept, part = _thinned.get(self, (1, self))
-        if kept == step:
-            return part
-        before = 0 if self.whole is None else share(self.whole, ranks.rank(), ranks.count()).start
-        rows = slice(-before % step, None, step)
-        features, whole = self.features.some(rows), self.whole and -(-self.whole // step)
-        part = replace(self, features=features, target=self.target[rows].contiguous(), whole=whole)
-        _thinned[self] = step, part
-        return part
 
     def describe(self) -> dict[str, Any]:
         """Return its sizes, for a report."""

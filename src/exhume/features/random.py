@@ -92,6 +92,15 @@ class RandomFeatures(Features):
         """Tell whether products of steps are of V in half precision."""
         return self.weights.coarse and not self.full_precision
 
+    @property
+    def brief(self) -> bool:
+        """Tell whether a GPU's host takes longer to launch a product than the GPU to take it.
+
+        Of ReLU alone, as one graph serves all steps: a softplus has another function for each.
+        """
+        plain = self.activation is RELU and self.bias is None and self.coarse
+        return plain and self.device.type == "cuda" and self.width * self.dim <= LAUNCHED
+
     def exact(self) -> Self:
         """Return the same features with products in full precision, and no half copy of V."""
         weights = self.weights.to(self.device, self.dtype)  # which leaves the copy behind
@@ -140,13 +149,6 @@ class RandomFeatures(Features):
         own = Stored(weights.tensor[rows]) if isinstance(weights, Stored) else Rows(weights, rows)
         bias = None if self.bias is None else self.bias[rows]
         return replace(self, weights=own, bias=bias), [rows]
-
-    def some(self, rows: slice) -> Self:
-        """Return the features of some of the rows of a V in memory, without a copy."""
-        weights, bias = self.weights, None if self.bias is None else self.bias[rows]
-        assert isinstance(weights, Stored)
-        high, low = (x if x is None else x[rows] for x in (weights.half, weights.low))
-        return replace(self, weights=Stored(weights.tensor[rows], high, low), bias=bias)
 
     def slices(self) -> Iterator[slice]:
         """Return the blocks of rows in which V is read."""
@@ -332,16 +334,9 @@ class RandomLinearization:
         return total.mul_(whole)
 
     def twice(self, direction: Tensor, coefficients: Tensor, factor: Tensor) -> Tensor | None:
-        """Return JᵀP⊥J D, (n, d), with the Gram matrix's factor, from a CUDA graph.
-
-        None where launching kernels does not take as long as they do, and where slopes change from
-        step to step, so that each would have a graph of its own.
-        """
+        """Return JᵀP⊥J D, (n, d), with the Gram matrix's factor, from a CUDA graph if `brief`."""
         features, kept = self.features, self._kept
-        plain = features.activation is RELU and features.bias is None
-        if not (self._coarse and plain and direction.is_cuda) or kept is None:
-            return None
-        if features.width * features.dim > LAUNCHED or not factor.numel():
+        if not features.brief or kept is None or not factor.numel():
             return None
         if self._inverse is None or self._inverse[0] is not factor:
             self._inverse = factor, torch.cholesky_inverse(factor)

@@ -53,13 +53,8 @@ class Search(Progress):
     too_few: int = 0  # the largest number of candidates that is known to be too small
     sharpness: float = 0.0  # β of the softplus that the trial at hand has for ReLU, 0 for ReLU
     sharpened: int = 0  # how often that grew since the trial began
-    every: int = 1  # of so many rows of the target one is looked at
 
     def seen(self, problem: Problem) -> Problem:
-        """Return the problem of the rows that are looked at, with the softplus of the trial."""
-        return self.soft(problem.every(self.every))
-
-    def soft(self, problem: Problem) -> Problem:
         """Return the problem with the softplus of the trial at hand."""
         return softened(problem, self.sharpness) if self.sharpness > 0 else problem
 
@@ -96,6 +91,7 @@ class Exhume:
     rounds: int = 1000  # most rounds in all
     trial: int = 80  # most solver steps a round
     accuracy: float = 0.1  # of linear solutions where there is no floor; finer ones cost products
+    finer: float = 0.05  # the same where a GPU takes as long for a step as for six products
     twins: tuple[float, ...] = (0.98, 0.99, 0.999)  # cosines to merge above, before a cut
     alike: tuple[float, ...] = (0.9, 0.97, 0.99, 0.999)  # the same where the number is unknown
     cheap: float = 1e-2  # share of the target that a cut may cost before others are solved again
@@ -106,7 +102,6 @@ class Exhume:
     sharpness: tuple[float, ...] = (2.0, 4.0, 8.0, 16.0, 32.0)
     softly: int = 12  # most solver steps at each: they need not end where the next ones begin
     dense: float = 3.5  # p·m/(d·n) from which trials with ReLU get there, and sooner
-    ample: float = 5.0  # p·m/(d·n) from which more rows cost more than they help
     many: int = 20  # samples from which a softplus comes first: ReLU finds fewer as soon without
     metric: Metric | None = field(default=None, compare=False)  # of samples, for the solver
     name: str = "exhume"
@@ -140,31 +135,20 @@ class Exhume:
 
     def begin(self, problem: Problem, samples: int | None, seed: int, start: Tensor) -> Search:
         """Begin the first trial from candidates (count, d) of the caller's."""
-        self, every = self._fitted_to(problem), self._every(problem, samples)
-        part = problem.every(every)
-        state = self._explorer(part, samples).init(part, start)
-        return self._softly(part, Search(seed=seed, samples=samples, state=state, every=every))
+        self = self._fitted_to(problem)
+        state = self._explorer(problem, samples).init(problem, start)
+        return self._softly(problem, Search(seed=seed, samples=samples, state=state))
 
     def advance(self, problem: Problem, progress: Search) -> Search:
         """Take one solver step, or make the next move when the trial has ended."""
-        self = self._fitted_to(problem)
-        moved = self._move(problem.every(progress.every), progress)
-        if moved.every == 1 or moved.outcome in (None, Outcome.DIVERGED):
-            return moved
-        found = moved.candidates if moved.best is None else moved.best.candidates
-        ended = {"best": None, "champion": None, "outcome": None, "every": 1}
-        return moved.next_round(self._polisher.init(problem, found), phase="polish", **ended)
-
-    def _move(self, problem: Problem, progress: Search) -> Search:
-        """Make one move on the rows that are looked at."""
-        state = progress.state
+        self, state = self._fitted_to(problem), progress.state
         if progress.phase == "arrange" and (state.steps or state.fit.value > problem.drift):
             return self._arrange(problem, progress)
         most = self.softly if progress.phase == "sharpen" else self.trial
         if state.outcome is None and state.steps < most:
             exploring = progress.phase in ("sharpen", "explore")
             solver = self._explorer(problem, progress.samples) if exploring else self._polisher
-            return replace(progress, state=solver.step(progress.soft(problem), state))
+            return replace(progress, state=solver.step(progress.seen(problem), state))
         if progress.phase == "sharpen" and state.outcome is not Outcome.DIVERGED:
             return self._sharpened(problem, progress)
         if progress.phase in ("sharpen", "explore"):
@@ -185,31 +169,20 @@ class Exhume:
 
     def finish(self, problem: Problem, progress: Search) -> Fit:
         """Return the best of all trials, cut down to the number asked for."""
-        part, soft = problem.every(progress.every), progress.sharpness > 0
-        fit = fitted(part, progress.candidates) if soft else progress.state.fit
+        soft = progress.sharpness > 0
+        fit = fitted(problem, progress.candidates) if soft else progress.state.fit
         settled = progress.phase == "arrange"  # what is at hand has no surplus, unlike the best
         rivals = (progress.arranged,) if settled else (progress.best, progress.champion)
         for rival in rivals:
             if rival is not None and not fit.value < rival.residual:
-                fit = fitted(part, rival.candidates)
+                fit = fitted(problem, rival.candidates)
         surplus = len(fit.candidates) - (progress.samples or len(fit.candidates))
-        if surplus <= 0:
-            return fit if part is problem else fitted(problem, fit.candidates)
-        return fitted(problem, without(part, fit, surplus))
+        return fit if surplus <= 0 else fitted(problem, without(problem, fit, surplus))
 
     def hastened(self, problem: Problem, progress: Search) -> Search:
         """End exploring now: go on to polish the best so far."""
         ahead = progress.residual < progress.best_residual
-        return self._polish(problem.every(progress.every), progress.kept() if ahead else progress)
-
-    def _every(self, problem: Problem, samples: int | None) -> int:
-        """Return of how many rows one is enough to find samples by: of random features at hand."""
-        features = problem.features
-        if samples is None or not isinstance(features, RandomFeatures) or problem.drift > 0:
-            return 1
-        rows = problem.whole or features.width
-        enough = min(problem.ratio(samples), rows / samples) / self.ample
-        return max(1, int(enough)) if features.weights.in_memory else 1
+        return self._polish(problem, progress.kept() if ahead else progress)
 
     def _explorer(self, problem: Problem, samples: int | None) -> LevenbergMarquardt:
         """Return the solver of a trial: where there is a floor, creeping to it is no progress."""
@@ -219,7 +192,9 @@ class Exhume:
             progress=2e-2 if floor else 3e-3,
             metric=self.metric,
         )
-        return solver if floor else replace(solver, accuracy=self.accuracy)
+        brief = isinstance(problem.features, RandomFeatures) and problem.features.brief
+        accuracy = min(self.accuracy, self.finer) if brief else self.accuracy
+        return solver if floor else replace(solver, accuracy=accuracy)
 
     @property
     def _polisher(self) -> LevenbergMarquardt:
@@ -376,7 +351,7 @@ class Exhume:
         """Begin a trial at the candidates at hand, as damped as it ended."""
         solver = self._explorer(problem, progress.samples)
         damping = max(LEAST, progress.state.damping)
-        state = replace(solver, damping=damping).init(progress.soft(problem), progress.candidates)
+        state = replace(solver, damping=damping).init(progress.seen(problem), progress.candidates)
         return progress.next_round(state)
 
     def _tidy(self, problem: Problem, progress: Search) -> Search:
