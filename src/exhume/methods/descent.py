@@ -26,8 +26,9 @@ from exhume.methods.penalties import (
 STRIDE = 10  # steps between looks at the residual: a look waits for the device
 MOMENTUM = 0.9  # as published
 BETAS, EPSILON = (0.9, 0.999), 1e-8  # of Adam, as published: torch's defaults
-# Relative residual of all runs down to which a GPU rounds the factors of features, too: to 3e-4, a
-# thirtieth of what is left of the target there. Answers are always of features in float32.
+# Relative residual down to which several runs round the factors of features on a GPU, too: to 3e-4, a
+# thirtieth of what is left of the target there. Products are most of their time, and found as many
+# images; one run waits for launches, and stays as it was published. Answers are never rounded.
 COARSE = 1e-4
 DIALS = 4  # before the sharpness of steps, see `Program`
 
@@ -188,7 +189,7 @@ def _advanced(
         for s, run in zip(settings, runs, strict=True)
     ]
     dials = torch.tensor(numbers, dtype=torch.float64).T[..., None, None].to(scene.target.device)
-    coarse = min(run.residual for run in runs) > COARSE
+    coarse = len(runs) > 1 and min(run.residual for run in runs) > COARSE
     program = Program(problem.features, scene, settings[0], places[0].divisor, coarse)
     moved = program("steps", *memory, *others, dials)
     memory = [z.contiguous() for z in moved.tensor_split([problem.dim], -1)]

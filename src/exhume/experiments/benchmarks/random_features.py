@@ -183,8 +183,6 @@ def images(
         if momentum > 0:
             published.append(row | beside(victim, momentum, seed, drawn + row["seconds"], device))
         del weights, victim
-        if device.startswith("cuda"):
-            torch.cuda.empty_cache()
     show(
         "n: {samples} | p: {width:,} | ratio: {ratio:g} | seed: {seed} | V (s): {drawn:.1f} | "
         "attack (s): {seconds:.2f} | 99 % seen (s): {reached:.1f} | recovered: {recovered:.0%} | "
