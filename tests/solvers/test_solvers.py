@@ -130,7 +130,7 @@ def test_levenberg_marquardt_stalls_on_noise() -> None:
     assert state.stalled == LevenbergMarquardt().patience
     patient = solve(LevenbergMarquardt(progress=1e-9, patience=20), problem, start, 300).fit
     slopes = [
-        problem.domain.tangent(fit.candidates, gradient(problem, fit)).norm()
+        problem.domain.tangent(fit.candidates)(gradient(problem, fit)).norm()
         for fit in (fitted(problem, start), patient)
     ]
     assert slopes[1] < 1e-3 * slopes[0]  # where it can go no further, it is at a minimum

@@ -1,7 +1,7 @@
 """Where candidates may lie, and how to stay there."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -15,6 +15,9 @@ NEWTON_ROUNDS = 50  # at most; in practice fewer than ten are needed
 HALVINGS = 60  # after which a bracket is as narrow as rounding in float64 (53 bits) allows
 
 
+Projector = Callable[[Tensor], Tensor]  # of directions (n, d): symmetric, and linear in them
+
+
 class Domain(Protocol):
     """A domain is a set of admissible inputs in R^d."""
 
@@ -25,13 +28,11 @@ class Domain(Protocol):
     def project(self, candidates: Tensor) -> Tensor:
         """Return the nearest admissible points, (n, d)."""
 
-    def tangent(
-        self, candidates: Tensor, direction: Tensor, descent: Tensor | None = None
-    ) -> Tensor:
-        """Return the part of a direction (n, d) that stays in the domain to first order.
+    def tangent(self, candidates: Tensor, descent: Tensor | None = None) -> Projector:
+        """Return what takes the part of a direction that stays in the domain to first order.
 
-        It is a symmetric projector, linear in the direction. A bound that the descent (n, d) of
-        the objective pushes against is held; without one no bound is.
+        A bound that the descent (n, d) of the objective pushes against is held; without one no
+        bound is.
         """
 
     def start(self, count: int, dim: int, generator: torch.Generator) -> Tensor:
@@ -71,12 +72,10 @@ class Sphere:
         """Rescale rows to the radius."""
         return self.length(candidates.shape[1]) * torch.nn.functional.normalize(candidates, dim=1)
 
-    def tangent(
-        self, candidates: Tensor, direction: Tensor, descent: Tensor | None = None
-    ) -> Tensor:
-        """Take from each row of the direction its component along the candidate."""
+    def tangent(self, candidates: Tensor, descent: Tensor | None = None) -> Projector:
+        """Take from each row of a direction its component along the candidate."""
         unit = torch.nn.functional.normalize(candidates, dim=1)
-        return direction - (direction * unit).sum(1, keepdim=True) * unit
+        return lambda direction: direction - (direction * unit).sum(1, keepdim=True) * unit
 
     def start(self, count: int, dim: int, generator: torch.Generator) -> Tensor:
         """Draw points uniform on the sphere."""
@@ -135,11 +134,10 @@ class Box:
         above, below = (candidates - high).abs() <= slack, (candidates - low).abs() <= slack
         return above.to(candidates.dtype) - below.to(candidates.dtype)
 
-    def tangent(
-        self, candidates: Tensor, direction: Tensor, descent: Tensor | None = None
-    ) -> Tensor:
+    def tangent(self, candidates: Tensor, descent: Tensor | None = None) -> Projector:
         """Set the entries to zero that are held."""
-        return direction.masked_fill(self.held(candidates, descent), 0)
+        held = self.held(candidates, descent)
+        return lambda direction: direction.masked_fill(held, 0)
 
     def held(self, candidates: Tensor, descent: Tensor | None) -> Tensor:
         """Tell which entries are at a bound where the descent points outward, (n, d)."""
@@ -171,18 +169,20 @@ class SphereInBox:
         """Move each row to the nearest point in the box and on the sphere (or near, if none)."""
         return on_sphere_in_box(candidates, self.sphere.length(candidates.shape[1]), self.box)
 
-    def tangent(
-        self, candidates: Tensor, direction: Tensor, descent: Tensor | None = None
-    ) -> Tensor:
+    def tangent(self, candidates: Tensor, descent: Tensor | None = None) -> Projector:
         """Project to the directions that are tangent to the sphere and zero where held."""
-        return self._within(candidates, direction, self.held(candidates, descent))
+        return self._within(candidates, self.held(candidates, descent))
 
-    def _within(self, candidates: Tensor, direction: Tensor, held: Tensor) -> Tensor:
-        """P D with P = Q − Qx xᵀQ / xᵀQx for each row x, where Q sets held entries to zero."""
+    def _within(self, candidates: Tensor, held: Tensor) -> Projector:
+        """P = Q − Qx xᵀQ / xᵀQx for each row x, where Q sets held entries to zero."""
         normal, tiny = candidates.masked_fill(held, 0), torch.finfo(candidates.dtype).tiny
         size = (candidates * normal).sum(1, keepdim=True).clamp_min(tiny)
-        share = (direction * normal).sum(1, keepdim=True) / size
-        return direction.masked_fill(held, 0) - share * normal
+
+        def projected(direction: Tensor) -> Tensor:
+            share = (direction * normal).sum(1, keepdim=True) / size
+            return direction.masked_fill(held, 0) - share * normal
+
+        return projected
 
     def held(self, candidates: Tensor, descent: Tensor | None) -> Tensor:
         """Tell which entries are at a bound that the descent g would leave, (n, d).
@@ -202,7 +202,7 @@ class SphereInBox:
             if torch.equal(before, held):
                 break
         while True:  # it ends after at most d rounds, because `held` only grows
-            more = held | (side * self._within(candidates, descent, held) > 0)
+            more = held | (side * self._within(candidates, held)(descent) > 0)
             if torch.equal(more, held):
                 return held
             held = more
@@ -248,11 +248,9 @@ class Span:
         parts = (parts @ rows.T) @ rows
         return parts if self.tiles is None else self.tiles.joined(parts)
 
-    def tangent(
-        self, candidates: Tensor, direction: Tensor, descent: Tensor | None = None
-    ) -> Tensor:
-        """Return the part of the direction in the span."""
-        return self.project(direction)
+    def tangent(self, candidates: Tensor, descent: Tensor | None = None) -> Projector:
+        """Take the part of a direction in the span."""
+        return self.project
 
     def start(self, count: int, dim: int, generator: torch.Generator) -> Tensor:
         """Draw points of the domain and project them."""
@@ -276,15 +274,13 @@ class Simplex:
         counts = torch.arange(1, candidates.shape[1] + 1).to(candidates)
         return (candidates - (sums / counts).amax(1, keepdim=True)).clamp_min(0)
 
-    def tangent(
-        self, candidates: Tensor, direction: Tensor, descent: Tensor | None = None
-    ) -> Tensor:
+    def tangent(self, candidates: Tensor, descent: Tensor | None = None) -> Projector:
         """Take the mean off the entries that are not held, and set the others to zero."""
         free = torch.ones_like(candidates)
         for _ in range(candidates.shape[1]):  # each time fewer are free
             if descent is not None:
                 free = free * ((candidates > 0) | (descent >= _mean(descent, free)))
-        return free * (direction - _mean(direction, free))
+        return lambda direction: free * (direction - _mean(direction, free))
 
     def start(self, count: int, dim: int, generator: torch.Generator) -> Tensor:
         """Draw points uniform on the simplex."""
@@ -318,13 +314,17 @@ class Beside:
         x, y = self._halves(candidates)
         return torch.cat([self.first.project(x), self.second.project(y)], 1)
 
-    def tangent(
-        self, candidates: Tensor, direction: Tensor, descent: Tensor | None = None
-    ) -> Tensor:
+    def tangent(self, candidates: Tensor, descent: Tensor | None = None) -> Projector:
         """Take the tangent part of each of the two."""
-        (x, y), (dx, dy) = self._halves(candidates), self._halves(direction)
         gx, gy = (None, None) if descent is None else self._halves(descent)
-        return torch.cat([self.first.tangent(x, dx, gx), self.second.tangent(y, dy, gy)], 1)
+        x, y = self._halves(candidates)
+        first, second = self.first.tangent(x, gx), self.second.tangent(y, gy)
+
+        def both(direction: Tensor) -> Tensor:
+            dx, dy = self._halves(direction)
+            return torch.cat([first(dx), second(dy)], 1)
+
+        return both
 
     def start(self, count: int, dim: int, generator: torch.Generator) -> Tensor:
         """Draw each of the two."""

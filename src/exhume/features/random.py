@@ -280,15 +280,16 @@ class RandomLinearization:
         ΦΦᵀ is taken on the way where V is made for it, or Φ converted to float64, as who asks for
         that eliminates coefficients: it would cost more later.
         """
-        total, gram = self._zeros(target.shape[1]), self._zeros(len(self.candidates))
-        taken = self._gram is None and (self._kept is None or target.dtype == torch.float64)
+        total, gram = self._zeros(target.shape[1]), None
+        if self._gram is None and (self._kept is None or target.dtype == torch.float64):
+            gram = self._zeros(len(self.candidates))
         for block in self._blocks():
             phi = block.phi.to(target.dtype)
             total += applied(phi, target[block.rows])
-            if taken:
+            if gram is not None:
                 phi = phi.double()
                 gram += phi @ phi.T
-        self._gram = gram if taken else self._gram
+        self._gram = self._gram if gram is None else gram
         return total
 
     def combine(self, coefficients: Tensor) -> Tensor:
@@ -382,7 +383,10 @@ class RandomLinearization:
     def _product(self, left: Tensor, matrix: Tensor) -> Tensor:
         """L M; in half precision, to 1e-3, where M is; on a CPU with bfloat16 to 1e-2."""
         if not self._coarse:
-            with tensor_cores(not self.features.full_precision, matrix.numel() >= LARGE):
+            large = matrix.numel() >= LARGE
+            if not (large or matrix.is_cuda):
+                return left @ matrix
+            with tensor_cores(not self.features.full_precision, large):
                 return left @ matrix
         left, size = _scaled(left)
         return _mixed(left.half(), matrix).to(size).mul_(size)

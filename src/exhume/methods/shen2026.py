@@ -153,7 +153,7 @@ class Projection:
     def admissible(self, direction: Tensor) -> Tensor:
         """Return what is tangent to the domain."""
         descent = -gradient(self.problem, self.progress.state.fit)
-        return self.problem.domain.tangent(self.candidates, direction, descent)
+        return self.problem.domain.tangent(self.candidates, descent)(direction)
 
     def after(self, candidates: Tensor, chosen: Tensor) -> float:
         """Return the residual with halves in the domain, and the best coefficients."""

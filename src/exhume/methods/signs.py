@@ -193,7 +193,7 @@ def informed_step(
     at = cast(Replayed, _single(problem, fit).linearization)
     jacobian = cast(Tensor, at.jacobian).double()  # float32 is far closer than a linear step
     descent = (jacobian.T @ left).reshape(here.shape).to(here)
-    basis = prior.basis(problem.domain.tangent(here, torch.ones_like(here), descent), rung.shared)
+    basis = prior.basis(problem.domain.tangent(here, descent)(torch.ones_like(here)), rung.shared)
     jacobian = jacobian @ basis
     whole = torch.kron(torch.eye(len(here), dtype=torch.float64), prior.precision.contiguous())
     metric = basis.T @ whole @ basis

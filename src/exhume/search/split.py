@@ -58,14 +58,12 @@ def kept_to(domain: Domain, candidates: Tensor, slope: Tensor, product: Product)
     P is the tangent projector and g the slope of the loss. A curved domain pulls both halves to the
     same side; a sphere of radius r adds −⟨g, x⟩/r² to every eigenvalue.
     """
-
-    def tangent(x: Tensor, direction: Tensor) -> Tensor:
-        return domain.tangent(x, direction, -slope)
+    tangent = domain.tangent(candidates, -slope)
 
     def kept(direction: Tensor) -> Tensor:
-        inside = tangent(candidates, direction)
-        turned = grad(lambda x: (tangent(x, slope) * inside).sum())(candidates)  # symmetric
-        return tangent(candidates, product(inside) + turned)
+        inside = tangent(direction)
+        turned = grad(lambda x: (domain.tangent(x, -slope)(slope) * inside).sum())(candidates)
+        return tangent(product(inside) + turned)  # which is symmetric
 
     return kept
 

@@ -10,7 +10,6 @@ directions Q of earlier solutions, and BQ, the next system B + λS is nearly sol
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Protocol
 
 import torch
@@ -232,7 +231,7 @@ def damped_step(
     damp = (damping * scale)[:, None].to(candidates.dtype)
     inverse = torch.cholesky_inverse(lower).to(candidates.dtype)
     pulled = descent(fit)
-    tangent = partial(problem.domain.tangent, candidates, descent=pulled)
+    tangent = problem.domain.tangent(candidates, pulled)
 
     def damped(direction: Tensor) -> Tensor:
         return damp * (direction if metric is None else metric.power(direction, -1))

@@ -88,7 +88,7 @@ def _moves(problem: Problem, candidate: Tensor, within: bool) -> Tensor:
     identity = torch.eye(candidate.shape[1], dtype=torch.float64).to(candidate)
     if not within:
         return identity
-    projector = problem.domain.tangent(candidate.expand_as(identity), identity)
+    projector = problem.domain.tangent(candidate.expand_as(identity))(identity)
     values, vectors = torch.linalg.eigh(projector)
     return torch.as_tensor(vectors.T[values > 0.5])
 

@@ -99,7 +99,7 @@ def support(problem: Problem, found: Reconstruction, dense: int = DENSE) -> Supp
 
 def _measured(problem: Problem, fit: Fit, found: Reconstruction, dense: int) -> Support:
     hidden = NO_NORM in problem.features.undetermined
-    along = problem.domain.tangent(fit.candidates, fit.candidates)
+    along = problem.domain.tangent(fit.candidates)(fit.candidates)
     known = hidden or bool(along.norm() <= 1e-6 * fit.candidates.norm())
     count, each = len(fit.candidates), (found.rank or problem.dim) - known
     unknowns, residual = count * each, max(found.residual, LEAST)
@@ -143,11 +143,11 @@ class _Moves:
         """Return the part of a direction (n, d) that is one: a symmetric projector."""
         if self.basis is not None:
             direction = direction @ self.basis @ self.basis.T
-        return SPHERE.tangent(self.candidates, direction) if self.hidden else direction
+        return SPHERE.tangent(self.candidates)(direction) if self.hidden else direction
 
     def counted(self, direction: Tensor) -> Tensor:
         """Return the part of a direction (n, d) that counts."""
-        return SPHERE.tangent(self.candidates, direction) if self.known else direction
+        return SPHERE.tangent(self.candidates)(direction) if self.known else direction
 
     def of(self, i: int) -> "_Moves":
         """Return those of candidate i alone, once for each entry of it."""
