@@ -88,6 +88,7 @@ class Exhume:
     surplus: float = 1.6  # most candidates at the start, in units of the samples
     patience: int = 60  # rounds without improvement before a fresh start
     restarts: int = 2  # fresh starts before the search gives up
+    chances: int = 4  # times as many where no surplus has room: which start gets there is chance
     rounds: int = 1000  # most rounds in all
     trial: int = 80  # most solver steps a round
     accuracy: float = 0.1  # of linear solutions where there is no floor; finer ones cost products
@@ -309,7 +310,9 @@ class Exhume:
         """Begin anew from random candidates, or give up with the best of all starts."""
         best, champion = progress.leader, progress.champion or progress.leader
         champion = best if best.residual < champion.residual else champion
-        if progress.restarts >= self.restarts or progress.rounds >= self.rounds:
+        tight = progress.samples is not None and self._most(problem) <= progress.samples
+        most = self.restarts * (self.chances if tight and problem.drift == 0 else 1)
+        if progress.restarts >= most or progress.rounds >= self.rounds:
             return self._polish(problem, replace(progress, best=champion, champion=champion))
         soft = self._few(problem, progress.samples)
         count = self.afresh(problem, progress.samples) if soft else len(best.candidates)
