@@ -5,6 +5,7 @@ candidates are held to it by a term beside the residual. (With several it did no
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -57,6 +58,11 @@ class Fit:
     def eliminated(self) -> bool:
         """Tell whether the coefficients are the best, and not a method's own."""
         return self.factor.numel() > 0
+
+    @cached_property
+    def inverse(self) -> Tensor:
+        """Return K⁻¹, (n·k, n·k) float64: a step takes many products with it."""
+        return torch.cholesky_inverse(self.factor)
 
     @property
     def rows(self) -> int:
@@ -159,16 +165,15 @@ def gauss_newton(fit: Fit, direction: Tensor) -> Tensor:
     linearization = fit.linearization
     if isinstance(linearization, Replayed):
         whole = linearization.twice(direction)
-    elif isinstance(linearization, RandomLinearization) and fit.slack is None:
-        whole = linearization.twice(direction, fit.coefficients, fit.factor)
+    elif isinstance(linearization, RandomLinearization) and fit.eliminated and fit.slack is None:
+        whole = linearization.twice(direction, fit.coefficients, fit.inverse)
     else:
         whole = None
     if whole is not None:
         return whole
     pushed = linearization.push(direction, fit.coefficients)
     if fit.eliminated:
-        inside = torch.cholesky_solve(linearization.apply(pushed), fit.factor)
-        pushed = pushed - linearization.combine(inside)
+        pushed = pushed - linearization.combine(fit.inverse @ linearization.apply(pushed))
     product = linearization.pull(pushed, fit.coefficients)
     if fit.slack is None:
         return product

@@ -205,7 +205,6 @@ class RandomLinearization:
             self._kept = [block._replace(v=None) for block in self._compute()]
         self._seconds: dict[int, Tensor] = {}
         self._gram: Tensor | None = None  # once it was asked for
-        self._inverse: tuple[Tensor, Tensor] | None = None  # of a factor's matrix, likewise
 
     def _small(self) -> bool:
         """Whether features take little memory."""
@@ -334,15 +333,13 @@ class RandomLinearization:
             total += _mixed((left @ columns[:, rows]).mul_(slope), v)
         return total.mul_(whole)
 
-    def twice(self, direction: Tensor, coefficients: Tensor, factor: Tensor) -> Tensor | None:
-        """Return JᵀP⊥J D, (n, d), with the Gram matrix's factor, from a CUDA graph if `brief`."""
+    def twice(self, direction: Tensor, coefficients: Tensor, inverse: Tensor) -> Tensor | None:
+        """Return JᵀP⊥J D, (n, d), with the Gram matrix's inverse, from a CUDA graph if `brief`."""
         features, kept = self.features, self._kept
-        if not features.brief or kept is None or not factor.numel():
+        if not features.brief or kept is None:
             return None
-        if self._inverse is None or self._inverse[0] is not factor:
-            self._inverse = factor, torch.cholesky_inverse(factor)
         parts = [part for block in kept for part in (block.phi, block.slope)]
-        given = direction, coefficients, self._inverse[1], *parts
+        given = direction, coefficients, inverse, *parts
         return features.graphs("twice", partial(_projected, features), *given)
 
     def bend(self, direction: Tensor, target: Tensor, coefficients: Tensor) -> Tensor:
