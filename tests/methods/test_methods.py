@@ -110,8 +110,33 @@ def test_only_candidates_that_are_there_again_count_as_returned() -> None:
     start[order[2]] = on_sphere(1, 12, seed=8)[0]  # beyond the surplus two were dropped
     begun = Exhume().begin(problem, 4, 0, start)
     ended, led = replace(begun.state, outcome=Outcome.STALLED), Found(best, begun.residual)
-    after = Exhume().advance(problem, replace(begun, state=ended, best=led, dropped=2))
+    at = {"best": led, "lowest": led.residual, "dropped": 2}
+    after = Exhume().advance(problem, replace(begun, state=ended, **at))
     assert (after.phase, after.returned) == ("explore", 1)
+
+
+@pytest.mark.parametrize("times", [0.9, 1.1, 1.9, 2.1])
+def test_the_next_trial_begins_at_what_is_a_little_worse_and_the_best_is_not_lost(
+    times: float,
+) -> None:
+    problem = case(12, 4, 1.2).problem
+    begun, led = (Exhume().begin(problem, 4, 0, on_sphere(4, 12, seed=i)) for i in (1, 2))
+    ended = replace(begun.state, outcome=Outcome.STALLED)
+    best = Found(led.candidates, begun.residual / times)
+    at = replace(begun, state=ended, best=best, lowest=best.residual)
+    goes_on, better = 1 < times < 2, times < 1
+    for seen, asked in (problem, 4), (replace(problem, drift=1.0), 4), (problem, None):
+        after = Exhume().advance(seen, replace(at, samples=asked))
+        moved = better or (goes_on and seen is problem and asked == 4)
+        assert torch.equal(after.leader.candidates, (begun if moved else best).candidates)
+        assert after.lowest == min(begun.residual, best.residual)
+        assert after.misses == (not better)
+        assert (after.champion is best) == (moved and not better)
+        assert after.record.residual == after.lowest
+    lower = Found(problem.domain.start(4, 12, torch.Generator().manual_seed(3)), best.residual / 2)
+    again = Exhume().advance(problem, replace(at, champion=lower))
+    assert again.record is lower
+    assert torch.equal(Exhume().finish(problem, again).candidates, lower.candidates)
 
 
 def test_observers_see_every_move_and_out_of_budget_the_best_so_far_is_returned() -> None:

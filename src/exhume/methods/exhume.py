@@ -39,9 +39,10 @@ class Search(Progress):
     """The progress of this search."""
 
     state: DampedState
-    best: Found | None = None  # since the last fresh start; residual infinite once some are added
-    champion: Found | None = None  # the best trial before the last fresh start
-    misses: int = 0  # rounds in a row that did not improve on the best
+    best: Found | None = None  # where trials begin; residual infinite once some are added
+    lowest: float = math.inf  # the residual to get below: the least since the last fresh start
+    champion: Found | None = None  # the best trial that was left, for a worse one or a fresh start
+    misses: int = 0  # rounds in a row that did not get below
     restarts: int = 0  # fresh starts so far
     dropped: int = 0  # candidates beyond the surplus that this trial began by dropping
     returned: int = 0  # dropped candidates that trials found again, at the same residual, in all
@@ -65,6 +66,12 @@ class Search(Progress):
         return self.best
 
     @property
+    def record(self) -> Found:
+        """The best trial of all."""
+        rival = self.champion or self.leader
+        return self.leader if self.leader.residual < rival.residual else rival
+
+    @property
     def best_residual(self) -> float:
         """The residual of the best trial; infinite before the first has ended."""
         return math.inf if self.best is None else self.best.residual
@@ -74,8 +81,12 @@ class Search(Progress):
         return fitted(problem, self.leader.candidates)
 
     def kept(self) -> "Search":
-        """Return the progress with the trial at hand as the best."""
-        return replace(self, best=Found(self.candidates, self.residual))
+        """Return the progress with the trial at hand as the best, to get below."""
+        return replace(self, best=Found(self.candidates, self.residual), lowest=self.residual)
+
+    def strayed(self) -> "Search":
+        """Return the progress with the next trial to begin at the one at hand, though worse."""
+        return replace(self, best=Found(self.candidates, self.residual), champion=self.record)
 
 
 @dataclass(frozen=True)
@@ -88,7 +99,6 @@ class Exhume:
     surplus: float = 1.6  # most candidates at the start, in units of the samples
     patience: int = 60  # rounds without improvement before a fresh start
     restarts: int = 2  # fresh starts before the search gives up
-    chances: int = 4  # times as many where no surplus has room: which start gets there is chance
     rounds: int = 1000  # most rounds in all
     trial: int = 80  # most solver steps a round
     accuracy: float = 0.1  # of linear solutions where there is no floor; finer ones cost products
@@ -96,6 +106,7 @@ class Exhume:
     twins: tuple[float, ...] = (0.98, 0.99, 0.999)  # cosines to merge above, before a cut
     alike: tuple[float, ...] = (0.9, 0.97, 0.99, 0.999)  # the same where the number is unknown
     cheap: float = 1e-2  # share of the target that a cut may cost before others are solved again
+    stray: float = 2.0  # times the lowest residual that the next trial may begin at: 3 finds fewer
     same: float = 1.5  # factor within which two residuals are the same plateau
     again: float = 0.99  # cosine from which a candidate that was dropped has been found again
     above: float = 10.0  # times the floor, which a cut may leave: less cannot be told from it
@@ -182,8 +193,9 @@ class Exhume:
 
     def hastened(self, problem: Problem, progress: Search) -> Search:
         """End exploring now: go on to polish the best so far."""
-        ahead = progress.residual < progress.best_residual
-        return self._polish(problem, progress.kept() if ahead else progress)
+        if progress.residual < progress.best_residual:
+            progress = progress.kept()
+        return self._polish(problem, replace(progress, best=progress.record))
 
     def _explorer(self, problem: Problem, samples: int | None) -> LevenbergMarquardt:
         """Return the solver of a trial: where there is a floor, creeping to it is no progress."""
@@ -213,7 +225,7 @@ class Exhume:
             return replace(progress, outcome=Outcome.DIVERGED)
         if fit.value <= self.close:
             return self._tidy(problem, replace(progress.kept(), tidied=0))
-        before = progress.best_residual
+        before = progress.lowest
         if fit.value < before / self.same:
             progress = replace(progress.kept(), misses=0, returned=0, floor=0.0)
             low = fit.value <= 0.1 * problem.drift
@@ -222,8 +234,14 @@ class Exhume:
         if fit.value <= before * self.same and progress.dropped > 0 and problem.drift > 0:
             found = progress.returned + self._found_again(problem, progress)
             progress = replace(progress, returned=found)
-        missed = replace(progress, misses=progress.misses + 1)
-        progress = replace(progress.kept(), misses=0) if fit.value < before else missed
+        if fit.value < before:
+            progress = replace(progress.kept(), misses=0)
+        else:
+            progress = replace(progress, misses=progress.misses + 1)
+            # With a floor, or a number to find, the plateau itself says something: it is not left.
+            free = problem.drift == 0 and progress.samples is not None
+            if free and fit.value < self.stray * before:
+                progress = progress.strayed()
         wanted = self._wanted(problem, progress)
         spare = len(progress.leader.candidates) > wanted  # a plateau is no floor without any
         low = progress.best_residual <= 0.1 * problem.drift
@@ -289,7 +307,7 @@ class Exhume:
         if samples is None and before < self._most(problem) and not self._grown(problem, progress):
             drop, count = 0, min(math.ceil(1.5 * before), self._most(problem))
             unmatched, grown = replace(progress.leader, residual=math.inf), progress.best_residual
-            progress = replace(progress, best=unmatched, grown=grown, dropped=0)
+            progress = replace(progress, best=unmatched, lowest=math.inf, grown=grown, dropped=0)
         else:
             count = before if samples is None else self.count(problem, samples)
             keep = self._wanted(problem, progress)
@@ -308,19 +326,16 @@ class Exhume:
 
     def _restart(self, problem: Problem, progress: Search) -> Search:
         """Begin anew from random candidates, or give up with the best of all starts."""
-        best, champion = progress.leader, progress.champion or progress.leader
-        champion = best if best.residual < champion.residual else champion
-        tight = progress.samples is not None and self._most(problem) <= progress.samples
-        most = self.restarts * (self.chances if tight and problem.drift == 0 else 1)
-        if progress.restarts >= most or progress.rounds >= self.rounds:
+        best, champion = progress.leader, progress.record
+        if progress.restarts >= self.restarts or progress.rounds >= self.rounds:
             return self._polish(problem, replace(progress, best=champion, champion=champion))
         soft = self._few(problem, progress.samples)
         count = self.afresh(problem, progress.samples) if soft else len(best.candidates)
         start = problem.domain.start(count, problem.dim, stream(progress.seed, progress.rounds + 1))
         state = self._explorer(problem, progress.samples).init(problem, start)
         kept = {"champion": champion, "restarts": progress.restarts + 1}
-        reset = {"best": None, "misses": 0, "returned": 0, "floor": 0.0, "dropped": 0}
-        begun = progress.next_round(state, phase="explore", **kept, **reset)
+        reset = {"best": None, "lowest": math.inf, "misses": 0, "returned": 0, "floor": 0.0}
+        begun = progress.next_round(state, phase="explore", dropped=0, **kept, **reset)
         return self._softly(problem, begun)
 
     def _softly(self, problem: Problem, progress: Search) -> Search:
