@@ -1,6 +1,7 @@
 """Every benchmark at a tiny size, on budgets of products and steps, prints what it measured."""
 
 import json
+import os
 import re
 from collections.abc import Callable
 from functools import partial
@@ -156,13 +157,14 @@ def test_streaming(bench: Bench) -> None:
 def test_speed(bench: Bench, monkeypatch: Patch) -> None:
     for name, size in (("LEAST", 0), ("COPIED", {"cpu": 64}), ("SIDE", {"cpu": 4})):
         monkeypatch.setattr(speed, name, size)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
     sizes = ("--samples", 4, "--dim", 8, "--width", 512, "--channels", 2, "--neurons", 8)
     said = bench("speed", *sizes, "--device", "cpu")
     assert row(said, speed.OURS)[2] == "1.00"
     for what in ("V drawn", "the same, V drawn on the way", "a step of iurada2025, V made again"):
         assert float(row(said, what)[1]) > 0
     assert "reads V twice (0.00 GB, 0.000 TFLOP)" in said and "of that limit" in said
-    for size in ("samples, 1 to 4", "dim, 2 to 8", "width, 128 to 512"):
+    for size in ("samples, 1 to 4", "dim, 2 to 8", "width, 128 to 512", "ranks, 1 to 2"):
         assert len(row(said, size)) == 3
     assert row(said, "resnet, last")[1:3] == ["98", "4"]  # 2 channels of 7×7
     assert row(said, "mlp, all")[1:3] == ["136", "4"]

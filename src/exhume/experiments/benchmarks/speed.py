@@ -1,6 +1,7 @@
 """Speed as ratios in one run: products against the device, the published loop, and training."""
 
 import math
+import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -10,7 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from exhume import ranks
 from exhume.device import usable_device
 from exhume.equation.objective import descent, fitted, gauss_newton
 from exhume.equation.problem import Problem
@@ -26,6 +29,7 @@ from exhume.victims.training import state_of
 LEAST = 0.3  # seconds that are timed at least, in repetitions of which the fastest counts
 PARTS = (0.25, 0.5, 1.0)  # of the sizes: growth is fitted to the times of these
 COPIED = {"cpu": 2**28, "cuda": 2**32}  # bytes of a copy, several times what caches hold
+RANKS = (1, 2, 4)  # among which rows are spread, as far as there are cores or GPUs for each
 SIDE = {"cpu": 2048, "cuda": 8192}  # of square matrices that are multiplied
 OURS = "product: push, project, pull"
 
@@ -73,7 +77,8 @@ def speed(
         "exponent of time in: {size} | of a product: {product:.2f} | "
         "of linearise, Gram matrix, curvature: {point:.2f}"
     )
-    show(columns, growth(samples, dim, width, seed, device))
+    rows = growth(samples, dim, width, seed, device)
+    show(columns, rows + growth_in_ranks(samples, dim, width, seed, device))
     residual = {"shape": [3, 32, 32], "width": channels}
     dense = {"shape": [dim], "widths": [neurons, neurons]}
     show(
@@ -92,7 +97,7 @@ def timed(action: Callable[[], object], device: torch.device) -> float:
     It is what the device can do: others may use it at the same time, which only adds.
     """
     seconds: list[float] = []
-    while len(seconds) < 4 or sum(seconds[1:]) < LEAST:
+    while len(seconds) < 4 or ranks.agreed(sum(seconds[1:])) < LEAST:
         start = time.perf_counter()
         action()
         if device.type == "cuda":
@@ -191,6 +196,41 @@ def grown(seeded: Problem, candidates: Tensor) -> tuple[float, float]:
     fit = fitted(problem, candidates)
     product = timed(lambda: gauss_newton(fit, fit.candidates), on)
     return product, timed(lambda: point(problem, candidates), on)
+
+
+def growth_in_ranks(
+    samples: int, dim: int, width: int, seed: int, device: str
+) -> list[dict[str, Any]]:
+    """Fit exponents of the same times in the number of ranks, −1 at best; none where one has all.
+
+    A rank has a GPU or one thread to itself, so that more of them are more of the machine.
+    """
+    room = torch.cuda.device_count() if device.startswith("cuda") else os.cpu_count() or 1
+    counts = [count for count in RANKS if count <= room]
+    if len(counts) == 1:
+        return []
+    times = []
+    for count in counts:
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=count,
+            run_id="bench",
+            rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0",
+            max_restarts=0,
+        )
+        times.append(elastic_launch(config, on_rank)(samples, dim, width, seed, device)[0])
+    product, begun = (exponent(counts, seconds) for seconds in zip(*times, strict=True))
+    return [{"size": f"ranks, 1 to {counts[-1]}", "product": product, "point": begun}]
+
+
+def on_rank(samples: int, dim: int, width: int, seed: int, device: str) -> tuple[float, float]:
+    """Time a product and a point together with the other ranks."""
+    torch.set_num_threads(1)
+    with ranks.joined():
+        problem, candidates = posed(samples, dim, width, seed, device.partition(":")[0])
+        return grown(problem.spread(), candidates)
 
 
 def exponent(sizes: Sequence[float], seconds: Sequence[float]) -> float:
