@@ -137,9 +137,16 @@ def test_a_cpu_may_round_the_factors_of_steps_where_v_is_large(
     exact = make_features(64, 600, "relu", seed=2)
     stored = RandomFeatures(Stored(dense_v(exact).float()), activation("relu"))
     same_products(stored, exact, 1e-5)
+    said, say = set[str](), torch.set_float32_matmul_precision
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda x: (said.add(x), say(x)))
     monkeypatch.setattr(random, "LARGE", 600 * 64)
     same_products(stored, exact, 1e-5, steps=2e-2)
+    assert said == {"medium", "highest"}
     same_products(stored.exact(), exact, 1e-5)
+    said.clear()
+    x = on_sphere(4, 64).float()
+    stored.exact().linearize(x).push(x, gaussian(4, 1))
+    assert said == {"highest"}
     assert torch.get_float32_matmul_precision() == "highest"
 
 
@@ -190,14 +197,12 @@ def test_a_graph_gives_the_products_that_kernels_one_by_one_give(
     problem = make_problem(features, gaussian(3000, m)).to("cuda", torch.float32)
     problem = replace(problem, features=problem.features.resident())
     for seed in range(3):  # the second and third are replayed
-        fit, direction = (
-            fitted(problem, on_sphere(5, 20)),
-            gaussian(5, 20, seed=seed).float().cuda(),
-        )
+        fit = fitted(problem, on_sphere(5, 20, seed=seed))
+        direction = gaussian(5, 20, seed=seed).float().cuda()
         whole = gauss_newton(fit, direction)
         with monkeypatch.context() as patch:
             patch.setattr("exhume.features.random.LAUNCHED", 0)
-            torch.testing.assert_close(whole, gauss_newton(fit, direction), rtol=1e-3, atol=1e-3)
+            close(whole, gauss_newton(fit, direction), 1e-3)
     assert len(problem.features.graphs.recorded) == 1
 
 

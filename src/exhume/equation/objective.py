@@ -60,9 +60,14 @@ class Fit:
         return self.factor.numel() > 0
 
     @cached_property
-    def inverse(self) -> Tensor:
-        """Return K⁻¹, (n·k, n·k) float64: a step takes many products with it."""
-        return torch.cholesky_inverse(self.factor)
+    def root(self) -> Tensor:
+        """Return L⁻¹, (n·k, n·k) float64, with K = LLᵀ: a step takes many products with it.
+
+        Applied twice it keeps digits that K⁻¹ would lose where candidates nearly coincide.
+        """
+        identity = torch.eye(len(self.factor)).to(self.factor)
+        inverse: Tensor = torch.linalg.solve_triangular(self.factor, identity, upper=False)
+        return inverse
 
     @property
     def rows(self) -> int:
@@ -166,14 +171,15 @@ def gauss_newton(fit: Fit, direction: Tensor) -> Tensor:
     if isinstance(linearization, Replayed):
         whole = linearization.twice(direction)
     elif isinstance(linearization, RandomLinearization) and fit.eliminated and fit.slack is None:
-        whole = linearization.twice(direction, fit.coefficients, fit.inverse)
+        whole = linearization.twice(direction, fit.coefficients, fit.root)
     else:
         whole = None
     if whole is not None:
         return whole
     pushed = linearization.push(direction, fit.coefficients)
     if fit.eliminated:
-        pushed = pushed - linearization.combine(fit.inverse @ linearization.apply(pushed))
+        along = fit.root.T @ (fit.root @ linearization.apply(pushed))
+        pushed = pushed - linearization.combine(along)
     product = linearization.pull(pushed, fit.coefficients)
     if fit.slack is None:
         return product

@@ -30,7 +30,9 @@ from exhume.features.weights import (
 BLOCK_BYTES = {"cpu": 30 * 2**20, "cuda": 2**33}
 SIZES = 1e-4, 10.0  # of V's entries, root mean square: products with others overflow in float16
 ALIGNED = 256  # divides the rows of a block: where 8 does not, float16 products take twice as long
-LARGE = 2**19  # entries of V from which a CPU takes half as long with bfloat16, and of fewer longer
+# Entries of V from which a CPU takes half as long where it may round to bfloat16 (without units for
+# that, too: another library multiplies then, and rounds nothing)
+LARGE = 2**19
 # Entries of V that a GPU reads twice in less time than a host takes to launch a product's kernels
 LAUNCHED = 2**29
 SUMMED = 65536  # rows that float32 adds up: of more, what is lost shows in the smallest eigenvalues
@@ -333,13 +335,18 @@ class RandomLinearization:
             total += _mixed((left @ columns[:, rows]).mul_(slope), v)
         return total.mul_(whole)
 
-    def twice(self, direction: Tensor, coefficients: Tensor, inverse: Tensor) -> Tensor | None:
-        """Return JᵀP⊥J D, (n, d), with the Gram matrix's inverse, from a CUDA graph if `brief`."""
+    def twice(self, direction: Tensor, coefficients: Tensor, root: Tensor) -> Tensor | None:
+        """Return JᵀP⊥J D, (n, d), with L⁻¹ of the Gram matrix LLᵀ, from a CUDA graph if `brief`.
+
+        The graph has a copy of the features, which would take longer than launching where they
+        are many.
+        """
         features, kept = self.features, self._kept
-        if not features.brief or kept is None:
+        many = features.width * len(direction) > LAUNCHED
+        if not features.brief or kept is None or many:
             return None
         parts = [part for block in kept for part in (block.phi, block.slope)]
-        given = direction, coefficients, inverse, *parts
+        given = direction, coefficients, root, *parts
         return features.graphs("twice", partial(_projected, features), *given)
 
     def bend(self, direction: Tensor, target: Tensor, coefficients: Tensor) -> Tensor:
@@ -378,7 +385,7 @@ class RandomLinearization:
         return (a @ a.T) * total
 
     def _product(self, left: Tensor, matrix: Tensor) -> Tensor:
-        """L M; in half precision, to 1e-3, where M is; on a CPU with bfloat16 to 1e-2."""
+        """L M; in half precision, to 1e-3, where M is; on a CPU that rounds to bfloat16 to 1e-2."""
         if not self._coarse:
             large = matrix.numel() >= LARGE
             if not (large or matrix.is_cuda):
@@ -390,13 +397,13 @@ class RandomLinearization:
 
 
 def _projected(
-    features: RandomFeatures, direction: Tensor, a: Tensor, inverse: Tensor, *parts: Tensor
+    features: RandomFeatures, direction: Tensor, a: Tensor, root: Tensor, *parts: Tensor
 ) -> Tensor:
-    """Return JᵀP⊥J D for features and slopes of each block, and the inverse of the Gram matrix."""
+    """Return JᵀP⊥J D for features and slopes of each block, and L⁻¹ of the Gram matrix LLᵀ."""
     arrays = zip(features.slices(), parts[::2], parts[1::2], strict=True)
     at = RandomLinearization(features, direction, [_Block(*block, None) for block in arrays])
     pushed = at.push(direction, a)
-    pushed = pushed - at.combine(inverse @ at.apply(pushed))
+    pushed = pushed - at.combine(root.T @ (root @ at.apply(pushed)))
     return at.pull(pushed, a)
 
 
