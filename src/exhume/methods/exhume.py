@@ -61,23 +61,23 @@ class Search(Progress):
 
     @property
     def leader(self) -> Found:
-        """The best trial, where there must be one."""
+        """The trial that the next begins at, where there must be one."""
         assert self.best is not None
         return self.best
 
     @property
     def record(self) -> Found:
-        """The best trial of all."""
+        """The best trial of all, where there must be one."""
         rival = self.champion or self.leader
         return self.leader if self.leader.residual < rival.residual else rival
 
     @property
     def best_residual(self) -> float:
-        """The residual of the best trial; infinite before the first has ended."""
+        """The residual of the leader; infinite before the first trial has ended."""
         return math.inf if self.best is None else self.best.residual
 
     def led(self, problem: Problem) -> Fit:
-        """Return the fit of the best trial."""
+        """Return the fit of the leader."""
         return fitted(problem, self.leader.candidates)
 
     def kept(self) -> "Search":
@@ -205,7 +205,8 @@ class Exhume:
             progress=2e-2 if floor else 3e-3,
             metric=self.metric,
         )
-        brief = isinstance(problem.features, RandomFeatures) and problem.features.brief
+        alone = problem.whole is None  # else each rank would say it of its own rows
+        brief = alone and isinstance(problem.features, RandomFeatures) and problem.features.brief
         accuracy = min(self.accuracy, self.finer) if brief else self.accuracy
         return solver if floor else replace(solver, accuracy=accuracy)
 
@@ -275,7 +276,8 @@ class Exhume:
             if best.residual >= progress.best_residual:
                 return self._explore(problem, progress)
             state = self._explorer(problem, progress.samples).init(problem, best.candidates)
-            return replace(progress, best=best).next_round(state, phase="explore")
+            led = replace(progress, best=best, lowest=best.residual)
+            return led.next_round(state, phase="explore")
         start = exchanged(problem, best.candidates, progress.rounds % ways)
         return progress.next_round(self._polisher.init(problem, start), phase="arrange")
 

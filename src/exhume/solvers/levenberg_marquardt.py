@@ -107,7 +107,7 @@ def conjugate_gradients(
     while used < products and energy > 0 and not (used and spent()):
         used += 1
         image = operator(search)
-        along = _inner(search, image)
+        along = ranks.agreed(_inner(search, image))
         if not along > 0:  # the matrix does not see this direction, or nothing that is finite
             break
         length = energy / along
