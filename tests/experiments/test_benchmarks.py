@@ -1,7 +1,6 @@
 """Every benchmark at a tiny size, on budgets of products and steps, prints what it measured."""
 
 import json
-import os
 import re
 from collections.abc import Callable
 from functools import partial
@@ -157,7 +156,7 @@ def test_streaming(bench: Bench) -> None:
 def test_speed(bench: Bench, monkeypatch: Patch) -> None:
     for name, size in (("LEAST", 0), ("COPIED", {"cpu": 64}), ("SIDE", {"cpu": 4})):
         monkeypatch.setattr(speed, name, size)
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr("joblib.cpu_count", lambda: 2)
     sizes = ("--samples", 4, "--dim", 8, "--width", 512, "--channels", 2, "--neurons", 8)
     said = bench("speed", *sizes, "--device", "cpu")
     assert row(said, speed.OURS)[2] == "1.00"

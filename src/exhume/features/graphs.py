@@ -24,7 +24,7 @@ class Graphs:
         self, name: str, function: Callable[..., Tensor], *inputs: Tensor, rounded: bool = False
     ) -> Tensor:
         """Return the function of the inputs; no value but theirs may change between calls."""
-        key = name, *(given.shape for given in inputs)
+        key = name, rounded, *((given.shape, given.dtype) for given in inputs)
         if any(inputs[0].shape != places[0].shape for _, places, _ in self.recorded.values()):
             self.recorded.clear()  # each holds memory, and searches go on with other numbers
         if key not in self.recorded:

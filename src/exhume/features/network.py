@@ -28,6 +28,7 @@ from exhume.features.activations import Activation, activation
 
 Weights = Mapping[str, Tensor]  # parameters and buffers by name, as in a state dict
 
+WRITTEN = 2**24  # entries of patches that are written out, at most: they take memory
 _written_out = ContextVar("written_out", default=False)  # whether convolutions write patches out
 
 
@@ -272,7 +273,8 @@ def conv2d(
     cut = _pair(stride) == (tall, wide) != (1, 1) and simple
     plain = _pair(padding) in ((0, 0), ("valid", "valid"))
     if not (cut and plain) or input.shape[2] % tall or input.shape[3] % wide:
-        if simple and _written_out.get() and not isinstance(padding, str):
+        small = weight[0].numel() * input[:, 0].numel() <= WRITTEN
+        if simple and small and _written_out.get() and not isinstance(padding, str):
             return _patched(input, weight, bias, _pair(stride), _pair(padding))
         return F.conv2d(input, weight, bias, stride, padding, dilation, groups)
     down, across = input.shape[2] // tall, input.shape[3] // wide
@@ -285,8 +287,9 @@ def conv2d(
 def patches_written_out() -> Iterator[None]:
     """Let convolutions be products of all patches.
 
-    Of a few small images they and their derivatives take a GPU half as long then: its library's
-    kernels are made for large ones. Torch maps no derivative of it over batches, hence not always.
+    Of a few small images (`WRITTEN`) they and their derivatives take a GPU half as long then: its
+    library's kernels are made for large ones. Torch maps no derivative of it over batches, hence
+    not always.
     """
     before = _written_out.set(True)
     try:

@@ -380,7 +380,8 @@ class Replayed:
         if steps > KEPT:
             return False
         if key not in self.run.keeps:
-            with Measured() as measured:
+            written_out = patches_written_out() if self.candidates.is_cuda else nullcontext()
+            with Measured() as measured, written_out:  # as in the graphs that a GPU records
                 self._derivative(0, self.run.begin())
             room = (
                 torch.cuda.mem_get_info()[0] // 2 if self.candidates.device.type == cuda else HELD

@@ -1,7 +1,6 @@
 """Speed as ratios in one run: products against the device, the published loop, and training."""
 
 import math
-import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -9,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import joblib
 import torch
 from torch import Tensor
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -205,7 +205,7 @@ def growth_in_ranks(
 
     A rank has a GPU or one thread to itself, so that more of them are more of the machine.
     """
-    room = torch.cuda.device_count() if device.startswith("cuda") else os.cpu_count() or 1
+    room = torch.cuda.device_count() if device.startswith("cuda") else joblib.cpu_count()
     counts = [count for count in RANKS if count <= room]
     if len(counts) == 1:
         return []
