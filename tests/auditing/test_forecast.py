@@ -64,7 +64,7 @@ def test_the_time_that_a_run_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (hours(Settings(samples=4), KNOWN.problem) or "").startswith("takes ")
     monkeypatch.setattr(forecasts, "_pace", lambda *_: 0.25)
     for words, expected in (
-        ({}, "takes 80\xa0s to 10\xa0min, three times as long"),
+        ({}, "takes 80\xa0s to 10\xa0min, several times as long"),
         ({"product_limit": 100}, "about 20\xa0s"),
         ({"time_limit": 60}, "would take 80\xa0s to 10\xa0min, and ends after 1\xa0min"),
         ({"method": "iurada2025"}, "about 3\xa0h"),

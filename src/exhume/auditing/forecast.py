@@ -115,7 +115,7 @@ def hours(settings: Settings, problem: Problem) -> str | None:
     about = " to ".join(dict.fromkeys(map(_rounded, seconds)))
     about = about if " to " in about else f"about {about}"
     if limit is None:
-        return f"takes {about}, three times as long with controls, and longer where it fails"
+        return f"takes {about}, several times as long with controls, and longer where it fails"
     if seconds[-1] > limit:
         return f"would take {about}, and ends after {duration(limit)} (--time-limit)"
     return f"takes {about}, {duration(limit)} at most (--time-limit)"

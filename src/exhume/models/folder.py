@@ -151,7 +151,8 @@ def _write_card(
 def _read_card(folder: Path) -> tuple[str, dict[str, Any]]:
     """Return the kind of a model folder, and its card."""
     if not folder.is_dir():
-        raise InputError(f"{folder}: no such folder; make one with `exhume victim … --out`.")
+        advice = "make one with `exhume victim … --out`, or name a module of yours by --model"
+        raise InputError(f"{folder}: no such folder; {advice}.")
     card = read_json(folder / CARD)
     kind = card.get("kind") if isinstance(card, dict) else None
     if kind not in ("network", "random_features"):
