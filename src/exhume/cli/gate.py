@@ -122,12 +122,13 @@ def judge(run: Path, asked: tuple[Limit, ...], anyway: bool = False) -> None:
     hashes = {entry["role"]: entry["sha256"] for entry in folder.scored["inputs"]}
     if hashes.get("candidates", own := digest_of(run / CANDIDATES)) != own:
         raise InputError(f"{run / SCORE}: is of other candidates than this run's; score it again.")
-    console.print("\n".join(limit.sentence(folder.scored) for limit in asked), markup=False)
     try:
         held = over(asked, folder.result, folder.scored, anyway)
     except InputError:
-        console.print("gate: it cannot be said whether more would come back")
+        console.print("gate: it cannot be said whether more would come back than did")
         raise
+    finally:
+        console.print("\n".join(limit.sentence(folder.scored) for limit in asked), markup=False)
     if held:
         console.print("gate: over the limit")
         raise SystemExit(1)
