@@ -14,11 +14,16 @@ from exhume.errors import InputError
 
 
 def usable_device(name: str) -> str:
-    """Return the name of a device that can be used here; `auto` is a GPU if there is one."""
+    """Return the name of a device that can be used here; `auto` is a GPU if there is one.
+
+    A GPU that is told by its number becomes the current one, on which kernels are launched.
+    """
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        torch.zeros(1, device=name).item()
+        device = torch.zeros(1, device=name).device
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise InputError(f"device {name!r} cannot be used here; try cpu.") from error
     return name

@@ -24,6 +24,12 @@ class Graphs:
         self, name: str, function: Callable[..., Tensor], *inputs: Tensor, rounded: bool = False
     ) -> Tensor:
         """Return the function of the inputs; no value but theirs may change between calls."""
+        with torch.cuda.device(inputs[0].device):  # on another one nothing would be recorded
+            return self._replayed(name, function, inputs, rounded)
+
+    def _replayed(
+        self, name: str, function: Callable[..., Tensor], inputs: tuple[Tensor, ...], rounded: bool
+    ) -> Tensor:
         key = name, rounded, *((given.shape, given.dtype) for given in inputs)
         if any(inputs[0].shape != places[0].shape for _, places, _ in self.recorded.values()):
             self.recorded.clear()  # each holds memory, and searches go on with other numbers
