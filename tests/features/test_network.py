@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from exhume.errors import InputError
+from exhume.features import network
 from exhume.features.network import (
     conv2d,
     derivatives,
@@ -98,8 +100,19 @@ def test_a_convolution_of_tiles_is_a_product_and_any_other_is_torchs(
     torch.testing.assert_close(*slopes)
 
 
-@pytest.mark.parametrize("options", [{}, {"stride": 2, "padding": (1, 2)}, {"padding": "valid"}])
-def test_convolutions_that_write_patches_out_are_torchs(options: dict[str, Any]) -> None:
+PATCHES: list[tuple[dict[str, Any], bool]] = [
+    ({}, True),
+    ({"stride": 2, "padding": (1, 2)}, True),
+    ({"stride": (2,), "padding": [1]}, True),
+    ({"padding": "valid"}, False),
+    ({"dilation": 2}, False),
+]
+
+
+@pytest.mark.parametrize(("options", "written"), PATCHES)
+def test_convolutions_that_write_patches_out_are_torchs(
+    options: dict[str, Any], written: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     x, weight = gaussian(3, 4, 7, 9).requires_grad_(), gaussian(5, 4, 2, 3, seed=2).requires_grad_()
 
     def derived(conv: Callable[..., Tensor]) -> list[Tensor]:
@@ -109,9 +122,17 @@ def test_convolutions_that_write_patches_out_are_torchs(options: dict[str, Any])
         whole = torch.stack([slope.square().sum() for slope in first]).sum()
         return [y, *first, *torch.autograd.grad(whole, (x, weight))]
 
+    spied = Mock(wraps=network._patched)
+    monkeypatch.setattr(network, "_patched", spied)
     with patches_written_out():
         found = derived(conv2d)
     torch.testing.assert_close(found, derived(F.conv2d))
+    assert spied.called == written
+    monkeypatch.setattr(network, "WRITTEN", x[0, 0].numel())  # of an image that is too large
+    spied.reset_mock()
+    with patches_written_out():
+        conv2d(x, weight, **options)
+    assert not spied.called
 
 
 @pytest.mark.parametrize("name", SIZES)

@@ -288,8 +288,8 @@ def patches_written_out() -> Iterator[None]:
     """Let convolutions be products of all patches.
 
     Of a few small images (`WRITTEN`) they and their derivatives take a GPU half as long then: its
-    library's kernels are made for large ones. Torch maps no derivative of it over batches, hence
-    not always.
+    library's kernels are made for large ones. Torch maps their derivative over batches one by one,
+    hence not always.
     """
     before = _written_out.set(True)
     try:
@@ -313,7 +313,10 @@ def _patched(
 
 
 def _pair(value: Any) -> tuple[Any, Any]:
-    return tuple(value) if isinstance(value, Sequence) and len(value) == 2 else (value, value)
+    """A number for both sides, as torch takes it: alone, in a sequence of one, or two of them."""
+    alone = isinstance(value, str) or not isinstance(value, Sequence)
+    several = (value,) if alone else tuple(value)
+    return several if len(several) == 2 else several * 2
 
 
 # Ours in the place of torch's, also in modules that call the functions themselves
