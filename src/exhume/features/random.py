@@ -35,6 +35,8 @@ ALIGNED = 256  # divides the rows of a block: where 8 does not, float16 products
 LARGE = 2**19
 # Entries of V that a GPU reads twice in less time than a host takes to launch a product's kernels
 LAUNCHED = 2**29
+# Features and slopes that a product's graph has a copy of, at most: 400 MB, copied as fast as that
+COPIED = 2**26
 SUMMED = 65536  # rows that float32 adds up: of more, what is lost shows in the smallest eigenvalues
 RELU = activation("relu")
 KERNELS = "exhume.features.products_triton"
@@ -342,7 +344,7 @@ class RandomLinearization:
         are many.
         """
         features, kept = self.features, self._kept
-        many = features.width * len(direction) > LAUNCHED
+        many = features.width * len(direction) > COPIED
         if not features.brief or kept is None or many:
             return None
         parts = [part for block in kept for part in (block.phi, block.slope)]

@@ -1,6 +1,7 @@
 """Speed as ratios in one run: products against the device, the published loop, and training."""
 
 import math
+import signal
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -30,6 +31,7 @@ LEAST = 0.3  # seconds that are timed at least, in repetitions of which the fast
 PARTS = (0.25, 0.5, 1.0)  # of the sizes: growth is fitted to the times of these
 COPIED = {"cpu": 2**28, "cuda": 2**32}  # bytes of a copy, several times what caches hold
 RANKS = (1, 2, 4)  # among which rows are spread, as far as there are cores or GPUs for each
+TAKEN = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT  # by torch's launcher
 SIDE = {"cpu": 2048, "cuda": 8192}  # of square matrices that are multiplied
 OURS = "product: push, project, pull"
 
@@ -220,7 +222,12 @@ def growth_in_ranks(
             rdzv_endpoint="localhost:0",
             max_restarts=0,
         )
-        times.append(elastic_launch(config, on_rank)(samples, dim, width, seed, device)[0])
+        handlers = [(number, signal.getsignal(number)) for number in TAKEN]
+        try:
+            times.append(elastic_launch(config, on_rank)(samples, dim, width, seed, device)[0])
+        finally:  # else Ctrl-C would be its own from now on
+            for number, handler in handlers:
+                signal.signal(number, handler)
     product, begun = (exponent(counts, seconds) for seconds in zip(*times, strict=True))
     return [{"size": f"ranks, 1 to {counts[-1]}", "product": product, "point": begun}]
 
