@@ -119,7 +119,8 @@ def test_only_candidates_that_are_there_again_count_as_returned() -> None:
 def test_the_next_trial_begins_at_what_is_a_little_worse_and_the_best_is_not_lost(
     times: float,
 ) -> None:
-    problem = case(12, 4, 1.2).problem
+    truth = case(12, 4, 1.2)
+    problem = truth.problem
     begun, led = (Exhume().begin(problem, 4, 0, on_sphere(4, 12, seed=i)) for i in (1, 2))
     ended = replace(begun.state, outcome=Outcome.STALLED)
     best = Found(led.candidates, begun.residual / times)
@@ -133,7 +134,7 @@ def test_the_next_trial_begins_at_what_is_a_little_worse_and_the_best_is_not_los
         assert after.misses == (not better)
         assert (after.champion is best) == (moved and not better)
         assert after.record.residual == after.lowest
-    lower = Found(problem.domain.start(4, 12, torch.Generator().manual_seed(3)), best.residual / 2)
+    lower = Found(truth.inputs, best.residual / 2)
     again = Exhume().advance(problem, replace(at, champion=lower))
     assert again.record is lower
     assert torch.equal(Exhume().finish(problem, again).candidates, lower.candidates)

@@ -40,7 +40,9 @@ class Search(Progress):
 
     state: DampedState
     best: Found | None = None  # where trials begin; residual infinite once some are added
-    lowest: float = math.inf  # the residual to get below: the least since the last fresh start
+    # the residual to get below: the least since the last fresh start, or since a surplus explained
+    # what no cut of it does
+    lowest: float = math.inf
     champion: Found | None = None  # the best trial that was left, for a worse one or a fresh start
     misses: int = 0  # rounds in a row that did not get below
     restarts: int = 0  # fresh starts so far
@@ -67,7 +69,7 @@ class Search(Progress):
 
     @property
     def record(self) -> Found:
-        """The best trial of all, where there must be one."""
+        """The trial with the least residual, with its surplus if it has one; there must be one."""
         rival = self.champion or self.leader
         return self.leader if self.leader.residual < rival.residual else rival
 
@@ -180,16 +182,19 @@ class Exhume:
         return replace(progress, outcome=outcome)
 
     def finish(self, problem: Problem, progress: Search) -> Fit:
-        """Return the best of all trials, cut down to the number asked for."""
+        """Return the best of all trials, each cut down to the number asked for before."""
+
+        def cut(fit: Fit) -> Fit:
+            surplus = len(fit.candidates) - (progress.samples or len(fit.candidates))
+            return fit if surplus <= 0 else fitted(problem, without(problem, fit, surplus))
+
         soft = progress.sharpness > 0
-        fit = fitted(problem, progress.candidates) if soft else progress.state.fit
-        settled = progress.phase == "arrange"  # what is at hand has no surplus, unlike the best
-        rivals = (progress.arranged,) if settled else (progress.best, progress.champion)
-        for rival in rivals:
-            if rival is not None and not fit.value < rival.residual:
-                fit = fitted(problem, rival.candidates)
-        surplus = len(fit.candidates) - (progress.samples or len(fit.candidates))
-        return fit if surplus <= 0 else fitted(problem, without(problem, fit, surplus))
+        fit = cut(fitted(problem, progress.candidates) if soft else progress.state.fit)
+        for rival in (progress.arranged, progress.best, progress.champion):
+            if rival is not None:
+                other = cut(fitted(problem, rival.candidates))
+                fit = fit if fit.value <= other.value else other  # also where it is not a number
+        return fit
 
     def hastened(self, problem: Problem, progress: Search) -> Search:
         """End exploring now: go on to polish the best so far."""
