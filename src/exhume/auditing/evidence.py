@@ -428,5 +428,5 @@ def recognition(seen: Record) -> str:
     as_many = f"chance gives so many more with a probability of {number(seen['p_value'])}"
     if seen["p_value"] < CLEAR:
         return f"{said} More training images can be recognised than held-out ones: {as_many}."
-    alone = "By these counts alone, without the errors, what can be recognised may be chance"
+    alone = "Going by these counts, whatever the errors of candidates are, it may be chance"
     return f"{said} {alone}: {as_many}, {CLEAR} or less is clear."

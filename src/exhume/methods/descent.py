@@ -27,8 +27,9 @@ STRIDE = 10  # steps between looks at the residual: a look waits for the device
 MOMENTUM = 0.9  # as published
 BETAS, EPSILON = (0.9, 0.999), 1e-8  # of Adam, as published: torch's defaults
 # Relative residual down to which several runs round the factors of features on a GPU, too: to 3e-4,
-# a thirtieth of what is left of the target there. Products are most of their time, and found as
-# many images; one run waits for launches, and stays as it was published. Answers are never rounded.
+# a thirtieth of what is left of the target there. Products are most of their time, and one run that
+# rounded them had the same mean cosine (docs/benchmarks.md). One run waits for launches, and stays
+# as it was published. Answers are never rounded.
 COARSE = 1e-4
 DIALS = 4  # before the sharpness of steps, see `Program`
 

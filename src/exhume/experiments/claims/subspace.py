@@ -222,7 +222,7 @@ def failure_probability(records: Sequence[Record]) -> Finding:
     return Finding(
         f"above the certified width {failed} of {len(solved)} problems with an exact solution miss "
         f"a sample, where {percent(bound.failure)} may; below the counting threshold p = {counted} "
-        f"a residual of zero goes with wrong data in {percent(min(below))} of runs at every width"
+        f"a residual of zero goes with wrong data in {percent(min(below))} of runs or more"
         + ("" if last is None else f", and the last one is at p = {last:g}"),
         judged(failed <= bound.failure * len(solved), min(below) >= 0.5),
         f"{len(sure) - len(solved)} of {len(sure)} problems had no start that ended at an exact "
