@@ -113,6 +113,8 @@ class Settings:
         std: float | list[float] | None = None,
         norm: float | Literal["sqrt_d"] | None = None,
         classes: int | None = None,
+        recipe: Path | dict[str, Any] | None = None,
+        labels: int | list[int] | None = None,
         device: str = "auto",
         **options: Any,
     ) -> "Settings":
@@ -129,13 +131,16 @@ class Settings:
             std: what is left is divided by it; a number, or one for each channel.
             norm: of an input, where all have the same; or sqrt_d.
             classes: how many there are.
+            recipe: for --premise replay, a YAML file that says how the model was trained:
+                optimizer, lr, steps, batch_size, loss, … (see docs/commands.md).
+            labels: for --premise replay, the samples' classes, such as 3,0,3, in any order; where
+                training took mini-batches, in the order of the samples. Found if left out.
             device: auto, cpu, cuda, cuda:1, …
             **options: the other settings by name.
         """
         entries = {"range": range, "mean": mean, "std": std, "norm": norm, "classes": classes}
         told = {word: value for word, value in entries.items() if value is not None}
-        sizes = (input_shape,) if isinstance(input_shape, int) else input_shape
-        shape = None if sizes is None else tuple(sizes)
+        shape = _tuple(input_shape)
         if told and card is not None:
             raise InputError(f"{next(iter(told))}: write it in the card, or leave the card out.")
         if told and shape is None:
@@ -145,29 +150,10 @@ class Settings:
             made = read_card(card, shape)
         elif card is not None or shape is not None:
             made = DataCard.of(told if card is None else card, "card", shape)
-        return cls.trained_by(card=made, device=usable_device(device), **options).located()
-
-    @classmethod
-    def trained_by(
-        cls,
-        recipe: Path | dict[str, Any] | None = None,
-        labels: int | list[int] | None = None,
-        **options: Any,
-    ) -> "Settings":
-        """Return the settings with what is told of the training run.
-
-        Args:
-            recipe: for --premise replay, a YAML file that says how the model was trained:
-                optimizer, lr, steps, batch_size, loss, … (see docs/commands.md).
-            labels: for --premise replay, the samples' classes, such as 3,0,3, in any order; where
-                training took mini-batches, in the order of the samples. Found if left out.
-            **options: the other settings by name.
-        """
         if recipe is not None:
             options["recipe"] = read(recipe) if isinstance(recipe, Path) else Recipe.of(recipe)
-        if labels is not None:
-            options["labels"] = (labels,) if isinstance(labels, int) else tuple(labels)
-        return cls(**options)
+        device, known = usable_device(device), _tuple(labels)
+        return cls(card=made, labels=known, device=device, **options).located()
 
     @classmethod
     def of(cls, config: Mapping[str, Any], source: str = "config.yaml") -> "Settings":
@@ -234,3 +220,8 @@ class Settings:
         if self.samples is None:
             raise InputError("rank: count is the number of samples; give that too.")
         return replace(method, rank=self.samples)
+
+
+def _tuple(given: int | list[int] | None) -> tuple[int, ...] | None:
+    """Return the numbers of an option, of which a single one needs no list."""
+    return None if given is None else (given,) if isinstance(given, int) else tuple(given)
