@@ -7,6 +7,7 @@ compared with that of as many images that the model never saw.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -60,20 +61,11 @@ class Recognised:
 
     @property
     def p_value(self) -> float | None:
-        """Return how likely chance is to put any of the counts so far above the control's.
-
-        One-sided by Fisher's exact test, three times the least for three counts; None without a
-        control.
-        """
+        """Return how likely counts so far above the control's are by chance; None without one."""
         if (control := self.control) is None:
             return None
-        least = 1.0
-        for count in COUNTS:
-            own, other = getattr(self, count), getattr(control, count)
-            table = [[own, self.samples - own], [other, control.samples - other]]
-            p_value = scipy.stats.fisher_exact(table, alternative="greater").pvalue
-            least = min(least, len(COUNTS) * p_value)
-        return float(least)
+        counts = [(getattr(self, name), getattr(control, name)) for name in COUNTS]
+        return by_chance([(own, self.samples, other, control.samples) for own, other in counts])
 
     @property
     def clear(self) -> Tensor:
@@ -95,6 +87,17 @@ class Recognised:
             **{name: [finite(value) for value in row.tolist()] for name, row in figures.items()},
             "control": None if self.control is None else self.control.to_dict(),
         }
+
+
+def by_chance(counts: Sequence[tuple[int, int, int, int]]) -> float:
+    """Return how likely chance is to put any of these counts so far above that of a control.
+
+    Each is a count, of how many, and the same of the control: one-sided by Fisher's exact test, as
+    many times the least as there are counts.
+    """
+    tables = ([[own, of - own], [other, others - other]] for own, of, other, others in counts)
+    chances = (scipy.stats.fisher_exact(table, alternative="greater").pvalue for table in tables)
+    return min(1.0, len(counts) * float(min(chances)))
 
 
 def recognised(samples: Tensor, data: Data, held_out: Data | None) -> Recognised:

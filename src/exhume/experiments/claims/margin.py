@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 
 from matplotlib.figure import Figure
-from scipy.stats import fisher_exact
 
+from exhume.auditing.evidence import CLEAR
+from exhume.evaluate.recognition import by_chance
 from exhume.experiments.cells.margin import CASES, WeightsAlone
 from exhume.experiments.claims.claim import Finding, Scale, claim, judged, seeds, undecided
 from exhume.experiments.table import Table
@@ -17,7 +18,6 @@ BUZAGLO = (
     "Losses"
 )
 COUNTS = {"ssim": "over SSIM 0.4", "cosine80": "over cosine 0.8", "cosine90": "over cosine 0.9"}
-CHANCE = 0.01  # of one of three counts being so far above that of held-out images
 FEW = 0.1  # share of held-out images that may look like a candidate
 LENGTH = 50_000  # published steps, for 1000 candidates; small runs have 50 for each of theirs
 
@@ -74,11 +74,7 @@ def _finding(records: Sequence[Record], wanted: int) -> Finding:
         return undecided("counts of every case are needed")
     beyond, few, words = [], [], []
     for case, own in pooled.items():
-        chances = [
-            fisher_exact([[a, n - a], [b, n - b]], alternative="greater").pvalue
-            for a, b, n in own.values()
-        ]
-        beyond.append(len(COUNTS) * min(chances) < CHANCE)
+        beyond.append(by_chance([(a, n, b, n) for a, b, n in own.values()]) < CLEAR)
         few.append(own["cosine80"][1] <= FEW * own["cosine80"][2])
         counts = ", ".join(f"{a} ({b}) {COUNTS[name]}" for name, (a, b, _) in own.items())
         recipe = f"{CASES[case].recipe}, {CASES[case].preset}"
