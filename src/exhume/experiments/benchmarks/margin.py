@@ -1,9 +1,8 @@
 """Networks trained to the margin: what the published recipes and ours find, in the same time."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import product
 from statistics import fmean
 from time import process_time
@@ -47,10 +46,6 @@ TOTALS = (
     "SSIM > 0.4: {ssim} | cos > 0.8: {cosine80} | cos > 0.9: {cosine90} | mean cos: {mean:.3f}"
 )
 PROBE = 3.0  # most seconds for finding out how long a step of a recipe takes
-
-
-Go = Callable[..., Reconstruction]  # makes an attack of a name by a method, and adds its row
-
 
 TARGETS = {"weights": "θ", "change": "θ − θ₀"}
 TUNED = "tuned"  # in the place of a preset
@@ -123,10 +118,9 @@ def kkt(
             # decay wears initial weights off, so that knowing them is of no use
             for box, target in product(boxes, targets if case.decay is None else ("weights",)):
                 problem = _posed(victim, target, box).to(device)
-                go = partial(board.attack, problem, box, TARGETS[target])
+                seen = Seen(problem, board, box, TARGETS[target])
                 for attack in attacks:
-                    run = preset or case.preset
-                    _attack(attack, case.recipe, run, every, board, problem, go)
+                    seen.attack(attack, case.recipe, preset or case.preset, every)
             rows += board.rows
         show(COLUMNS, rows, title=name)
         if seeds > 1:
@@ -154,81 +148,83 @@ def _baselines(board: "Board", victim: Victim) -> None:
     board.add("—", "blank, noise of 0.001", 1e-3 * blank.double())
 
 
-def _attack(
-    attack: str,
-    name: str,
-    run: str,
-    every: int | None,
-    board: "Board",
-    problem: Problem,
-    go: Go,
-) -> None:
-    """Make an attack of that kind with the recipe of that name, by preset or tuned."""
-    if attack == "exhume":
-        go(attack, method_named(attack, problem))
-        return
-    own: dict[str, Haim2022] = {TUNED: {"haim2022": Haim2022}.get(name, Buzaglo2023)()}
-    for preset in presets(name):
-        with suppress(InputError):  # one for other weights
-            own[preset] = cast(Haim2022, published(name, preset, problem))
-    one_of("preset", run, own)
-    if attack == "presets":
-        for preset, method in [*own.items()][1:]:
-            go(f"{name}, {preset}", method)
-    elif attack == "runs":
-        many = replace(own[run], starts=RUNS, agreed=True)
-        _say_pace(problem, board, own[run], many)
-        go(f"{name}, {run}, {RUNS} runs", many)
-    elif attack != "splitting":
-        chosen = run if attack == "recipe" else attack
-        go(f"{name}, {chosen}", own[chosen])
-    elif every is not None:
-        _split(board, replace(own[run], steps=STEPS), every, ("published",), go)
-    else:
-        tried, seconds = _timed(problem, board.known.samples, board.seed, own[run], board.brief)
-        steps = max(1, round(tried.steps * board.limit / seconds))
-        _split(board, own[run], max(10, steps // 4), get_args(Choice), go)
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """What an attacker sees of a network, and the board where his attacks are noted."""
 
+    problem: Problem
+    board: "Board"
+    box: str
+    target: str
 
-def _split(board: "Board", base: Haim2022, every: int, rules: Sequence[Choice], go: Go) -> None:
-    """Attack with splits by each rule, and with as many candidates from the start."""
-    samples = board.known.samples
-    for rule in rules:
-        split = Shen2026(base, every, rule=rule)
-        count = len(go(f"shen2026, {rule}", split, _fewer(samples)).samples)
-        go(f"count of {rule}", replace(base, surplus=count / samples))
+    def attack(self, attack: str, name: str, run: str, every: int | None) -> None:
+        """Make an attack of that kind with the recipe of that name, by preset or tuned."""
+        if attack == "exhume":
+            self.go(attack, method_named(attack, self.problem))
+            return
+        own: dict[str, Haim2022] = {TUNED: {"haim2022": Haim2022}.get(name, Buzaglo2023)()}
+        for preset in presets(name):
+            with suppress(InputError):  # one for other weights
+                own[preset] = cast(Haim2022, published(name, preset, self.problem))
+        one_of("preset", run, own)
+        if attack == "presets":
+            for preset, method in [*own.items()][1:]:
+                self.go(f"{name}, {preset}", method)
+        elif attack == "runs":
+            many = replace(own[run], starts=RUNS, agreed=True)
+            self.say_pace(own[run], many)
+            self.go(f"{name}, {run}, {RUNS} runs", many)
+        elif attack != "splitting":
+            chosen = run if attack == "recipe" else attack
+            self.go(f"{name}, {chosen}", own[chosen])
+        elif every is not None:
+            self.split(replace(own[run], steps=STEPS), every, ("published",))
+        else:
+            tried, seconds = self.timed(own[run], self.board.brief)
+            steps = max(1, round(tried.steps * self.board.limit / seconds))
+            self.split(own[run], max(10, steps // 4), get_args(Choice))
 
+    def split(self, base: Haim2022, every: int, rules: Sequence[Choice]) -> None:
+        """Attack with splits by each rule, and with as many candidates from the start."""
+        samples = self.board.known.samples
+        for rule in rules:
+            split = Shen2026(base, every, rule=rule)
+            count = len(self.go(f"shen2026, {rule}", split, _fewer(samples)).samples)
+            self.go(f"count of {rule}", replace(base, surplus=count / samples))
 
-def _say_pace(problem: Problem, board: "Board", one: Haim2022, many: Haim2022) -> None:
-    """Say how long a step takes alone and with others beside it, once steps are recorded."""
-    words = []
-    for method in (one, many):
-        for _ in range(2):
-            tried, seconds = _timed(problem, board.known.samples, board.seed, method, board.brief)
-        each = 1000 * seconds * method.starts / max(1, tried.steps)
-        words.append(f"{each:.2f} ms for {method.starts}")
-    say(f"  a step of runs side by side takes {', '.join(words)}")
+    def say_pace(self, one: Haim2022, many: Haim2022) -> None:
+        """Say how long a step takes alone and with others beside it, once steps are recorded."""
+        words = []
+        for method in (one, many):
+            for _ in range(2):
+                tried, seconds = self.timed(method, self.board.brief)
+            each = 1000 * seconds * method.starts / max(1, tried.steps)
+            words.append(f"{each:.2f} ms for {method.starts}")
+        say(f"  a step of runs side by side takes {', '.join(words)}")
 
+    def go(self, name: str, method: Method, samples: int | None = None) -> Reconstruction:
+        """Attack for so many samples, all if left out, and add a row of that name."""
+        watch = Watch(None, f"{name} ", 10.0)
+        found, seconds = self.timed(method, self.board.limit, samples, watch)
+        timed = replace(found, seconds=seconds)
+        self.board.add(self.box, name, found.samples, timed, self.target)
+        return found
 
-def _timed(
-    problem: Problem,
-    samples: int,
-    seed: int,
-    method: Method,
-    limit: float,
-    watch: Watch | None = None,
-) -> tuple[Reconstruction, float]:
-    """Attack for so many seconds, and say how many it took: of the processor, if that does it.
+    def timed(
+        self, method: Method, limit: float, samples: int | None = None, watch: Watch | None = None
+    ) -> tuple[Reconstruction, float]:
+        """Attack for so many seconds, and say how many it took: of the processor, if that does it.
 
-    They do not depend on what else a machine is busy with.
-    """
-    if problem.target.device.type != "cpu":
-        found = reconstruct(problem, samples, seed, method, time_limit=limit, observe=watch)
-        return found, found.seconds
-    start = process_time()
-    until = Until(method, start + limit)
-    found = reconstruct(problem, samples, seed, cast(Method, until), observe=watch)
-    return found, process_time() - start
+        They do not depend on what else a machine is busy with.
+        """
+        asked = self.problem, samples or self.board.known.samples, self.board.seed
+        if self.problem.target.device.type != "cpu":
+            found = reconstruct(*asked, method, time_limit=limit, observe=watch)
+            return found, found.seconds
+        start = process_time()
+        until = Until(method, start + limit)
+        found = reconstruct(*asked, cast(Method, until), observe=watch)
+        return found, process_time() - start
 
 
 @dataclass(frozen=True)
@@ -317,21 +313,6 @@ class Board:
     def brief(self) -> float:
         """Seconds for finding out how long a step takes."""
         return min(PROBE, self.limit / 10)
-
-    def attack(
-        self,
-        problem: Problem,
-        box: str,
-        target: str,
-        name: str,
-        method: Method,
-        samples: int | None = None,
-    ) -> Reconstruction:
-        """Attack for so many samples, all if left out, and add a row of that name."""
-        count, watch = samples or self.known.samples, Watch(None, f"{name} ", 10.0)
-        found, seconds = _timed(problem, count, self.seed, method, self.limit, watch)
-        self.add(box, name, found.samples, replace(found, seconds=seconds), target)
-        return found
 
     def add(
         self,
