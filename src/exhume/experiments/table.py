@@ -6,10 +6,10 @@ and medians; a share of 0 stays in them.
 
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
-from exhume.sweep import Record
+from exhume.sweep import Record, table
 
 Row = Mapping[str, Any]  # the fields of a cell and the values it returned
 Curve = dict[float, float]  # a mean over seeds, by what it was measured at, in rising order
@@ -28,11 +28,7 @@ class Table(list[Row]):
     @classmethod
     def of(cls, records: Iterable[Record], kind: type) -> "Table":
         """Return fields and values of the cells of that kind that ended without an error."""
-        return cls(
-            asdict(record.cell) | record.values  # type: ignore[call-overload]
-            for record in records
-            if isinstance(record.cell, kind) and record.values is not None
-        )
+        return cls(table(r for r in records if isinstance(r.cell, kind) and r.values is not None))
 
     def where(self, **fields: Any) -> "Table":
         """Return the rows with those values."""
