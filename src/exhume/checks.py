@@ -51,7 +51,7 @@ def one_of(name: str, value: T, known: Collection[T]) -> T:
     return value
 
 
-def sizes(name: str, values: object) -> tuple[int, ...]:
+def sizes(name: str, values: object, most: float = LARGEST) -> tuple[int, ...]:
     """Return the shape of one input: whole numbers, and not too many entries to be held.
 
     Example:
@@ -62,8 +62,8 @@ def sizes(name: str, values: object) -> tuple[int, ...]:
     if not isinstance(values, list | tuple) or not values:
         raise InputError(f"{name}: expected sizes as in [3, 32, 32], got {values!r}.")
     found = tuple(whole_number(name, value) for value in values)
-    if math.prod(found) > LARGEST:
-        raise InputError(f"{name}: {list(found)} is more than {LARGEST:,} numbers.")
+    if math.prod(found) > most:
+        raise InputError(f"{name}: {list(found)} is more than {most:,} numbers.")
     return found
 
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from exhume.checks import whole_number
+from exhume.checks import sizes, whole_number
 from exhume.errors import InputError
 from exhume.features.network import Elementwise
 
@@ -118,12 +118,12 @@ def mlp(
         raise InputError(f"bias: expected true, false or first, got {bias!r}.")
     if not isinstance(activation, str):
         raise InputError(f"activation: expected a name such as relu, got {activation!r}.")
-    sizes = [math.prod(_sizes("shape", shape)), *_sizes("widths", widths)]
+    units = [math.prod(sizes("shape", shape)), *sizes("widths", widths, math.inf)]
     layers: list[nn.Module] = [nn.Flatten()]
-    for index, (before, after) in enumerate(itertools.pairwise(sizes)):
+    for index, (before, after) in enumerate(itertools.pairwise(units)):
         has_bias = bias is True or (bias == "first" and index == 0)
         layers += [nn.Linear(before, after, has_bias), Elementwise(activation)]
-    head = nn.Linear(sizes[-1], whole_number("outputs", outputs), bias is True)
+    head = nn.Linear(units[-1], whole_number("outputs", outputs), bias is True)
     return nn.Sequential(*layers, head)
 
 
@@ -191,22 +191,16 @@ def _depth(word: str, value: object) -> int:
     return depth
 
 
-def _sizes(word: str, values: object) -> tuple[int, ...]:
-    if not isinstance(values, list | tuple) or not values:
-        raise InputError(f"{word}: expected one or more whole numbers, got {values!r}.")
-    return tuple(whole_number(word, value) for value in values)
-
-
 def _image(shape: object) -> tuple[tuple[int, int, int], list[nn.Module]]:
     """Return (C, H, W) of an image, and a layer that gives a grey one (n, H, W) its channel."""
-    sizes = _sizes("shape", shape)
-    if len(sizes) not in (2, 3):
+    sides = sizes("shape", shape)
+    if len(sides) not in (2, 3):
         raise InputError(
-            f"shape: expected an image, (H, W) or (C, H, W), got {list(sizes)}; for other samples "
+            f"shape: expected an image, (H, W) or (C, H, W), got {list(sides)}; for other samples "
             "choose two_layer or mlp."
         )
-    channels, height, breadth = (1, *sizes)[-3:]
-    return (channels, height, breadth), [] if len(sizes) == 3 else [nn.Unflatten(1, (1, height))]
+    channels, height, breadth = (1, *sides)[-3:]
+    return (channels, height, breadth), [] if len(sides) == 3 else [nn.Unflatten(1, (1, height))]
 
 
 MADE: tuple[Callable[..., nn.Module], ...] = (two_layer, mlp, resnet, vit)
