@@ -19,6 +19,7 @@ from exhume.auditing.evidence import Record, counts, rank_of, ratio_of
 from exhume.auditing.folder import RunFolder, read_run
 from exhume.auditing.judgement import SURE
 from exhume.files import write_private
+from exhume.models.formulation import POINTS
 from exhume.report import plots
 from exhume.report.gallery import gallery, grade, table
 from exhume.wording import duration, finite, number, percent
@@ -28,10 +29,7 @@ ROWS = 1000
 LIKELY, LEAST = f"probability {SURE} or more", "recognisable at least"
 
 WORDS = {
-    "initial": "the initial weights",
-    "final": "the trained weights",
-    "midpoint": "the midpoint of training",
-    "both": "the initial and the trained weights",
+    **POINTS,
     "last": "the last layer",
     "first": "the first layer",
     "change": "the change of the weights in training",
