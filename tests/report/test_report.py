@@ -120,7 +120,7 @@ def test_every_page_is_whole_private_and_offline(
     assert "nan" not in re.sub(r"data:image[^\"]*", "", text).lower().split()
     plots = "".join(re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL))
     assert plots.count("var(--") > 20
-    assert not any(colour in plots for colour in figures.PAGE_VARIABLES)
+    assert not any(colour in plots for colour in figures.VARIABLES)
     assert ("<polyline" in text) == (truth is vectors and not redact)
     assert ("data:image/png" in text) == (truth is not vectors and not redact)
     assert ("redacted" in text.lower()) == redact or "a redacted report" in text

@@ -27,6 +27,8 @@ from exhume.wording import finite, number, power_of_ten
 CARD, INK, MUTED, LINE, ACCENT, SECOND, LOW, HIGH = (
     "#fffefb", "#211d18", "#7a7267", "#e6e0d5", "#b04a1e", "#2b7274", "#f3ede2", "#e4f0ee",
 )  # fmt: skip
+BELOW, BEYOND = "#e9ddcb", "#cfe3df"  # These and the next are of the two plots of a report
+PHASES = ("#f4eee3", "#e9f0ec", "#f3e6dd")
 VARIABLES = {
     INK: "var(--ink)",
     MUTED: "var(--muted)",
@@ -36,6 +38,9 @@ VARIABLES = {
     LOW: "var(--wash)",
     HIGH: "color-mix(in srgb, var(--high) 55%, var(--card))",
     CARD: "var(--card)",
+    BELOW: "var(--low)",
+    BEYOND: "var(--high)",
+    **{colour: f"var(--phase-{i})" for i, colour in enumerate(PHASES)},
 }
 STYLE: Any = {
     "svg.hashsalt": "exhume",
@@ -61,17 +66,7 @@ STYLE: Any = {
     "lines.solid_capstyle": "round",
 }
 DASHES = (0, (4, 2.2))
-
-# Of the two plots of a report
-BELOW, BEYOND = "#e9ddcb", "#cfe3df"
-PHASES = ("#f4eee3", "#e9f0ec", "#f3e6dd")
-PAGE_VARIABLES = {
-    **VARIABLES,
-    BELOW: "var(--low)",
-    BEYOND: "var(--high)",
-    **{colour: f"var(--phase-{i})" for i, colour in enumerate(PHASES)},
-}
-PAGE_STYLE: Any = {
+PAGE_STYLE: Any = {  # Of these two plots
     **STYLE,
     "font.size": 9.0,
     "axes.labelsize": 9.0,
@@ -106,12 +101,12 @@ def png(figure: Figure) -> bytes:
     return buffer.getvalue()
 
 
-def inline(figure: Figure, variables: Mapping[str, str] = VARIABLES) -> Markup:
+def inline(figure: Figure) -> Markup:
     """Return a figure as an element of a page, with its colours as CSS variables."""
     text = svg(figure)
     text = re.sub(r'<g id="[^"]*"', "<g", text[text.index("<svg") :])
     text = re.sub(r"<style.*?</style>", "", text, flags=re.DOTALL)
-    for colour, expression in variables.items():
+    for colour, expression in VARIABLES.items():
         text = text.replace(colour, expression)
     return Markup(text)
 
@@ -292,7 +287,7 @@ def progress(
         twin.yaxis.set_major_locator(MaxNLocator(5, integer=True))
         twin.tick_params(length=0)
         twin.spines[:].set_visible(False)
-    return inline(figure, PAGE_VARIABLES), legend
+    return inline(figure), legend
 
 
 @matplotlib.rc_context(PAGE_STYLE)
@@ -326,7 +321,7 @@ def law(ratio: float) -> Markup:
     axes.set_xlabel("equations for each unknown")
     axes.set_yticks([])
     axes.spines[["left", "right", "bottom"]].set_visible(False)
-    return inline(figure, PAGE_VARIABLES)
+    return inline(figure)
 
 
 def _decades(low: int, high: int) -> list[int]:
@@ -344,9 +339,7 @@ def _log_axis(axes: Axes, values: Sequence[float]) -> None:
     """Mark whole powers of ten around the values, written as such."""
     low = math.floor(math.log10(min(values)))
     high = max(math.ceil(math.log10(max(values))), low + 1)
-    axes.set(yscale="log", ylim=(10.0**low / 1.6, 10.0**high * 1.6))
-    axes.yaxis.set_minor_locator(NullLocator())
-    places = _decades(low, high)
-    axes.set_yticks([10.0**k for k in places], [power_of_ten(k) for k in places])
+    axes.set_ylim(10.0**low / 1.6, 10.0**high * 1.6)
+    _logarithmic(axes, "y")
     axes.grid(axis="y", color=LINE, linewidth=0.6)
     axes.set_axisbelow(True)
