@@ -81,9 +81,7 @@ def safe_width(
     return reconstruction(dim, samples, outputs, subspace, norm) - 1
 
 
-def most_samples(
-    equations: int, dim: int, outputs: int = 1, subspace: Where = None, norm: bool = True
-) -> int:
+def most_samples(equations: int, dim: int, outputs: int = 1, subspace: Where = None) -> int:
     """Return the most samples that a last layer of p·m weights could determine, by the count.
 
     Example:
@@ -95,7 +93,7 @@ def most_samples(
 
     def fits(samples: int) -> bool:
         used = equations * min(outputs, samples) // outputs
-        return used >= unknowns(dim, samples, outputs, subspace, norm)
+        return used >= unknowns(dim, samples, outputs, subspace)
 
     return largest(fits, equations)
 
@@ -117,7 +115,6 @@ def blocks(
     dim: int,
     outputs: int = 1,
     head: str | None = None,
-    norm: bool = True,
 ) -> tuple[Block, ...]:
     """Return what each tensor of a model could give up, then its first and last layer, and all.
 
@@ -148,7 +145,7 @@ def blocks(
         own = members or (name,)
         count = sum(prod(shapes[member]) for member in own)
         most = most_samples if own == (last,) else _most_in_block
-        full, spanned = (most(count, dim, outputs, where, norm) for where in PLACES)
+        full, spanned = (most(count, dim, outputs, where) for where in PLACES)
         return Block(name, None if members else shapes[name], count, count / every, full, spanned)
 
     alone = tuple(block(name) for name in names)
@@ -158,11 +155,9 @@ def blocks(
     return (*alone, *(block(name, *members) for name, members in together.items()))
 
 
-def _most_in_block(parameters: int, dim: int, outputs: int, subspace: Where, norm: bool) -> int:
+def _most_in_block(parameters: int, dim: int, outputs: int, subspace: Where) -> int:
     """Return the largest n with P ≥ n(r − 1 + m)."""
-    return largest(
-        lambda n: parameters >= n * (_rank(dim, n, subspace) - norm + outputs), parameters
-    )
+    return largest(lambda n: parameters >= n * (_rank(dim, n, subspace) - 1 + outputs), parameters)
 
 
 def largest(fits: Callable[[int], bool], most: int) -> int:

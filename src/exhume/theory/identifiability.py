@@ -132,20 +132,13 @@ def identifiability(
     )
 
 
-def recover(
-    model: nn.Module,
-    trained: StateOrFile | None = None,
-    rank: int | None = None,
-    tolerance: float | None = None,
-    level: float = 1.0,
-) -> Recovered:
+def recover(model: nn.Module, trained: StateOrFile | None = None) -> Recovered:
     """Return samples from the tensor of least norm that fits, whatever the condition says.
 
-    Where it fails other samples fit as well. Arguments are those of `identifiability`.
+    Where it fails other samples fit as well. Model and weights are those of `identifiability`.
     """
-    number("level", level, above=0)
-    view = view_of(neurons_of(model, trained), rank, tolerance)
-    return _recovered(view, moments_of(view), level)
+    view = view_of(neurons_of(model, trained))
+    return _recovered(view, moments_of(view), 1.0)
 
 
 def _recovered(view: View, moments: Moments, level: float) -> Recovered:

@@ -44,12 +44,12 @@ class LocalIdentifiability:
 
 
 def local_identifiability(
-    problem: Problem, candidates: Tensor, within: bool = False, tolerance: float = TOLERANCE
+    problem: Problem, candidates: Tensor, within: bool = False
 ) -> LocalIdentifiability:
     """Return rank and null space of the equations at a solution, coefficients eliminated.
 
     Candidates are a solution X, (n, d). Only directions that stay in the problem's domain count
-    if `within`; relative singular values up to the tolerance count as zero.
+    if `within`.
     """
     if candidates.ndim != 2 or candidates.shape[1] != problem.dim or not len(candidates):
         found = tuple(candidates.shape)
@@ -68,7 +68,7 @@ def local_identifiability(
     scales = torch.where(sizes > NEGLIGIBLE * sizes.max(), 1 / sizes, 0.0)
     scaled = torch.cat([block * scale for block, scale in zip(blocks, scales, strict=True)], 1)
     _, values, vectors = torch.linalg.svd(scaled, full_matrices=True)
-    rank = int((values > tolerance * values[0]).sum())
+    rank = int((values > TOLERANCE * values[0]).sum())
     free = vectors[rank:].split([len(move) for move in moves], 1)
     units = torch.where(scales > 0, scales, 1.0)
     parts = [part * unit @ move for part, unit, move in zip(free, units, moves, strict=True)]

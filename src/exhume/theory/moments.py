@@ -236,7 +236,7 @@ class View:
         return self.basis.shape[1]
 
 
-def view_of(neurons: Neurons, rank: int | None, tolerance: float | None) -> View:
+def view_of(neurons: Neurons, rank: int | None = None, tolerance: float | None = None) -> View:
     """Return a network as its own neurons, at length 1, see it (see `identifiability`)."""
     if tolerance is not None and not number("tolerance", tolerance, above=0) < 1:
         raise InputError(f"tolerance: expected a number between 0 and 1, got {tolerance}.")
