@@ -166,9 +166,9 @@ def problems(seed: int) -> Iterator[Posed]:
         yield posed("two layers", replace(network, ratio=2 * ratio))
         yield posed("two layers, lazy", replace(network, lazy=100.0))
         few = sphere(samples=6, ratio=ratio, told=3)
-        yield replace(posed("too few asked for", few), told=3)
+        yield posed("too few asked for", few)
         moved = replace(few, architecture="two_layer", activation="gelu", ratio=2 * ratio)
-        yield replace(posed("too few asked for, two layers", moved), told=3)
+        yield posed("too few asked for, two layers", moved)
     for ratio in RATIOS[2::2]:
         for name, changed in NOTHING.items():
             yield posed("", sphere(ratio=ratio)).without(f"control: {name}", changed)
