@@ -183,7 +183,7 @@ def test_the_command_writes_everything_and_goes_on_where_it_stopped(tmp_path: Pa
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
-    for name in (*command.FILES, ".law.html.abc", ".table.csv.x_1", ".sweep.json.0"):
+    for name in (*command.FILES, ".law.html.abc", ".table.csv.x_1", ".sweep.json.0", ".lock"):
         (tmp_path / name).touch()
     command.check_folder(tmp_path)  # what a killed write left is no obstacle
     there = {path.name for path in tmp_path.iterdir()}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from exhume.cli.console import new_console, table
 from exhume.errors import InputError
+from exhume.files import LOCK
 
 if TYPE_CHECKING:
     from exhume.experiments.law import Law
@@ -170,7 +171,8 @@ def check_folder(out: Path) -> None:
     """Refuse a folder that holds anything but a sweep of the law."""
     if out.is_file():
         raise InputError(f"{out}: is a file; choose another --out.")
-    left = tuple(f".{name}." for name in FILES)  # of a write that was killed, see files.py
+    # What a process that was killed leaves: of a write, see files.py, and the lock of the driver
+    left = *(f".{name}." for name in FILES), LOCK
     names = sorted(path.name for path in out.glob("*"))
     if other := [name for name in names if name not in FILES and not name.startswith(left)]:
         raise InputError(f"{out}: holds something else ({other[0]}); choose another --out.")
