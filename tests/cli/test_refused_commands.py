@@ -73,7 +73,10 @@ REFUSED = {
     },
     "audit": {
         "--samples 4": "--model", "nowhere": "nowhere", f"@/model/{CARD}": CARD, "@": CARD,
-        "m:f": "is a factory|--trained",
+        "m:f": "is a factory|--trained", "nowhere --initial base": "nowhere|no such folder",
+        "@/model --samples ten": "samples: expected a whole number, got 'ten'|audit --help",
+        "@/model --premise lazy": "premise: expected one of change, margin|got 'lazy'",
+        "@/model --lr 3": "--lr|audit --help",
     },
     "audit @/model": {
         "--method haim2022 --preset b10": "b9|rbij|b10", "--preset b9": "exhume has none|haim2022",

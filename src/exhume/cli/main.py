@@ -31,6 +31,14 @@ COMMANDS = {
 
 # Options that may be written as numbers with commas between them
 LISTS = ("--input_shape", "--range", "--mean", "--std", "--widths", "--labels")
+# What the parser expects, in words
+KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "list": "numbers with commas between them, such as 3,32,32",
+    "tuple": "a list in brackets, such as '[1,2]'",
+    "bool": "true or false",
+}
 # Options whose word may be left out
 BARE = dict.fromkeys(("audit", "identify", "bound"), "--model")
 BARE |= {"gate": "--run", "reproduce": "--name"}
@@ -65,7 +73,7 @@ def _run(words: list[str]) -> None:
         raise SystemExit(0)
     if words[:1] != ["audit"] and os.environ.get("WORLD_SIZE", "1") != "1":
         raise InputError("ranks: only `torchrun -m exhume audit` uses several; leave torchrun out.")
-    from jsonargparse import auto_cli, set_parsing_settings
+    from jsonargparse import ArgumentError, auto_cli, set_parsing_settings
 
     set_parsing_settings(instantiate_subclass_spec_in_any=False)
     commands: dict[str, Any] = dict(_named(words))
@@ -74,7 +82,32 @@ def _run(words: list[str]) -> None:
 
         about = "Measurements, each printed with the hardware."
         commands["bench"] = {"_help": about, **benchmarks.COMMANDS}
-    auto_cli(commands, args=plain(words), prog="exhume", version=VERSION)
+    try:
+        auto_cli(commands, args=plain(words), prog="exhume", version=VERSION, exit_on_error=False)
+    except ArgumentError as error:
+        known = words[:1] in [[name] for name in commands]
+        command = words[: 1 + (words[0] == "bench")] if known else []
+        more = f"; {' '.join(('exhume', *command, '--help'))} says what there is."
+        raise InputError(misread(str(error)).rstrip(".") + more) from None
+
+
+def misread(said: str) -> str:
+    r"""Say which option cannot be read, and what it takes: the parser says it in Python's types.
+
+    Example:
+        >>> misread('Parser key "samples":\n  Expected a <class \'int\'>. Got value: ten')
+        "samples: expected a whole number, got 'ten'"
+    """
+    option = re.search(r'Parser key "([\w.]+)"', said)
+    value = re.search(r"(?:Given|Got) value: (.*)", said)
+    if option is None or value is None:
+        return said
+    types = re.findall(r"Expected a <class '(\w+)'>", said)
+    kinds = list(dict.fromkeys(KINDS[kind] for kind in types if kind in KINDS))
+    if (words := re.search(r"Expected a typing.Literal\[(.*)\]", said)) is not None:
+        kinds.append(f"one of {words[1].replace(chr(39), '')}")
+    asked = f"expected {' or '.join(kinds)}, got" if kinds else "cannot read"
+    return f"{option[1]}: {asked} {value[1]!r}"
 
 
 def _reason(error: Exception) -> str | None:
@@ -154,5 +187,6 @@ def plain(words: list[str]) -> list[str]:
 
 
 def _bracketed(numbers: str) -> str:
-    """Return numbers with commas between them as a list."""
+    """Return numbers with commas, or an x as in 3x32x32, between them as a list."""
+    numbers = numbers.replace("x", ",") if re.fullmatch(r"\d+(x\d+)+", numbers) else numbers
     return f"[{numbers}]" if "," in numbers and not numbers.startswith("[") else numbers
