@@ -9,8 +9,8 @@ from exhume.equation.problem import Premise, Problem
 from exhume.features.modules import ModuleFeatures
 from exhume.methods import seen_by, threads_for
 from exhume.methods.exhume import Exhume
-from exhume.methods.progress import Method
-from exhume.methods.replay import Replay
+from exhume.methods.progress import Method, Progress
+from exhume.methods.replay import LazySearch, Replay
 from exhume.methods.tansley2026 import Tansley2026
 from exhume.models.opening import Opened
 from exhume.search.subspace import directions
@@ -131,7 +131,9 @@ def _pace(method: Method, problem: Problem, settings: Settings) -> float:
     """Return the seconds that a product takes: of the second step, as the first one warms up."""
     view, spent, products = seen_by(method, problem), 0.0, 0
     with threads_for(view, settings.samples):
-        progress = method.init(view, settings.samples, settings.seed)
+        progress: Progress = method.init(view, settings.samples, settings.seed)
+        if isinstance(method, Replay) and isinstance(progress, LazySearch):
+            progress = method.first(view, progress)  # a run costs far more than gradients
         for _ in range(2):
             before, start = progress.total_products, time.perf_counter()
             with until(lambda: time.perf_counter() - start > PATIENCE):  # noqa: B023
