@@ -181,6 +181,12 @@ def limits(problem: Problem, found: Reconstruction) -> list[str]:
             "If more samples were asked for than there are, the rest are duplicates or have a "
             "negligible coefficient.",
         ]
+    if problem.premise.weights_alone:
+        said.append(
+            "There may be twice as many candidates as samples: of an image that was unmixed either "
+            "sign is shown where the weights do not tell it, and published recipes seek two for "
+            "each sample."
+        )
     if problem.drift > 0 and problem.premise is Premise.CHANGE:
         said.append(
             "Features moved in training, so the samples themselves leave a residual, and how much "

@@ -238,6 +238,8 @@ def _result(
     libraries = {"torch": torch.__version__, "numpy": np.__version__}
     started = datetime.fromtimestamp(time.time() - found.seconds, UTC)
     threat_model = asdict(problem.threat_model)
+    said = evidence.claims(problem, found, rests, judged.chance)
+    suspected = [x for x in said if "suspected" in x]  # what to look at first, and no claim
     settled = Input("settings", CONFIG, sha256(config_of(settings)).hexdigest())
     if settings.samples is not None:
         threat_model["knows"] = (*threat_model["knows"], "the number of samples")
@@ -273,7 +275,7 @@ def _result(
         "display": asdict(problem.display) if problem.display else None,
         "verdict": judged.verdict,
         "reason": judged.reason,
-        "advice": judged.advice,
+        "advice": [*suspected, *judged.advice],
         "probabilities": judged.probabilities.tolist(),
         "again": [None if x == 0 else x > 0 for x in sought.tolist()],
         "support": {
@@ -281,7 +283,7 @@ def _result(
             **{"slack": rests.slack.tolist(), "errors": rests.errors.tolist()},
         },
         "controls": [asdict(control) for control in tried],
-        "claims": evidence.claims(problem, found, rests, judged.chance),
+        "claims": [x for x in said if x not in suspected],
         "limits": evidence.limits(problem, found),
         "inputs": [asdict(entry) for entry in (settled, *opened.inputs)],
     }
