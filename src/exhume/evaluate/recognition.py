@@ -39,6 +39,11 @@ class Recognised:
     cosines: Tensor
     control: "Recognised | None" = None  # The same of images that the model never saw
 
+    def __repr__(self) -> str:
+        """Give the counts, and not every image."""
+        counts = ", ".join(f"{name}={getattr(self, name)}" for name in ("samples", *COUNTS))
+        return f"Recognised({counts}, control={self.control})"
+
     @property
     def samples(self) -> int:
         """Count the images."""

@@ -71,6 +71,8 @@ class Source:
             )
         for word in ("initial", "arguments", "head", "card"):
             if getattr(self, word) is not None:
+                if not folder.exists():
+                    raise InputError(f"model {self.model}: no such folder, with {word} beside it.")
                 own = f"{folder} is a model folder, which has its own"
                 raise InputError(f"{word}: {own}; leave it out, or name a factory and --trained.")
         return folder

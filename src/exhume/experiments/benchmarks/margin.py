@@ -77,8 +77,8 @@ def kkt(
         cases: faces (labels by chance, 625-200-200-1, n = 24); digits (odd/even, n = 20); mnist
             and mnist_500 (odd/even, 784-1000-1000-1, n = 100 and 500); cifar10 and cifar10_500
             (vehicles/animals, 3072-1000-1000-1, the same); classes (ten of cifar10, n = 500);
-            decay (cifar10 at rest under weight decay); and of the first two, small, digits_ten
-            (64-200-200-10, n = 40) and faces_decay.
+            decay (cifar10 at rest under weight decay); and digits_ten (64-200-200-10, n = 40)
+            and faces_decay, which are small.
         seeds: how many.
         first_seed: of data, model and attack.
         limit: seconds an attack, without a GPU those of the processor.

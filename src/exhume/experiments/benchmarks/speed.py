@@ -33,6 +33,7 @@ COPIED = {"cpu": 2**28, "cuda": 2**32}  # bytes of a copy, several times what ca
 RANKS = (1, 2, 4)  # among which rows are spread, as far as there are cores or GPUs for each
 TAKEN = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT  # by torch's launcher
 SIDE = {"cpu": 2048, "cuda": 8192}  # of square matrices that are multiplied
+BEYOND = " (large products may be rounded to bfloat16 on a CPU, which can take less than that)"
 OURS = "product: push, project, pull"
 
 
@@ -73,7 +74,7 @@ def speed(
         f"a copy moves {copied / 1e9:.0f} GB/s, matrices are multiplied at "
         f"{multiplied / 1e12:.2f} TFLOP/s: a product, which reads V twice ({moved / 1e9:.2f} GB, "
         f"{flops / 1e12:.3f} TFLOP), takes {1e3 * least:.2f} ms at least; ours reaches "
-        f"{least / whole:.0%} of that limit"
+        f"{least / whole:.0%} of that limit" + ("" if coarse else BEYOND)
     )
     columns = (
         "exponent of time in: {size} | of a product: {product:.2f} | "
