@@ -131,6 +131,12 @@ def test_nothing_is_claimed_where_the_auditor_is_wrong(
     assert words in claims[-1]
 
 
+def test_what_is_suspected_is_the_first_advice_and_no_claim() -> None:
+    found = audited(ADAM, recipe=SHORT, labels=list(LABELS), product_limit=300)
+    assert "optimiser is suspected" in found.advice[0] and len(found.advice) > 1
+    assert found.claims and not any("suspected" in claim for claim in found.claims)
+
+
 def test_a_search_that_was_cut_short_is_not_blamed_on_the_recipe() -> None:
     problem = posed(SHORT, LABELS, trained(SHORT))
     found = reconstruct(problem, 3, 0, Replay(products=100), product_limit=150)

@@ -135,6 +135,8 @@ def test_the_page_with_the_truth(tmp_path: Path) -> None:
     assert f"nearest other sample has {level:.3g}" in text and "dashed line" in text
     assert "100 % (95 % interval 72 % to 100 %): 10 exact, 0 recovered, 0 recognisable" in text
     assert "1.2\u00a0×\u00a010⁻¹¹" in text and "residual 1.2 × 10⁻¹¹" in text
+    before = " ".join(text.split())  # what was said without the truth
+    assert "Before the comparison the verdict was <strong>" in before
 
 
 def test_what_is_missing_is_said_to_be_missing(tmp_path: Path) -> None:
