@@ -360,7 +360,8 @@ class Replay:
         if stride > 1:
             fit = fitted_with(longer(seen, stride), start, given)
         phase = "soft labels" if soft else "long steps" if stride > 1 else PHASE
-        far = min(1.0, fit.value) if kind == "lazy" and not adam else 1.0
+        lazy = kind == "lazy" and not (adam or near)  # of unmixed tiles, to begin so gains nothing
+        far = min(1.0, fit.value) if lazy else 1.0
         state = DampedState(fit=fit, damping=DAMPING * far)
         return {"state": state, "soft": soft, "stride": stride, "phase": phase, "free": free}
 
