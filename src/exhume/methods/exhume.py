@@ -114,6 +114,7 @@ class Exhume:
     above: float = 10.0  # times the floor, which a cut may leave: less cannot be told from it
     # of the softplus, β times the root mean square of z: from all but quadratic to all but ReLU
     sharpness: tuple[float, ...] = (2.0, 4.0, 8.0, 16.0, 32.0)
+    creeping: float = 2e-2  # gain of a step that is none where there is a floor to creep to
     softly: int = 12  # most solver steps at each: they need not end where the next ones begin
     dense: float = 3.5  # p·m/(d·n) from which trials with ReLU get there, and sooner
     many: int = 20  # samples from which a softplus comes first: ReLU finds fewer as soon without
@@ -207,7 +208,7 @@ class Exhume:
         floor = problem.drift > 0
         solver = LevenbergMarquardt(
             tolerance=self.tolerance if samples is None else self.close,
-            progress=2e-2 if floor else 3e-3,
+            progress=self.creeping if floor else 3e-3,
             metric=self.metric,
         )
         alone = problem.whole is None  # else each rank would say it of its own rows
