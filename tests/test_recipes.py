@@ -1,5 +1,6 @@
 """Recipes: read from files and optimisers, and refused where no run could have been so."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,10 @@ def test_a_file_says_it_all(tmp_path: Path) -> None:
     recipe = read(path)
     assert recipe == Recipe("adamw", 0.01, epochs=2, batch_size=4, betas=(0.8, 0.9))
     assert recipe.length(6) == 4
-    assert Recipe(steps=1, frozen="0.*", milestones=3).frozen == ("0.*",)
+    listed: dict[str, Any] = {"steps": [10, 20], "milestones": [3], "betas": [0.9, 0.99]}
+    several = Recipe(frozen="0.*", schedule="steps", **listed)
+    assert (several.frozen, several.steps, several.milestones) == (("0.*",), (10, 20), (3,))
+    assert hash(several) == hash(replace(several, betas=(0.9, 0.99)))
     assert [len(batch) for batch in recipe.batches(6)] == [4, 2, 4, 2]
 
 
@@ -48,6 +52,9 @@ def test_an_optimizer_says_what_it_knows() -> None:
         ({"steps": 1, "warmup": "two"}, "warmup: expected a whole number"),
         ({"steps": 1, "betas": [0.9, 0.9, 0.9]}, "expected two numbers"),
         ({"steps": 1, "nesterov": True}, "is a kind of momentum"),
+        ({"steps": 1, "milestones": (3,)}, "schedule: steps"),
+        ({"steps": 1, "schedule": "steps"}, "needs milestones"),
+        ({"steps": 1, "loss": "mse", "label_smoothing": 0.1}, "is for cross_entropy"),
         ({"steps": []}, "steps: expected a number, or several"),
         ([1], "expected entries"),
     ],

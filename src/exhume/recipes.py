@@ -51,7 +51,8 @@ class Recipe:
         schedule: of the rate: constant, cosine (zero a step after the last, were there one) or
             steps.
         warmup: first steps, over which the rate grows in equal parts to lr.
-        milestones: for steps, those from which on the rate is multiplied by gamma.
+        milestones: for steps, those from which on the rate is multiplied by gamma, counted from
+            the first of all, those of the warm-up included.
         gamma: for steps.
         norms: batch norms with their running statistics (eval) or those of each batch (train).
         frozen: names or patterns of parameters that were not trained, such as `features.*`.
@@ -87,8 +88,10 @@ class Recipe:
         one_of("loss", self.loss, LOSSES)
         one_of("schedule", self.schedule, SCHEDULES)
         one_of("norms", self.norms, ("eval", "train"))
-        for word in ("milestones", "frozen"):
-            object.__setattr__(self, word, several(getattr(self, word)))
+        for word in ("milestones", "frozen", "betas", *TRIED):
+            value = getattr(self, word)
+            if word in ("milestones", "frozen") or isinstance(value, list):
+                object.__setattr__(self, word, several(value))
         if self.lr is not None:
             number("lr", self.lr, above=0)
         number("weight_decay", self.weight_decay, least=0)
@@ -116,6 +119,12 @@ class Recipe:
         for word, value in (*shares, *(("betas", beta) for beta in self.betas)):
             if not number(word, value, least=0) < 1:
                 raise InputError(f"{word}: expected a number below 1, got {value}.")
+        if self.milestones and self.schedule != "steps":
+            raise InputError("milestones: are those of schedule: steps; give that too.")
+        if self.schedule == "steps" and not self.milestones:
+            raise InputError("schedule: steps needs milestones, from which on the rate is less.")
+        if self.label_smoothing and self.loss != "cross_entropy":
+            raise InputError(f"label_smoothing: is for cross_entropy, and the loss is {self.loss}.")
         if self.optimizer != "sgd" and (self.momentum or self.nesterov):
             raise InputError(f"momentum: {self.optimizer} has its own; leave it out.")
 
@@ -255,10 +264,9 @@ class Recipe:
             raise InputError(f"{source}: expected entries such as `lr: 0.01`, a line each.")
         if unknown := entries.keys() - {field.name for field in fields(cls)}:
             raise InputError(f"{source}: {min(map(str, unknown))!r} is no entry of a recipe.")
-        lists = {word: tuple(v) for word, v in entries.items() if isinstance(v, list)}
         texts = {w: float_of(v) for w, v in entries.items() if w in NUMBERS and isinstance(v, str)}
         try:
-            return cls(**{**entries, **lists, **texts})
+            return cls(**{**entries, **texts})
         except InputError as error:
             raise InputError(f"{source}: {error}") from error
 
@@ -279,8 +287,8 @@ def one(value: int | tuple[int, ...] | None) -> int | None:
 
 
 def several(value: Any) -> tuple[Any, ...]:
-    """Return the values that one entry holds: those of a tuple, or itself."""
-    return value if isinstance(value, tuple) else (value,)
+    """Return the values that one entry holds: those of a tuple or list, or itself."""
+    return tuple(value) if isinstance(value, tuple | list) else (value,)
 
 
 def read(path: Path | str) -> Recipe:

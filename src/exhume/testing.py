@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from exhume.features import Features, Linearization
+from exhume.features.replay import TrainingRun
 
 STEP = 1e-7  # half-width of a finite difference in float64: small, so that few kinks are crossed
 EXACT_DIM = 32  # up to this dimension the curvature must be exact; beyond, it may be an estimate
@@ -26,7 +27,8 @@ def check_features(
 
     The products are compared with each other and with finite differences, in float64, at random
     candidates of norm √d: so many `samples` (2 or more), drawn with the `seed`; `dim` is the d to
-    expect. It takes about n·d calls of `push`, so hand in a small instance.
+    expect. It takes about n·d calls of `push`, so hand in a small instance. Of a training run, such
+    as the `features` of a problem with a recipe, what it has is checked: its end, push and pull.
 
     Raises:
         AssertionError: with a sentence that names the method and how far it is off.
@@ -44,6 +46,9 @@ def check_features(
     _require(after == before, f"to: changed width and dim from {before} to {after}.")
     _require(dtype == torch.float64, f"to: asked for float64, but dtype is {dtype} afterwards.")
     _require(dim in (None, after[1]), f"dim: expected {dim}, the features say {after[1]}.")
+    if isinstance(features, TrainingRun):
+        _check_run(features, samples, seed)
+        return
     check = _Checks(features, samples, seed)
     check.products()
     check.derivative("push", "combine", check.here.push, lambda at: at.combine(check.a), 0.0)
@@ -56,6 +61,31 @@ def check_features(
     check.shares()
     resident = features.resident().linearize(check.x)
     _close("resident: has other features", resident.combine(check.a), check.here.combine(check.a))
+
+
+def _check_run(run: TrainingRun, n: int, seed: int) -> None:
+    """Push must be the derivative of where a run ends, and pull its transpose, kept or not."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn = [
+        torch.randn(*shape, generator=generator, dtype=torch.float64).to(run.device)
+        for shape in ((n, run.dim), (n, run.outputs), (n, run.dim), (run.width, 1))
+    ]
+    x, given, along, target = drawn
+    labels = given.softmax(1) if run.outputs > 1 else given.sign()
+    labels, offs = labels.reshape(-1, 1), []
+    at = run.linearize(x)
+    _shape("combine", at.combine(labels), (run.width, 1))
+    pushed = at.push(along, labels)
+    for step in (STEP, 10 * STEP, 100 * STEP):  # a kink can spoil one
+        ahead, behind = (run.linearize(x + s * along).combine(labels) for s in (step, -step))
+        offs.append(_distance(pushed, (ahead - behind) / (2 * step)))
+    _require(min(offs) < 1e-4, f"push is not the derivative of the run: off by {min(offs):.1e}.")
+    pulled = at.pull(target, labels)
+    _same_inner("pull is not the transpose of push", pushed, target, along, pulled)
+    again = run.linearize(x)
+    again.combine(labels)
+    pulled = again.pull(target, labels)  # before a Jacobian is kept: backward through the steps
+    _close("pull through the steps is another", pulled, at.pull(target, labels), 1e-8)
 
 
 class _Checks:

@@ -13,6 +13,7 @@ from exhume.features import replay
 from exhume.features.replay import TrainingRun
 from exhume.models.formulation import Known
 from exhume.recipes import Recipe
+from exhume.testing import check_features
 from replays import posed, trained
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -38,6 +39,18 @@ def the_run(recipe: Recipe, **told: Any) -> tuple[TrainingRun, Tensor]:
     problem = posed(model, weights, Known(replace(recipe, **told)), (4, 4))
     assert isinstance(problem.features, TrainingRun)
     return problem.features, problem.target
+
+
+@pytest.mark.parametrize("name", ["batches", "adam", "norms"])
+def test_runs_are_checked_as_features_are(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, _ = the_run(RECIPES[name])
+    check_features(run, dim=16)
+    for method, words in (("push", "not the derivative"), ("pull", "not the transpose")):
+        right = getattr(replay.Replayed, method)
+        with monkeypatch.context() as wrong:
+            wrong.setattr(replay.Replayed, method, lambda *given, f=right: 1.001 * f(*given))
+            with pytest.raises(AssertionError, match=words):
+                check_features(run)
 
 
 def inputs() -> Tensor:

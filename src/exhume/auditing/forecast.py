@@ -9,6 +9,7 @@ from exhume.equation.problem import Premise, Problem
 from exhume.features.modules import ModuleFeatures
 from exhume.methods import seen_by, threads_for
 from exhume.methods.exhume import Exhume
+from exhume.methods.labels import run_of
 from exhume.methods.progress import Method, Progress
 from exhume.methods.replay import LazySearch, Replay
 from exhume.methods.tansley2026 import Tansley2026
@@ -20,7 +21,8 @@ from exhume.theory.support import ENOUGH
 from exhume.wording import NO_BREAK, duration, plural
 
 PRODUCTS = 300, 3000  # of a search of ours that succeeds: fewer where equations are many
-REPLAYED = 1000, 10_000  # of one that simulates training: labels and the rate are fitted, too
+REPLAYED = 10, 300  # steps of one that simulates training: labels and the rate are fitted, too
+STEP = 120  # products of such a step, where its Jacobian is not kept
 PUBLISHED = (50_000,)  # of the others: 30,000 to 80,000 as published
 WIDEST = 10**9  # more samples than these are in no weights
 UNITS = ((3600, "h"), (60, "min"), (1, "s"))
@@ -128,7 +130,10 @@ def _rounded(seconds: float) -> str:
 
 
 def _pace(method: Method, problem: Problem, settings: Settings) -> float:
-    """Return the seconds that a product takes: of the second step, as the first one warms up."""
+    """Return the seconds that a product takes, or a step of replay, where they cost unlike much.
+
+    It is the second step that is timed, as the first one warms up.
+    """
     view, spent, products = seen_by(method, problem), 0.0, 0
     with threads_for(view, settings.samples):
         progress: Progress = method.init(view, settings.samples, settings.seed)
@@ -141,4 +146,7 @@ def _pace(method: Method, problem: Problem, settings: Settings) -> float:
             spent, products = time.perf_counter() - start, progress.total_products - before
     if not products:
         raise ValueError("there is no product whose time would tell")
+    if isinstance(method, Replay):
+        whole = spent < PATIENCE or run_of(view).dense(progress.candidates)  # not cut short
+        return spent if whole else spent * max(1.0, STEP / products)
     return spent / products

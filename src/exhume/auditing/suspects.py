@@ -17,6 +17,7 @@ from exhume.solvers.levenberg_marquardt import DampedState, LevenbergMarquardt
 
 # Evenness of changes: Adam's have 0.78 to 0.97, those of SGD 0.35 to 0.5, and normal ones 2/π
 EVEN, UNEVEN = 0.7, 0.55
+NEAR = 1e-2  # residual under which candidates are near enough for a rate to be told by them
 FALLEN = 3.0  # times: among thousands of equations no unknown more lowers it so far by chance
 SAME = 1e-2  # relative: a rate that comes out so near to what was told is the one that was told
 EXPLAINED = 1e-9  # up to this residual weights are plainly explained; above, by chance perhaps
@@ -41,16 +42,19 @@ def suspects(problem: Problem, found: Reconstruction) -> list[str]:
             f"The optimiser is suspected: weights changed by very different amounts (evenness "
             f"{even:.2f}), as those that SGD trains do, and Adam's do not."
         ]
-    layer = problem.first_layer if plain and not recipe.weight_decay else None
+    clean = plain and not recipe.weight_decay and not run.network.batch_statistics
+    layer = problem.first_layer if clean else None  # else it moves in other directions, or in fewer
     said = [] if layer is None else _of_the_span(layer, len(found.samples))
     if not said and recipe in run.recipe.choices():  # else its rate was found, or it is shorter
         said = _of_the_rate(problem, found, recipe)
     if said or layer is None:
         return said
+    sought = "" if run.labels else " that were found (tell them with --labels)"
     return [
         "The first layer shows that the optimiser and the base model are as told, and as many "
-        "samples as were sought. So the labels are suspected, or what else the recipe says: the "
-        "number of steps, their batches, momentum, schedule and loss; or the search failed."
+        f"samples as were sought. So the labels{sought} are suspected, or what else the recipe "
+        "says: the number of steps, their batches, momentum, schedule and loss; or the search "
+        "failed."
     ]
 
 
@@ -102,7 +106,7 @@ def _of_the_rate(problem: Problem, found: Reconstruction, recipe: Recipe) -> lis
         if value <= EXPLAINED:
             there = f"{steps} in the place of {recipe.steps}, the residual falls to {value:.1e}"
             return [f"The number of steps is suspected: with {there}. {open_}"]
-    if not free.value * FALLEN < held.value:
+    if free.value > NEAR or not free.value * FALLEN < held.value:
         return []
     what = "The rate is suspected, or the number of steps"
     return [f"{what}: with a rate of {there}, the {falls} {open_}"]

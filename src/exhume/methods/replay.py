@@ -404,9 +404,12 @@ def spanned(problem: Problem) -> Problem:
 
 
 def span_count(problem: Problem) -> int | None:
-    """Return how many samples span the change of a first layer; None where that is not seen."""
+    """Return how many samples span the change of a first layer; None where that is not seen.
+
+    Batch norms that take the statistics of a batch take one direction off it.
+    """
     domain = spanned(problem).domain
-    if not isinstance(domain, Span):
+    if not isinstance(domain, Span) or run_of(problem).network.batch_statistics:
         return None
     if domain.tiles is None:
         return len(domain.basis)

@@ -300,9 +300,10 @@ CHANGES: Table = (
 WARNINGS: Table = (
     (
         _of(_BatchNorm),
-        "BatchNorm in {} uses its running statistics. If the model was trained with batch "
-        "statistics, each sample's features then held a mix of its batch, so that the attack's "
-        "premise, one set of features for each sample, holds only approximately.",
+        "BatchNorm in {} uses its running statistics, unless a recipe says norms: train. If the "
+        "model was trained with batch statistics, each sample's features then held a mix of its "
+        "batch, so that the attack's premise, one set of features for each sample, holds only "
+        "approximately.",
     ),
     (
         _drops,
