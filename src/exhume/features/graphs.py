@@ -24,22 +24,17 @@ class Graphs:
         self, name: str, function: Callable[..., Tensor], *inputs: Tensor, rounded: bool = False
     ) -> Tensor:
         """Return the function of the inputs; no value but theirs may change between calls."""
-        with torch.cuda.device(inputs[0].device):  # on another one nothing would be recorded
-            return self._replayed(name, function, inputs, rounded)
-
-    def _replayed(
-        self, name: str, function: Callable[..., Tensor], inputs: tuple[Tensor, ...], rounded: bool
-    ) -> Tensor:
         key = name, rounded, *((given.shape, given.dtype) for given in inputs)
         if any(inputs[0].shape != places[0].shape for _, places, _ in self.recorded.values()):
             self.recorded.clear()  # each holds memory, and searches go on with other numbers
-        if key not in self.recorded:
-            self.recorded[key] = record(function, inputs, rounded)
-        graph, places, result = self.recorded[key]
-        for place, given in zip(places, inputs, strict=True):
-            place.copy_(given)
-        graph.replay()
-        return result.clone()
+        with torch.cuda.device(inputs[0].device):  # on another one nothing would be recorded
+            if key not in self.recorded:
+                self.recorded[key] = record(function, inputs, rounded)
+            graph, places, result = self.recorded[key]
+            for place, given in zip(places, inputs, strict=True):
+                place.copy_(given)
+            graph.replay()
+            return result.clone()
 
 
 def record(function: Callable[..., Tensor], inputs: tuple[Tensor, ...], rounded: bool) -> Recorded:

@@ -112,9 +112,9 @@ class Exhume:
     same: float = 1.5  # factor within which two residuals are the same plateau
     again: float = 0.99  # cosine from which a candidate that was dropped has been found again
     above: float = 10.0  # times the floor, which a cut may leave: less cannot be told from it
+    creeping: float = 2e-2  # gain under which a step counts for none where there is a floor
     # of the softplus, β times the root mean square of z: from all but quadratic to all but ReLU
     sharpness: tuple[float, ...] = (2.0, 4.0, 8.0, 16.0, 32.0)
-    creeping: float = 2e-2  # gain of a step that is none where there is a floor to creep to
     softly: int = 12  # most solver steps at each: they need not end where the next ones begin
     dense: float = 3.5  # p·m/(d·n) from which trials with ReLU get there, and sooner
     many: int = 20  # samples from which a softplus comes first: ReLU finds fewer as soon without

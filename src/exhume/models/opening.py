@@ -72,7 +72,9 @@ class Source:
         for word in ("initial", "arguments", "head", "card"):
             if getattr(self, word) is not None:
                 if not folder.exists():
-                    raise InputError(f"model {self.model}: no such folder, with {word} beside it.")
+                    raise InputError(
+                        f"model {self.model}: no such folder ({word} was given with it)."
+                    )
                 own = f"{folder} is a model folder, which has its own"
                 raise InputError(f"{word}: {own}; leave it out, or name a factory and --trained.")
         return folder
