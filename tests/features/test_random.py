@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from exhume.features.weights import (
     GENERATORS,
     TILE,
     Mapped,
+    Rows,
     Seeded,
     Stored,
     blocks,
@@ -40,7 +42,7 @@ from problems import (
     same_products,
 )
 
-CPU = torch.device("cpu")
+CPU, F32 = torch.device("cpu"), torch.float32
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -186,6 +188,27 @@ def test_gpu_and_cpu_agree(stored: bool, name: str) -> None:
         same_products(gpu, cpu.to(CPU, torch.float64), 1e-5, n=5, m=m, steps=1e-2)
     problem = case(30, 6, 4)
     assert fitted(problem.problem.to("cuda"), problem.inputs).value < 1e-12
+
+
+ZERO = slice(468_600, 468_700)  # rows of seed 0 with a radius of zero, in column 12 of 468,617
+
+
+@needs_gpu
+@pytest.mark.parametrize("n", [1, 17, 100, 128, 129])
+@pytest.mark.parametrize("rows", [slice(0, 3000), slice(140, 141), slice(130, 20_000), ZERO])
+def test_what_kernels_multiply_as_they_draw_is_v(n: int, rows: slice) -> None:
+    seeded = Seeded(500_000, 70, seed=0 if rows is ZERO else 2**40 + 5)
+    v, drawn = seeded.rows(rows.start, rows.stop).double(), seeded.to(torch.device("cuda"), F32)
+    assert drawn.drawn(n) == (n < 129) and bool((v == 0).any()) == (rows is ZERO)
+    left, right = gaussian(n, 70).half(), gaussian(n, rows.stop - rows.start, seed=1).half()
+    rest, close_to = (1e-3 * gaussian(n, 70, seed=2)).half(), partial(close, least=1.0)
+    for part, first in ((drawn, 0), (Rows(drawn, slice(rows.start, 480_000)), rows.start)):
+        at = rows.start - first, rows.stop - first
+        rough, fine = part.across(*at, left.cuda()), part.across(*at, left.cuda(), rest.cuda())
+        assert (rough.dtype, fine.dtype) == (torch.float16, torch.float32)
+        close_to(rough, left.double() @ v.T, 2e-3)
+        close_to(fine, (left.double() + rest.double()) @ v.T, 2e-6)
+        close_to(part.along(*at, right.cuda()), right.double() @ v, 1e-3)
 
 
 @needs_gpu

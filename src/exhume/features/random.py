@@ -21,6 +21,7 @@ from exhume.features.weights import (
     free_memory,
     lengths,
     materialise,
+    mixed,
     share,
     split,
 )
@@ -179,7 +180,7 @@ class RandomFeatures(Features):
         for part in self.slices():
             if coarse:
                 v, _ = self.weights.halves(part.start, part.stop, fine=False)
-                total += scales * _mixed(v.T, (v @ along).mul_(factors[part]))
+                total += scales * mixed(v.T, (v @ along).mul_(factors[part]))
             else:
                 v = self.weights.rows(part.start, part.stop)
                 total += v.T @ (factors[part] * (v @ directions))
@@ -219,10 +220,12 @@ class RandomLinearization:
 
     def _compute(self) -> Iterator[_Block]:
         sigma = self.features.activation
+        drawn = self._coarse and self.features.weights.drawn(len(self.candidates))
         for part in self.features.slices():
-            v, low = self._read(part)
-            fused = kernels(KERNELS, v.device) if low is not None and sigma is RELU else None
-            if fused is not None and low is not None and self.features.bias is None:
+            v, low = (None, None) if drawn else self._read(part)
+            plain = sigma is RELU and self.features.bias is None
+            fused = kernels(KERNELS, self.features.device) if plain else None
+            if fused is not None and v is not None and low is not None:
                 phi, slope = fused.rectified(*self._halves(v, low))
                 yield _Block(part, phi, slope, v)
                 continue
@@ -237,14 +240,19 @@ class RandomLinearization:
             return weights.halves(part.start, part.stop, fine)
         return weights.rows(part.start, part.stop), None
 
-    def _inside(self, v: Tensor, low: Tensor | None, part: slice) -> Tensor:
+    def _inside(self, v: Tensor | None, low: Tensor | None, part: slice) -> Tensor:
         """Vx + b for the rows of a block, (n, b)."""
-        if low is not None:
+        weights = self.features.weights
+        if v is None:
+            x, size = _scaled(self.candidates)
+            high = x.half()
+            z = weights.across(part.start, part.stop, high, (x - high).half()).mul_(size)
+        elif low is not None:
             high, rest, size = self._halves(v, low)
             n = len(rest)
             z = high[:n].add_(high[n:].add_(rest), alpha=1 / FINE).mul_(size)
         else:
-            exact = self.features.weights.rows(part.start, part.stop) if self._coarse else v
+            exact = weights.rows(part.start, part.stop) if self._coarse else v
             z = self.candidates @ exact.T
         return z if self.features.bias is None else z + self.features.bias[part]
 
@@ -255,15 +263,26 @@ class RandomLinearization:
         """
         x, size = _scaled(self.candidates)
         high, rest = split(x)
-        return _mixed(torch.cat([high, rest]), v.T), _mixed(high, low.T), size
+        return mixed(torch.cat([high, rest]), v.T), mixed(high, low.T), size
 
     def _blocks(self) -> Iterator[_Block]:
         return self._compute() if self._kept is None else iter(self._kept)
 
-    def _with_v(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Rows, slopes and V of each block; V is read again where it was not kept."""
-        for rows, _, slope, v in self._blocks():
-            yield rows, slope, self._read(rows, fine=False)[0] if v is None else v
+    def _v(self, block: _Block) -> Tensor:
+        """V of a block, read again where it was not kept."""
+        return self._read(block.rows, fine=False)[0] if block.v is None else block.v
+
+    def _across(self, left: Tensor, block: _Block) -> Tensor:
+        """LVᵀ in float16 for the rows of a block, (n, b)."""
+        if block.v is not None:
+            return left @ block.v.T
+        return self.features.weights.across(block.rows.start, block.rows.stop, left)
+
+    def _along(self, left: Tensor, block: _Block) -> Tensor:
+        """LV for float16 L (n, b) and the rows of a block, (n, d)."""
+        if block.v is not None:
+            return mixed(left, block.v)
+        return self.features.weights.along(block.rows.start, block.rows.stop, left)
 
     def _zeros(self, columns: int) -> Tensor:
         return self.candidates.new_zeros(len(self.candidates), columns, dtype=torch.float64)
@@ -304,17 +323,17 @@ class RandomLinearization:
         """Return Σ_i σ'(Vx_i) ⊙ (V D_i) A_iᵀ, (p, m)."""
         a = coefficients.to(self.candidates.dtype)
         if not self._coarse:
-            moved = ((s, self._product(direction, v.T)) for _, s, v in self._with_v())
+            moved = ((b.slope, self._product(direction, self._v(b).T)) for b in self._blocks())
             return torch.cat([product.mul_(slope).T @ a for slope, product in moved])
         if a.shape[1] == 1:  # then A can be in the direction, and sums in float32
             left, size = _scaled(a * direction, whole=True)
             left = left.half()
-            sums = [summed(left @ v.T, slope) for _, slope, v in self._with_v()]
+            sums = [summed(self._across(left, block), block.slope) for block in self._blocks()]
             return torch.cat(sums)[:, None].mul_(size)
         left, size = _scaled(direction)
         right, whole = _scaled((size * a).T, summed=True)
         left, right = left.half(), right.half()
-        parts = [right @ (left @ v.T).mul_(slope) for _, slope, v in self._with_v()]
+        parts = [right @ self._across(left, b).mul_(b.slope) for b in self._blocks()]
         return torch.cat(parts, 1).to(a).mul_(whole).T
 
     def pull(self, target: Tensor, coefficients: Tensor) -> Tensor:
@@ -322,19 +341,20 @@ class RandomLinearization:
         a = coefficients.to(self.candidates.dtype)
         total = torch.zeros_like(self.candidates)
         if not self._coarse:
-            for rows, slope, v in self._with_v():
-                total += self._product((a @ target[rows].T).mul_(slope), v)
+            for block in self._blocks():
+                weighted = (a @ target[block.rows].T).mul_(block.slope)
+                total += self._product(weighted, self._v(block))
             return total
         columns, sizes = _scaled(target.T)
         columns = columns.half()
         if a.shape[1] == 1:  # then A is left for the end: AᵢTᵀ is not made
-            for rows, slope, v in self._with_v():
-                total += _mixed(columns[:, rows] * slope, v)
+            for block in self._blocks():
+                total += self._along(columns[:, block.rows] * block.slope, block)
             return total.mul_(a * sizes)
         left, whole = _scaled(a * sizes.T, summed=True)
         left = left.half()
-        for rows, slope, v in self._with_v():
-            total += _mixed((left @ columns[:, rows]).mul_(slope), v)
+        for block in self._blocks():
+            total += self._along((left @ columns[:, block.rows]).mul_(block.slope), block)
         return total.mul_(whole)
 
     def twice(self, direction: Tensor, coefficients: Tensor, root: Tensor) -> Tensor | None:
@@ -357,7 +377,8 @@ class RandomLinearization:
         total = torch.zeros_like(self.candidates)
         if self.features.activation.piecewise_linear:
             return total
-        for rows, _, v in self._with_v():
+        for block in self._blocks():
+            rows, v = block.rows, self._v(block)
             second = self._seconds.get(rows.start)
             if second is None:
                 second = self.features.activation.second(self._inside(*self._read(rows), rows))
@@ -371,7 +392,8 @@ class RandomLinearization:
     def curvature(self, coefficients: Tensor) -> Tensor:
         """Return C = (AAᵀ) ⊙ Σ_k σ'_ik σ'_jk |v_k|²/d, (n, n) float64."""
         total, weights = self._zeros(len(self.candidates)), self.features.weights
-        for rows, slope, v in self._with_v():
+        for block in self._blocks():
+            rows, slope, v = block.rows, block.slope, self._v(block)
             stored = weights if isinstance(weights, Stored) else None
             length = stored.lengths[rows] if stored else lengths(v, self.candidates.dtype)
             if not self._coarse:
@@ -382,7 +404,7 @@ class RandomLinearization:
             weighted = slope * (root / largest).half()
             for part in blocks(len(v), SUMMED):
                 terms = weighted[:, part]
-                total += _mixed(terms, terms.T).double() * largest.double().square()
+                total += mixed(terms, terms.T).double() * largest.double().square()
         a = coefficients.double()
         return (a @ a.T) * total
 
@@ -395,7 +417,7 @@ class RandomLinearization:
             with tensor_cores(not self.features.full_precision, large):
                 return left @ matrix
         left, size = _scaled(left)
-        return _mixed(left.half(), matrix).to(size).mul_(size)
+        return mixed(left.half(), matrix).to(size).mul_(size)
 
 
 def _projected(
@@ -443,10 +465,3 @@ def _scaled(rows: Tensor, summed: bool = False, whole: bool = False) -> tuple[Te
         torch.finfo(rows.dtype).tiny
     )
     return rows / sizes, sizes
-
-
-def _mixed(left: Tensor, right: Tensor) -> Tensor:
-    """Return the product of float16 matrices in float32, which a GPU's tensor cores add up in."""
-    if left.is_cuda:
-        return torch.mm(left, right, out_dtype=torch.float32)
-    return left.float() @ right.float()

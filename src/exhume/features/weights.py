@@ -54,6 +54,20 @@ class Weights(Protocol):
         low = self.low if fine else None
         return self.half[start:stop], None if low is None else low[start:stop]
 
+    def drawn(self, count: int) -> bool:
+        """Tell whether products with so many rows draw V on the way, and write it nowhere."""
+        return False
+
+    def across(self, start: int, stop: int, left: Tensor, rest: Tensor | None = None) -> Tensor:
+        """Return LHᵀ for those rows and float16 L (n, d), or (L + R)Vᵀ in float32 with R, too."""
+        if rest is None:
+            return left @ self.halves(start, stop, fine=False)[0].T
+        return (left.float() + rest.float()) @ self.rows(start, stop).T
+
+    def along(self, start: int, stop: int, left: Tensor) -> Tensor:
+        """Return LH in float32 for those rows and float16 L, (n, stop − start)."""
+        return mixed(left, self.halves(start, stop, fine=False)[0])
+
     def to(self, device: torch.device, dtype: torch.dtype) -> Self:
         """Return the same numbers, handed out elsewhere, without the copy in float16."""
         return replace(self, device=device, dtype=dtype)  # type: ignore[type-var]  # a dataclass
@@ -143,6 +157,29 @@ class Seeded(Weights):
         high, low = own.normals(*given)
         return high, low if fine else None
 
+    def drawn(self, count: int) -> bool:
+        """Tell whether a kernel does that, as it can for so many rows."""
+        own = kernels(KERNELS, self.device) if self.coarse else None
+        return own is not None and count <= own.MOST
+
+    def across(self, start: int, stop: int, left: Tensor, rest: Tensor | None = None) -> Tensor:
+        """Return the product, with R to 1e-5 of its norm: so tensor cores add up long rows."""
+        if not self.drawn(len(left)):
+            return super().across(start, stop, left, rest)
+        own, dtype = kernels(KERNELS, self.device), left.dtype if rest is None else torch.float32
+        assert own is not None
+        product: Tensor = own.across(self.seed, slice(start, stop), left, rest, dtype)
+        return product.mul_(self.dim**-0.5)
+
+    def along(self, start: int, stop: int, left: Tensor) -> Tensor:
+        """Return the product."""
+        if not self.drawn(len(left)):
+            return super().along(start, stop, left)
+        own = kernels(KERNELS, self.device)
+        assert own is not None
+        product: Tensor = own.along(self.seed, slice(start, stop), left, self.dim)
+        return product.mul_(self.dim**-0.5)
+
 
 def _tiles(seed: int, start: int, stop: int, dim: int, scale: float) -> Tensor:
     """Draw rows of V as models of old have them, (stop − start, d)."""
@@ -227,6 +264,20 @@ class Rows(Weights):
         first = self.range.start
         return self.whole.halves(first + start, first + stop, fine)
 
+    def drawn(self, count: int) -> bool:
+        """Tell whether those of the whole are."""
+        return self.whole.drawn(count)
+
+    def across(self, start: int, stop: int, left: Tensor, rest: Tensor | None = None) -> Tensor:
+        """Return the product with these of the rows."""
+        first = self.range.start
+        return self.whole.across(first + start, first + stop, left, rest)
+
+    def along(self, start: int, stop: int, left: Tensor) -> Tensor:
+        """Return the product with these of the rows."""
+        first = self.range.start
+        return self.whole.along(first + start, first + stop, left)
+
     def to(self, device: torch.device, dtype: torch.dtype) -> Self:
         """Return the same numbers, handed out elsewhere."""
         return replace(self, whole=self.whole.to(device, dtype))
@@ -277,6 +328,13 @@ def split(values: Tensor) -> tuple[Tensor, Tensor]:
     for part in blocks(len(values), 65536):  # so that no other copy of V is made on the way
         low[part] = ((values[part] - high[part]) * FINE).half()
     return high, low
+
+
+def mixed(left: Tensor, right: Tensor) -> Tensor:
+    """Return the product of float16 matrices in float32, which a GPU's tensor cores add up in."""
+    if left.is_cuda:
+        return torch.mm(left, right, out_dtype=torch.float32)
+    return left.float() @ right.float()
 
 
 def free_memory(device: torch.device) -> int:
