@@ -20,9 +20,12 @@ from exhume.methods import reconstruct, starts
 from exhume.methods.labels import (
     fractional,
     label_sets,
+    least_count,
     likely_counts,
+    pulls,
     rows_of,
     softened,
+    telling,
     unlabelled,
 )
 from exhume.methods.progress import Checkpoint, pack, unpack
@@ -374,7 +377,7 @@ def test_a_jacobian_serves_again_while_it_serves_well(monkeypatch: pytest.Monkey
 def test_a_class_whose_bias_grew_has_samples_however_little_it_gained() -> None:
     gains = torch.tensor([0.25, 1.0, 0.2, -0.7, 1e-3, -0.75], dtype=torch.float64)
     given = torch.tensor([0.0, 0.1, 0.3, 0.3, 0.1, 0.2], dtype=torch.float64)
-    first, *others = likely_counts(gains, given, 3)
+    first, *others = likely_counts(gains, torch.eye(6) - given, 3, gains > 0.01)
     assert first.tolist() == [1, 1, 1, 0, 0, 0]
     assert any(counts[0] == 0 for counts in others)  # these are tried, too, but later
 
@@ -397,7 +400,7 @@ def test_labels_are_found_as_unknowns_beside_samples_and_come_back_as_classes() 
 
 def test_sets_of_labels_are_followed_by_labels_of_several_classes() -> None:
     problem = posed(SHORT, None, trained(SHORT))
-    sets = label_sets(problem, samples().double(), 3, 12)
+    sets = label_sets(problem, samples().double(), torch.zeros(3, 3), 3, 12)
     assert [fractional(labels) for labels in sets] == [False] * (len(sets) - 1) + [True]
     for labels in sets:
         torch.testing.assert_close(labels.sum(1), labels.new_ones(3))
@@ -445,9 +448,45 @@ def test_starts_are_public_inputs_or_means_of_the_labels_and_chosen_by_what_they
     means = starts.drawn_start(problem, labels, "means", draw)
     assert torch.cdist(means, public).min() > 0 and torch.pdist(means).min() > 0
     kept = torch.tensor([True, False, False])
-    chosen = starts.picked(problem, drawn, labels, draw, kept)
+    chosen, told = starts.picked(problem, drawn, labels, draw, kept)
+    assert torch.equal(told, labels)
     before, after = (fitted_with(problem, x, labels.view(-1, 1)).value for x in (drawn, chosen))
     assert after < before and torch.equal(chosen[0], drawn[0])
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        pytest.param({"label_smoothing": 0.2}, id="label smoothing"),
+        pytest.param({"loss": "mse"}, id="mse"),
+        pytest.param({"frozen": ("2.*",)}, id="frozen last layer"),
+    ],
+)
+def test_labels_are_chosen_with_public_inputs_where_the_last_layer_does_not_tell(
+    entries: dict[str, Any],
+) -> None:
+    recipe = dataclasses.replace(SHORT, **entries)
+    public = 3 * torch.randn(60, 6, generator=torch.Generator().manual_seed(1)).double()
+    classes = starts.run_of(posed(SHORT, None, trained(SHORT))).predict(public).argmax(1)
+    own = torch.tensor([(classes == label).nonzero()[3] for label in (0, 1, 2)])
+    weights = replays.trained(small(), public[own].float(), torch.eye(3), recipe)
+    problem = replays.posed(small(), weights, Known(recipe, None, public))
+    assert not telling(problem) and telling(posed(SHORT, None, trained(SHORT)))
+    assert least_count(problem) == 1
+    wrong, draw = torch.eye(3).double()[[1, 1, 1]], torch.Generator().manual_seed(0)
+    drawn, kept = starts.drawn_start(problem, wrong, "public", draw), torch.zeros(3).bool()
+    _, labels = starts.picked(problem, drawn, wrong, draw, kept, sure=False)
+    assert sorted(labels.argmax(1).tolist()) == [0, 1, 2]
+    none = replays.posed(small(), weights, Known(recipe, None))
+    start, alone = starts.picked(none, public[own], wrong, draw, kept, sure=False)
+    assert torch.equal(start, public[own]) and torch.equal(alone, torch.eye(3).double())
+
+
+def test_outputs_rise_by_what_a_label_lacks() -> None:
+    problem, x = posed(SHORT, None, trained(SHORT)), samples().double()
+    run = starts.run_of(problem)
+    shares = run.network(run.points[0], x).softmax(1).mean(0)
+    torch.testing.assert_close(pulls(run, x), torch.eye(3).double() - shares)
 
 
 def test_labels_of_one_output_are_signs() -> None:

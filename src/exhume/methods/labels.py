@@ -10,6 +10,7 @@ from typing import cast
 
 import torch
 from torch import Tensor
+from torch.func import grad
 from torch.nn.functional import one_hot
 
 from exhume.equation.domain import Beside, Simplex
@@ -73,10 +74,13 @@ def rows_of(classes: Tensor, outputs: int) -> Tensor:
     return one_hot(classes.long(), outputs) if outputs > 1 else 2 * classes.long()[:, None] - 1
 
 
-def label_sets(problem: Problem, lazy: Tensor, count: int, most: int) -> list[Tensor]:
+def label_sets(
+    problem: Problem, lazy: Tensor, raised: Tensor, count: int, most: int
+) -> list[Tensor]:
     """Return the labels (n, c) that so many samples may have, at most so many, the likeliest first.
 
-    The lazy solution (m, d) says what shares the network gave the classes. Last comes one with
+    Of the lazy solution (m, d) the outputs say how training begins with each label; how much each
+    sample raised them, (m, c), is asked where the last layer shows nothing. Last comes a set with
     shares of several classes, in whose place labels are unknowns: among the sets it costs more.
     """
     run, like = run_of(problem), problem.target
@@ -86,11 +90,20 @@ def label_sets(problem: Problem, lazy: Tensor, count: int, most: int) -> list[Te
     if classes == 1:
         each = (torch.arange(count) < k for k in range(count + 1))
         return [rows_of(positive, 1).to(like) for positive in each]
-    with torch.no_grad():
-        given = run.network(run.points[0], lazy).double().softmax(1).mean(0).cpu()
-    likely = likely_counts(class_gains(problem), given, count)[:most]
+    gains = class_gains(problem)
+    gains = raised.double().sum(0).cpu() if gains is None else gains
+    likely = likely_counts(gains, pulls(run, lazy), count, must_have(problem, gains))[:most]
     sets = [rows_of(torch.arange(classes).repeat_interleave(c), classes).to(like) for c in likely]
     return [*sets, softened(sets[0], torch.stack(likely).to(like).mean(0) / count)]
+
+
+def pulls(run: TrainingRun, inputs: Tensor) -> Tensor:
+    """Return how fast outputs rise at first where all inputs (m, d) are of a class, a row each."""
+    with torch.no_grad():
+        outputs = run.network(run.points[0], inputs).double()
+    rise = grad(lambda outputs, label: -run.recipe.value(outputs, label.expand_as(outputs)))
+    rows = [rise(outputs, row).sum(0) for row in torch.eye(run.outputs).to(outputs)]
+    return torch.stack(rows).cpu()
 
 
 def fractional(labels: Tensor) -> bool:
@@ -103,19 +116,18 @@ def softened(labels: Tensor, shares: Tensor) -> Tensor:
     return torch.lerp(labels, shares.to(labels).expand_as(labels), DOUBT)
 
 
-def likely_counts(gains: Tensor, given: Tensor, count: int) -> list[Tensor]:
+def likely_counts(gains: Tensor, pulls: Tensor, count: int, needed: Tensor) -> list[Tensor]:
     """Return how many samples each class may have, (c,), the likeliest first.
 
-    While the network goes from the shares p (c,) that it gave the classes at first to the samples'
-    own, y, each class gains in proportion to y − p. So counts are ranked by the angle of
-    counts/n − p to the gains: from all in one class, moving one at a time while that helps. Counts
-    without a class that must have samples come after all with it.
+    The gradient of a loss is linear in labels: outputs rise by the mean of the samples' `pulls`
+    (c, c), for which in cross-entropy they are y − p. So counts are ranked by the angle of what
+    they pull to the gains: from all in one class, moving one at a time while that helps. Counts
+    without a class that is needed come after all with it.
     """
-    needed = must_have(gains)
 
     def fitness(counts: Tensor) -> float:
         missing = int((needed & (counts == 0)).sum())
-        return float(torch.cosine_similarity(counts / count - given, gains, dim=0)) - 2 * missing
+        return float(torch.cosine_similarity(counts.double() @ pulls, gains, dim=0)) - 2 * missing
 
     here = count * (torch.arange(len(gains)) == gains.argmax()).long()
     seen = {tuple(here.tolist()): fitness(here)}
@@ -133,24 +145,39 @@ def likely_counts(gains: Tensor, given: Tensor, count: int) -> list[Tensor]:
 
 def least_count(problem: Problem) -> int:
     """Return how many samples there are at least: one of each class that must have some."""
-    return max(1, int(must_have(class_gains(problem)).sum()))
+    gains = class_gains(problem)
+    return 1 if gains is None else max(1, int(must_have(problem, gains).sum()))
 
 
-def must_have(gains: Tensor) -> Tensor:
-    """Tell of each class whether it has samples, (c,): the last bias of others does not grow."""
-    return gains > OWED * gains.max()
+def must_have(problem: Problem, gains: Tensor) -> Tensor:
+    """Tell of each class whether it has samples, (c,): with others, its outputs do not rise."""
+    return (gains > OWED * gains.max()) & telling(problem)
 
 
-def class_gains(problem: Problem) -> Tensor:
+def telling(problem: Problem) -> bool:
+    """Tell whether the change of the last layer says which classes have samples.
+
+    Where labels are shares of all classes, or outputs are to be zero, those of any class may rise.
+    Of one output all sets of labels are tried.
+    """
+    run = run_of(problem)
+    sharp = run.recipe.loss == "cross_entropy" and not run.recipe.label_smoothing
+    head = run.network.head_bias, run.network.head_weight
+    return run.outputs == 1 or (sharp and any(name in run.block for name in head))
+
+
+def class_gains(problem: Problem) -> Tensor | None:
     """Return how much each class gained in training, (c,): the change of the last bias.
 
     Without one, it is the change of the last layer's outputs for what inputs of the same kind, or
-    random ones, give it on average.
+    random ones, give it on average; None if that layer is frozen.
     """
     run = run_of(problem)
     (before, after), head = run.points, run.network.head_weight
     if (bias := run.network.head_bias) in run.block:
         return (after[bias] - before[bias]).double().cpu()
+    if head not in run.block:
+        return None
     drawn = problem.domain.start(64, problem.dim, stream(0, 0))
     inputs = (drawn if run.public is None else run.public).to(problem.target)
     with torch.no_grad():

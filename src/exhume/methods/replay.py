@@ -33,6 +33,7 @@ from exhume.methods.labels import (
     rows_of,
     run_of,
     softened,
+    telling,
     unlabelled,
 )
 from exhume.methods.progress import Progress, stream
@@ -319,7 +320,8 @@ class Replay:
         if count is None:  # each that may be is given some turns
             more, turn = divmod(turn, TURNS)
             count, most = least_count(problem) + more, TURNS // 2
-        sets, adam = label_sets(problem, progress.lazy, count, most), signs.applies(problem, count)
+        sets = label_sets(problem, progress.lazy, progress.gains, count, most)
+        adam = signs.applies(problem, count)
         if adam:  # its steps are for samples alone
             sets = [each for each in sets if not fractional(each)]
         labels, best = sets[turn % len(sets)], progress.best
@@ -350,9 +352,11 @@ class Replay:
         seen = choices(problem)[choice]
         if adam:
             start = signs.prior_of(problem).held(start)
-            start = picked(signs.eased(seen), start, labels, generator, kept)
-        elif kind in ("public", "renewed") and run.dense(start):
-            start = picked(seen, start, labels, generator, kept)
+            start, labels = picked(signs.eased(seen), start, labels, generator, kept)
+        elif run.dense(start):
+            sure = run.labels is not None or soft or telling(problem)
+            if kind in ("public", "renewed") or (run.public is None and not sure):
+                start, labels = picked(seen, start, labels, generator, kept, sure)
         start, given = problem.domain.project(start), labels.reshape(-1, 1)
         if soft:
             seen, start = unlabelled(seen), torch.cat([start, labels.to(start)], 1)

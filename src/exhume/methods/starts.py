@@ -23,6 +23,7 @@ STARTS = {  # what trials begin with, one kind after the other, for each set of 
 }
 POOL = 12  # public inputs of a class that are tried in each sample's place: with more, all trials
 # would begin with the same
+FEWER = 4  # of a class where each class is tried
 SWEEPS = 2  # over the samples: a third changes little
 STRIDES = (16, 8, 4)  # how many times longer the steps of a first run may be: less gains nothing
 SHORTEST = 8  # steps of it: with fewer it is another run
@@ -69,45 +70,57 @@ def drawn_start(problem: Problem, labels: Tensor, kind: str, generator: torch.Ge
         several = kind == "random"  # spreads, in turn; what is to be filled in keeps the first
         spread = SPREADS[int(torch.randint(len(SPREADS), (1,), generator=generator)) * several]
         return random_start(problem, len(labels), generator, spread)
-    scores = fitting(problem, labels)
+    scores = labels.double().cpu() @ classes_of(problem).T
     order = (scores + torch.rand(scores.shape, generator=generator)).argsort(1, descending=True)
     if kind != "means":
         return public[order[:, 0].to(public.device)]
     return public[order[:, :FEW].to(public.device)].mean(1)
 
 
-def fitting(problem: Problem, labels: Tensor) -> Tensor:
-    """Return how large a share of each label (n, c) the class of each public input has, (n, N)."""
+def classes_of(problem: Problem) -> Tensor:
+    """Return the label that the network gives each public input, (N, c); none without any."""
     run = run_of(problem)
-    assert run.public is not None
+    if run.public is None:
+        return torch.zeros(0, run.outputs, dtype=torch.float64)
     outputs = run.predict(run.public)
-    given = rows_of(outputs.argmax(1) if run.outputs > 1 else outputs[:, 0] > 0, run.outputs)
-    return (labels.double() @ given.double().to(labels.device).T).cpu()
+    given = outputs.argmax(1) if run.outputs > 1 else outputs[:, 0] > 0
+    return rows_of(given, run.outputs).double().cpu()
 
 
 def picked(
-    problem: Problem, start: Tensor, labels: Tensor, generator: torch.Generator, kept: Tensor
-) -> Tensor:
+    problem: Problem,
+    start: Tensor,
+    labels: Tensor,
+    generator: torch.Generator,
+    kept: Tensor,
+    sure: bool = True,
+) -> tuple[Tensor, Tensor]:
     """Return the start (n, d) with public inputs that leave the least, chosen one after the other.
 
     For each sample that is not kept (n,), inputs that the network gives its label (n, c) are tried,
-    all runs side by side.
+    all runs side by side. Where labels are not sure, each class is tried, with inputs of its own
+    and with the input that is there; labels are returned, too.
     """
-    run = run_of(problem)
-    if run.public is None:
-        return start
-    scores = fitting(problem, labels)
+    run, given = run_of(problem), classes_of(problem)
+    if run.public is None and sure:
+        return start, labels
+    public, most = start[:0] if run.public is None else run.public, POOL if sure else FEWER
+    every = torch.eye(labels.shape[1]).to(labels)
     for _ in range(SWEEPS):
         for i in torch.randperm(len(start), generator=generator).tolist():
-            fits = (scores[i] >= scores[i].max()).nonzero()[:, 0]
-            if kept[i]:
-                continue
-            few = fits[torch.randperm(len(fits), generator=generator)[:POOL]].to(start.device)
-            sets = start.repeat(len(few) + 1, 1, 1)
-            sets[1:, i] = run.public[few]
-            left = (problem.target[:, 0] - run.ends(sets, labels)).square().sum(1)
-            start = sets[left.nan_to_num(math.inf).argmin()]
-    return start
+            least, chosen = math.inf, (start, labels)
+            for row in () if kept[i] else labels[i : i + 1].clone() if sure else every:
+                scores = given @ row.double().cpu()
+                fits = (scores >= scores.max()).nonzero()[:, 0] if len(scores) else scores.long()
+                few = fits[torch.randperm(len(fits), generator=generator)[:most]]
+                sets, tried = start.repeat(len(few) + 1, 1, 1), labels.clone()
+                sets[1:, i], tried[i] = public[few.to(public.device)], row
+                left = (problem.target[:, 0] - run.ends(sets, tried)).square().sum(1)
+                value, best = left.nan_to_num(math.inf).min(0)
+                if float(value) < least:
+                    least, chosen = float(value), (sets[best], tried)
+            start, labels = chosen
+    return start, labels
 
 
 def longer(problem: Problem, stride: int) -> Problem:
