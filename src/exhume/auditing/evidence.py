@@ -11,7 +11,7 @@ from math import comb
 from typing import Any, cast
 
 from exhume.auditing.judgement import SURE
-from exhume.auditing.suspects import EXPLAINED, suspects
+from exhume.auditing.suspects import EXPLAINED
 from exhume.equation.problem import Premise, Problem
 from exhume.features.replay import TrainingRun
 from exhume.methods import Reconstruction
@@ -128,7 +128,6 @@ def _of_a_rest(problem: Problem, found: Reconstruction, left: str) -> list[str]:
             "candidates that were tried, so nothing is claimed of them. Either the search failed, "
             "or what it was told is not so: check the rate and the number of steps, the optimiser, "
             "the number of samples and their labels, and that training began at these weights.",
-            *suspects(problem, found),
         ]
     said = [
         f"{left} Some candidates may be training samples and others not; the residual alone does "

@@ -21,6 +21,7 @@ from exhume.auditing.controls import Control
 from exhume.auditing.folder import CONFIG, JUDGING, SCHEMA, RunFolder, config_of
 from exhume.auditing.judgement import FOUND, Asked, Judgement, advice, judge, worth_again
 from exhume.auditing.settings import Settings
+from exhume.auditing.suspects import suspects
 from exhume.device import device_name
 from exhume.equation.problem import Premise
 from exhume.errors import InputError
@@ -238,8 +239,6 @@ def _result(
     libraries = {"torch": torch.__version__, "numpy": np.__version__}
     started = datetime.fromtimestamp(time.time() - found.seconds, UTC)
     threat_model = asdict(problem.threat_model)
-    said = evidence.claims(problem, found, rests, judged.chance)
-    suspected = [x for x in said if "suspected" in x]  # what to look at first, and no claim
     settled = Input("settings", CONFIG, sha256(config_of(settings)).hexdigest())
     if settings.samples is not None:
         threat_model["knows"] = (*threat_model["knows"], "the number of samples")
@@ -275,7 +274,7 @@ def _result(
         "display": asdict(problem.display) if problem.display else None,
         "verdict": judged.verdict,
         "reason": judged.reason,
-        "advice": [*suspected, *judged.advice],
+        "advice": [*suspects(problem, found), *judged.advice],
         "probabilities": judged.probabilities.tolist(),
         "again": [None if x == 0 else x > 0 for x in sought.tolist()],
         "support": {
@@ -283,7 +282,7 @@ def _result(
             **{"slack": rests.slack.tolist(), "errors": rests.errors.tolist()},
         },
         "controls": [asdict(control) for control in tried],
-        "claims": [x for x in said if x not in suspected],
+        "claims": evidence.claims(problem, found, rests, judged.chance),
         "limits": evidence.limits(problem, found),
         "inputs": [asdict(entry) for entry in (settled, *opened.inputs)],
     }

@@ -6,13 +6,14 @@ from typing import cast
 from torch import Tensor
 
 from exhume.equation.objective import Fit, fitted_with
-from exhume.equation.problem import FirstLayer, Problem
+from exhume.equation.problem import FirstLayer, Premise, Problem
 from exhume.errors import InputError
 from exhume.features.replay import TrainingRun
 from exhume.methods import Reconstruction
 from exhume.methods.replay import recipe_of
 from exhume.recipes import Recipe, one
 from exhume.search.subspace import estimate
+from exhume.solvers import Outcome
 from exhume.solvers.levenberg_marquardt import DampedState, LevenbergMarquardt
 
 # Evenness of changes: Adam's have 0.78 to 0.97, those of SGD 0.35 to 0.5, and normal ones 2/π
@@ -28,7 +29,13 @@ DAMPING = 0.1  # of the first step, as in the search
 
 
 def suspects(problem: Problem, found: Reconstruction) -> list[str]:
-    """Return what of a recipe the weights speak against most plainly: one sentence, or none."""
+    """Return what of a recipe the weights speak against most plainly: one sentence, or none.
+
+    There is none where candidates were found that explain them, and none without a recipe.
+    """
+    met = found.outcome is Outcome.CONVERGED or found.residual <= EXPLAINED
+    if problem.premise is not Premise.REPLAY or met:
+        return []
     run = cast(TrainingRun, problem.features)
     recipe = found.recipe or run.recipe.choices()[0]
     even, plain = evenness(problem), recipe.optimizer == "sgd"

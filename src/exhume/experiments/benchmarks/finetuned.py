@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import torch
 
-from exhume.auditing import evidence
+from exhume.auditing.suspects import suspects
 from exhume.checks import one_of
 from exhume.device import usable_device
 from exhume.equation.problem import Problem
@@ -263,11 +263,11 @@ def _audited(name: str, seed: int, limit: int) -> dict[str, Any]:
     known = wrong.samples == victim.truth.samples
     problem = replace(victim, recipe=wrong.told).replay(labels=known).to("cpu", torch.float64)
     found = reconstruct(problem, wrong.samples, seed, product_limit=limit)
-    claims = evidence.claims(problem, found)
-    say(f"  {name}, seed {seed}: residual {found.residual:.1e}. {claims[-1]}")
+    said = " ".join(suspects(problem, found))
+    say(f"  {name}, seed {seed}: residual {found.residual:.1e}. {said}")
     return {
         "claimed": found.outcome is Outcome.CONVERGED,
-        "suspected": any(words in claims[-1] for words in wrong.suspected.split("|")),
+        "suspected": any(words in said for words in wrong.suspected.split("|")),
         "residual": found.residual,
         "error": statistics.median(score(found.samples, victim.truth.inputs).errors.tolist()),
     }
