@@ -28,15 +28,14 @@ S0, S1, S2, S3, S4, S5 = (tl.constexpr(x) for x in source.SINE)
 TWO_LOG_2 = tl.constexpr(1.3862943611198906)  # 2 ln 2
 FINE = tl.constexpr(weights.FINE)
 ROWS, CALLS = tl.constexpr(source.ROWS), tl.constexpr(source.CALLS)
-COLUMNS = (
-    128  # of a tile that is written: 16 × 128 calls keep four words in the registers of 128 threads
-)
+# Columns of a tile that is written: 16 × 128 calls keep four words in the registers of 128 threads
+COLUMNS = 128
 MOST = 128  # rows of a factor that are multiplied at once: their sums fill the registers
 # Columns of V at a time in `across` and `along`, and registers a thread: two programs share a
 # processor, and while one waits for the tensor cores the other draws
-DEEP, WIDE = 32, 64
+DEEP, WIDE = tl.constexpr(32), tl.constexpr(64)
 SHARED = {"num_warps": 8, "maxnreg": 128}
-LONG = 64  # blocks of rows that a program of `along` adds up
+LONG = tl.constexpr(64)  # blocks of rows that a program of `along` adds up
 
 
 @triton.jit
@@ -156,18 +155,7 @@ def tile(block, k, low, high):
 
 @triton.jit(do_not_specialize=["low", "high", "n"])
 def draw_across(
-    out,
-    left,
-    rest,
-    low,
-    high,
-    start,
-    stop,
-    n,
-    d,
-    COUNT: tl.constexpr,
-    DEEP: tl.constexpr,
-    SPLIT: tl.constexpr,
+    out, left, rest, low, high, start, stop, n, d, COUNT: tl.constexpr, SPLIT: tl.constexpr
 ):
     """Write Σ_k l_ik v_jk for all i and a block of rows j of V, (n, stop − start).
 
@@ -193,19 +181,7 @@ def draw_across(
 
 
 @triton.jit(do_not_specialize=["low", "high", "n"])
-def draw_along(
-    out,
-    left,
-    low,
-    high,
-    start,
-    stop,
-    n,
-    d,
-    COUNT: tl.constexpr,
-    WIDE: tl.constexpr,
-    LONG: tl.constexpr,
-):
+def draw_along(out, left, low, high, start, stop, n, d, COUNT: tl.constexpr):
     """Write Σ_j l_ij v_jk over LONG blocks of rows j of V, (n, d)."""
     k = tl.program_id(0) * WIDE + tl.arange(0, WIDE)
     i = tl.arange(0, COUNT)
@@ -228,22 +204,22 @@ def across(seed: int, rows: slice, left: Tensor, rest: Tensor | None, dtype: tor
     Without R, V is rounded to float16, too.
     """
     (n, d), count = left.shape, padded(len(left))
-    deep = triton.cdiv(d, DEEP) * DEEP
+    deep = triton.cdiv(d, DEEP.value) * DEEP.value
     wide = [pad(x, (0, deep - d, 0, count - n)) for x in (left, left if rest is None else rest)]
     out = torch.empty(n, rows.stop - rows.start, device=left.device, dtype=dtype)
     given = seed & source.LOW, seed >> 32, rows.start, rows.stop, n, deep
-    shape = {"COUNT": count, "DEEP": DEEP, "SPLIT": rest is not None}
+    shape = {"COUNT": count, "SPLIT": rest is not None}
     draw_across[(blocks(rows),)](out, *wide, *given, **shape, **SHARED)
     return out
 
 
 def along(seed: int, rows: slice, left: Tensor, d: int) -> Tensor:
     """Return L V for those rows of V (b, d), of variance 1, in float16, and L (n, b): (n, d)."""
-    n, parts = len(left), triton.cdiv(blocks(rows), LONG)
+    n, parts = len(left), triton.cdiv(blocks(rows), LONG.value)
     out = torch.empty(parts, n, d, device=left.device)
     given = seed & source.LOW, seed >> 32, rows.start, rows.stop, n, d
-    shape = {"COUNT": padded(n), "WIDE": WIDE, "LONG": LONG}
-    draw_along[triton.cdiv(d, WIDE), parts](out, left.contiguous(), *given, **shape, **SHARED)
+    grid = triton.cdiv(d, WIDE.value), parts
+    draw_along[grid](out, left.contiguous(), *given, COUNT=padded(n), **SHARED)
     return out.sum(0)
 
 
