@@ -44,7 +44,7 @@ def hardware(device: str) -> str:
 @cache  # what cannot be imported would be looked for again in every product
 def kernels(name: str, device: torch.device) -> ModuleType | None:
     """Return a module of kernels for NVIDIA's GPUs, if the device is one and Triton is there."""
-    if device.type == "cuda":
+    if device.type == "cuda" and torch.version.hip is None:
         try:
             return importlib.import_module(name)
         except ImportError:  # it comes with torch on Linux alone; the rest does without

@@ -223,6 +223,10 @@ def test_many_sets_of_samples_are_run_at_a_rate_that_is_found(name: str) -> None
     run, change = the_run(RECIPES[name], lr=None)
     ends = run.ends(torch.stack((inputs(), -inputs())), LABELS)
     assert torch.allclose(ends[0], change[:, 0], atol=1e-6)
+    own = run.ends(inputs().repeat(2, 1, 1), torch.stack((LABELS, LABELS.roll(1, 0))))
+    moved = run.ends(inputs().roll(-1, 0)[None], LABELS)[0]
+    assert torch.allclose(own[0], ends[0]) and not torch.allclose(own[1], ends[0], atol=1e-6)
+    assert run.recipe.lr is None or torch.allclose(own[1], moved)
 
 
 def wide_run(recipe: Recipe, device: str) -> TrainingRun:

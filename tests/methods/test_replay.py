@@ -459,7 +459,7 @@ def test_starts_are_public_inputs_or_means_of_the_labels_and_chosen_by_what_they
     "entries",
     [
         pytest.param({"label_smoothing": 0.2}, id="label smoothing"),
-        pytest.param({"loss": "mse"}, id="mse"),
+        pytest.param({"loss": "mse", "lr": 0.1}, id="mse"),
         pytest.param({"frozen": ("2.*",)}, id="frozen last layer"),
     ],
 )
@@ -476,11 +476,25 @@ def test_labels_are_chosen_with_public_inputs_where_the_last_layer_does_not_tell
     assert least_count(problem) == 1
     wrong, draw = torch.eye(3).double()[[1, 1, 1]], torch.Generator().manual_seed(0)
     drawn, kept = starts.drawn_start(problem, wrong, "public", draw), torch.zeros(3).bool()
-    _, labels = starts.picked(problem, drawn, wrong, draw, kept, sure=False)
-    assert sorted(labels.argmax(1).tolist()) == [0, 1, 2]
+    chosen, labels = starts.picked(problem, drawn, wrong, draw, kept, sure=False)
+    before, after = (
+        fitted_with(problem, *pair).value
+        for pair in ((drawn, wrong.view(-1, 1)), (chosen, labels.view(-1, 1)))
+    )
+    assert after < before
+    mse = "loss" in entries  # by which other labels explain a start as well
+    assert mse or sorted(labels.argmax(1).tolist()) == [0, 1, 2]
     none = replays.posed(small(), weights, Known(recipe, None))
     start, alone = starts.picked(none, public[own], wrong, draw, kept, sure=False)
     assert torch.equal(start, public[own]) and torch.equal(alone, torch.eye(3).double())
+    for posing, least in ((problem, 0.0), (none, 1e-9)):  # of the latter the first may be the best
+        trial = first_trial(posing, Replay(products=2))
+        likeliest = label_sets(posing, trial.lazy, trial.gains, 3, 12)[0].reshape(-1, 1)
+        assert trial.residual < fitted_with(posing, trial.candidates, likeliest).value + least
+    if "frozen" in entries:
+        raised = pulls(starts.run_of(problem), public[own])
+        first = label_sets(problem, public[own], raised, 3, 12)[0]
+        assert torch.equal(first, torch.eye(3).double())
 
 
 def test_outputs_rise_by_what_a_label_lacks() -> None:

@@ -8,7 +8,6 @@ what tensor cores lose as they add up.
 
 # Kernels are compiled by Triton, which has types of its own.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
-# ruff: noqa: SIM108
 
 import torch
 import triton
@@ -35,6 +34,9 @@ MOST = 128  # rows of a factor that are multiplied at once: their sums fill the 
 # processor, and while one waits for the tensor cores the other draws
 DEEP, WIDE = tl.constexpr(32), tl.constexpr(64)
 SHARED = {"num_warps": 8, "maxnreg": 128}
+# Columns that `across` adds up at a time: tensor cores round sums towards zero, and three products
+# with 1,024 columns, added up as one, lose as little as one with 3,072
+PART = tl.constexpr(1024)
 LONG = tl.constexpr(64)  # blocks of rows that a program of `along` adds up
 
 
@@ -56,13 +58,13 @@ def polar(words, scale, FUSED: tl.constexpr = False):
     bits = (words.to(tl.float32) + 0.5).to(tl.int32, bitcast=True) - (MIDDLE + (32 << 23))
     e = (bits >> 23).to(tl.float32)
     m = ((bits & 0x7FFFFF) + MIDDLE).to(tl.float32, bitcast=True)
-    if FUSED:
+    if FUSED:  # noqa: SIM108
         ratio = (m - 1.0) * inverse(m + 1.0)
     else:
         ratio = tl.div_rn(m - 1.0, m + 1.0)
     z = ratio * ratio
     square = ((z * L2 + L1) * z + L0) * ratio + e * -TWO_LOG_2
-    if FUSED:
+    if FUSED:  # noqa: SIM108
         r = root(square) * scale
     else:
         r = tl.sqrt_rn(square) * scale
@@ -153,18 +155,21 @@ def tile(block, k, low, high):
     return tl.reshape(rows, (ROWS, k.shape[0]))
 
 
-@triton.jit(do_not_specialize=["low", "high", "n"])
+@triton.jit(do_not_specialize=["low", "high", "n", "scale"])
 def draw_across(
-    out, left, rest, low, high, start, stop, n, d, COUNT: tl.constexpr, SPLIT: tl.constexpr
+    out, left, rest, low, high, start, stop, n, d, scale, COUNT: tl.constexpr, SPLIT: tl.constexpr
 ):
     """Write Σ_k l_ik v_jk for all i and a block of rows j of V, (n, stop − start).
 
-    With SPLIT, l and v have two parts each, of which the small ones are not multiplied.
+    With SPLIT, l and v have two parts each, of which the small ones are not multiplied, and the sum
+    is over PART columns k.
     """
     block = start // ROWS + tl.program_id(0)
+    part = tl.program_id(1)
     i = tl.arange(0, COUNT)
     total = tl.zeros((ROWS, COUNT), tl.float32)
-    for first in range(0, d, DEEP):
+    last = tl.minimum((part + 1) * PART, d) if SPLIT else d
+    for first in range(part * PART, last, DEEP):
         k = first + tl.arange(0, DEEP)
         place = i[None, :] * d + k[:, None]
         factor = tl.load(left + place)
@@ -174,50 +179,55 @@ def draw_across(
             total = tl.dot((v - rounded.to(tl.float32)).to(tl.float16), factor, total)
             total = tl.dot(rounded, tl.load(rest + place), total)
         total = tl.dot(rounded, factor, total)
-    row = block * ROWS + tl.arange(0, ROWS)
-    place = i.to(tl.int64)[None, :] * (stop - start) + (row - start)[:, None]
+    row = block.to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    place = (part * n + i).to(tl.int64)[None, :] * (stop - start) + (row - start)[:, None]
     inside = (i < n)[None, :] & ((row >= start) & (row < stop))[:, None]
-    tl.store(out + place, total.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + place, (total * scale).to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["low", "high", "n"])
-def draw_along(out, left, low, high, start, stop, n, d, COUNT: tl.constexpr):
+@triton.jit(do_not_specialize=["low", "high", "n", "scale"])
+def draw_along(out, left, low, high, start, stop, n, d, scale, COUNT: tl.constexpr):
     """Write Σ_j l_ij v_jk over LONG blocks of rows j of V, (n, d)."""
     k = tl.program_id(0) * WIDE + tl.arange(0, WIDE)
     i = tl.arange(0, COUNT)
     total = tl.zeros((COUNT, WIDE), tl.float32)
     part = tl.program_id(1)
-    for step in range(0, LONG):
-        block = start // ROWS + part * LONG + step
-        row = block * ROWS + tl.arange(0, ROWS)
+    blocks = tl.cdiv(stop, ROWS) - start // ROWS
+    for step in range(part * LONG, tl.minimum((part + 1) * LONG, blocks)):
+        block = start // ROWS + step
+        row = block.to(tl.int64) * ROWS + tl.arange(0, ROWS)
         inside = (i < n)[:, None] & ((row >= start) & (row < stop))[None, :]
         place = i.to(tl.int64)[:, None] * (stop - start) + (row - start)[None, :]
         factor = tl.load(left + place, mask=inside, other=0.0)
         total = tl.dot(factor, tile(block, k, low, high).to(tl.float16), total)
     place = (part * n + i).to(tl.int64)[:, None] * d + k[None, :]
-    tl.store(out + place, total, mask=(i < n)[:, None] & (k < d)[None, :])
+    tl.store(out + place, total * scale, mask=(i < n)[:, None] & (k < d)[None, :])
 
 
-def across(seed: int, rows: slice, left: Tensor, rest: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Return (L + R) Vᵀ for those rows of V, of variance 1, and float16 L and R (n, d): (n, b).
+def across(
+    seed: int, rows: slice, left: Tensor, rest: Tensor | None, dtype: torch.dtype, scale: float
+) -> Tensor:
+    """Return (L + R) Vᵀ, times a scale, for those rows of V and float16 L and R (n, d): (n, b).
 
     Without R, V is rounded to float16, too.
     """
     (n, d), count = left.shape, padded(len(left))
     deep = triton.cdiv(d, DEEP.value) * DEEP.value
-    wide = [pad(x, (0, deep - d, 0, count - n)) for x in (left, left if rest is None else rest)]
-    out = torch.empty(n, rows.stop - rows.start, device=left.device, dtype=dtype)
-    given = seed & source.LOW, seed >> 32, rows.start, rows.stop, n, deep
+    parts = 1 if rest is None else triton.cdiv(deep, PART.value)
+    wide = pad(left, (0, deep - d, 0, count - n)).contiguous()
+    more = wide if rest is None else pad(rest, (0, deep - d, 0, count - n)).contiguous()
+    out = torch.empty(parts, n, rows.stop - rows.start, device=left.device, dtype=dtype)
+    given = seed & source.LOW, seed >> 32, rows.start, rows.stop, n, deep, scale
     shape = {"COUNT": count, "SPLIT": rest is not None}
-    draw_across[(blocks(rows),)](out, *wide, *given, **shape, **SHARED)
-    return out
+    draw_across[blocks(rows), parts](out, wide, more, *given, **shape, **SHARED)
+    return out[0] if parts == 1 else out.sum(0)
 
 
-def along(seed: int, rows: slice, left: Tensor, d: int) -> Tensor:
-    """Return L V for those rows of V (b, d), of variance 1, in float16, and L (n, b): (n, d)."""
+def along(seed: int, rows: slice, left: Tensor, d: int, scale: float) -> Tensor:
+    """Return L V, times a scale, for those rows of V (b, d), in float16, and L (n, b): (n, d)."""
     n, parts = len(left), triton.cdiv(blocks(rows), LONG.value)
     out = torch.empty(parts, n, d, device=left.device)
-    given = seed & source.LOW, seed >> 32, rows.start, rows.stop, n, d
+    given = seed & source.LOW, seed >> 32, rows.start, rows.stop, n, d, scale
     grid = triton.cdiv(d, WIDE.value), parts
     draw_along[grid](out, left.contiguous(), *given, COUNT=padded(n), **SHARED)
     return out.sum(0)

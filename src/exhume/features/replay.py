@@ -156,16 +156,21 @@ class TrainingRun(BlockFeatures):
         return torch.lerp(squares, torch.cat(means), self.pooling)
 
     def ends(self, sets: Tensor, labels: Tensor) -> Tensor:
-        """Return the change of the weights for each of many sets of samples (k, n, d), (k, p)."""
-        at = Replayed(self, sets[0])
-        at.combine(labels.reshape(-1, 1))  # finds a rate that is not known
+        """Return the change of the weights for each of many sets of samples (k, n, d), (k, p).
 
-        def end(candidates: Tensor) -> Tensor:
-            at.candidates = candidates
+        Labels are those of all sets, (n, c), or of each, (k, n, c).
+        """
+        at, own = Replayed(self, sets[0]), 0 if labels.dim() == 3 else None
+        first = labels if own is None else labels[0]
+        at.combine(first.reshape(-1, 1))  # finds a rate that is not known
+
+        def end(candidates: Tensor, labels: Tensor) -> Tensor:
+            at.candidates, at.labels = candidates, labels
             return at._simulated()
 
+        many = vmap(end, in_dims=(0, own), chunk_size=max(1, WHOLE // self.width))
         with torch.no_grad(), derivatives(rounded=False):
-            changes: Tensor = vmap(end, chunk_size=max(1, WHOLE // self.width))(sets)
+            changes: Tensor = many(sets, labels.to(sets))
         return changes
 
     def dense(self, candidates: Tensor) -> bool:

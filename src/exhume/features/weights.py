@@ -59,13 +59,16 @@ class Weights(Protocol):
         return False
 
     def across(self, start: int, stop: int, left: Tensor, rest: Tensor | None = None) -> Tensor:
-        """Return LHᵀ for those rows and float16 L (n, d), or (L + R)Vᵀ in float32 with R, too."""
+        """Return LVᵀ for those rows and float16 L (n, d), or (L + R)Vᵀ in float32 with R, too.
+
+        Without R, V is rounded to float16 first, and the product is.
+        """
         if rest is None:
             return left @ self.halves(start, stop, fine=False)[0].T
         return (left.float() + rest.float()) @ self.rows(start, stop).T
 
     def along(self, start: int, stop: int, left: Tensor) -> Tensor:
-        """Return LH in float32 for those rows and float16 L, (n, stop − start)."""
+        """Return LV in float32 for those rows, rounded to float16, and such L (n, stop − start)."""
         return mixed(left, self.halves(start, stop, fine=False)[0])
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Self:
@@ -160,16 +163,17 @@ class Seeded(Weights):
     def drawn(self, count: int) -> bool:
         """Tell whether a kernel does that, as it can for so many rows."""
         own = kernels(KERNELS, self.device) if self.coarse else None
-        return own is not None and count <= own.MOST
+        return own is not None and count <= own.MOST and own.MOST * self.dim < 2**31
 
     def across(self, start: int, stop: int, left: Tensor, rest: Tensor | None = None) -> Tensor:
-        """Return the product, with R to 1e-5 of its norm: so tensor cores add up long rows."""
+        """Return the product; with R to 5e-6 of its norm, as tensor cores round towards zero."""
         if not self.drawn(len(left)):
             return super().across(start, stop, left, rest)
         own, dtype = kernels(KERNELS, self.device), left.dtype if rest is None else torch.float32
         assert own is not None
-        product: Tensor = own.across(self.seed, slice(start, stop), left, rest, dtype)
-        return product.mul_(self.dim**-0.5)
+        rows, scale = slice(start, stop), self.dim**-0.5
+        product: Tensor = own.across(self.seed, rows, left, rest, dtype, scale)
+        return product
 
     def along(self, start: int, stop: int, left: Tensor) -> Tensor:
         """Return the product."""
@@ -177,8 +181,9 @@ class Seeded(Weights):
             return super().along(start, stop, left)
         own = kernels(KERNELS, self.device)
         assert own is not None
-        product: Tensor = own.along(self.seed, slice(start, stop), left, self.dim)
-        return product.mul_(self.dim**-0.5)
+        rows, scale = slice(start, stop), self.dim**-0.5
+        product: Tensor = own.along(self.seed, rows, left, self.dim, scale)
+        return product
 
 
 def _tiles(seed: int, start: int, stop: int, dim: int, scale: float) -> Tensor:

@@ -2,7 +2,8 @@
 
 The change of the weights says which classes have samples. The likeliest sets of labels are tried
 one after the other. After those, labels are found beside the samples by the same least squares: the
-gradient of a loss is linear in them.
+gradient of a loss is linear in them. Where the last layer does not tell, small networks choose
+labels with the start, by where a run of them ends (`starts.picked`).
 """
 
 from dataclasses import dataclass, fields, replace
@@ -150,15 +151,15 @@ def least_count(problem: Problem) -> int:
 
 
 def must_have(problem: Problem, gains: Tensor) -> Tensor:
-    """Tell of each class whether it has samples, (c,): with others, its outputs do not rise."""
+    """Tell of each class whether it has samples, (c,): without any, its outputs do not rise."""
     return (gains > OWED * gains.max()) & telling(problem)
 
 
 def telling(problem: Problem) -> bool:
     """Tell whether the change of the last layer says which classes have samples.
 
-    Where labels are shares of all classes, or outputs are to be zero, those of any class may rise.
-    Of one output all sets of labels are tried.
+    It does where outputs of other classes can but fall. With label smoothing, or mean squares, they
+    are drawn to a value, and may rise. Of one output all sets of labels are tried.
     """
     run = run_of(problem)
     sharp = run.recipe.loss == "cross_entropy" and not run.recipe.label_smoothing

@@ -324,6 +324,10 @@ class Replay:
         adam = signs.applies(problem, count)
         if adam:  # its steps are for samples alone
             sets = [each for each in sets if not fractional(each)]
+        sure = run.labels is not None or telling(problem)
+        alone = not sure and run.public is None
+        if alone and run.dense(progress.lazy):  # each would end at the same labels
+            sets = [sets[0], *sets[1:][-1:]]
         labels, best = sets[turn % len(sets)], progress.best
         best = best if best is not None and len(best.labels) == count else None  # of as many
         soft = fractional(labels)
@@ -352,11 +356,10 @@ class Replay:
         seen = choices(problem)[choice]
         if adam:
             start = signs.prior_of(problem).held(start)
-            start, labels = picked(signs.eased(seen), start, labels, generator, kept)
-        elif run.dense(start):
-            sure = run.labels is not None or soft or telling(problem)
-            if kind in ("public", "renewed") or (run.public is None and not sure):
-                start, labels = picked(seen, start, labels, generator, kept, sure)
+        if adam or (run.dense(start) and (kind in ("public", "renewed") or alone)):
+            eased = signs.eased(seen) if adam else seen
+            for known in (True,) if soft or sure else (False, True):
+                start, labels = picked(eased, start, labels, generator, kept, known)
         start, given = problem.domain.project(start), labels.reshape(-1, 1)
         if soft:
             seen, start = unlabelled(seen), torch.cat([start, labels.to(start)], 1)

@@ -108,18 +108,20 @@ def picked(
     every = torch.eye(labels.shape[1]).to(labels)
     for _ in range(SWEEPS):
         for i in torch.randperm(len(start), generator=generator).tolist():
-            least, chosen = math.inf, (start, labels)
-            for row in () if kept[i] else labels[i : i + 1].clone() if sure else every:
+            if kept[i]:
+                continue
+            sets, tried = [], []
+            for row in labels[i : i + 1] if sure else every:
                 scores = given @ row.double().cpu()
                 fits = (scores >= scores.max()).nonzero()[:, 0] if len(scores) else scores.long()
                 few = fits[torch.randperm(len(fits), generator=generator)[:most]]
-                sets, tried = start.repeat(len(few) + 1, 1, 1), labels.clone()
-                sets[1:, i], tried[i] = public[few.to(public.device)], row
-                left = (problem.target[:, 0] - run.ends(sets, tried)).square().sum(1)
-                value, best = left.nan_to_num(math.inf).min(0)
-                if float(value) < least:
-                    least, chosen = float(value), (sets[best], tried)
-            start, labels = chosen
+                sets.append(start.repeat(len(few) + 1, 1, 1))
+                tried.append(labels.repeat(len(few) + 1, 1, 1))
+                sets[-1][1:, i], tried[-1][:, i] = public[few.to(public.device)], row
+            these, told = torch.cat(sets), torch.cat(tried)
+            left = problem.target[:, 0] - run.ends(these, labels if sure else told)
+            best = left.square().sum(1).nan_to_num(math.inf).argmin()
+            start, labels = these[best], told[best]
     return start, labels
 
 
