@@ -217,7 +217,7 @@ def products(problem: Problem, victim: Tuned) -> str:
 class Wrong:
     """A case says how digits were fine-tuned, what the auditor is told, and what is to blame."""
 
-    suspected: str  # how a sentence goes that names it: any of the parts between bars
+    suspected: str  # how a sentence goes that names it: any of the parts between bars; "" for none
     made: Recipe = RECIPE
     told: Recipe = RECIPE
     samples: int = 4  # that are told; there are four
@@ -225,7 +225,7 @@ class Wrong:
 
 
 WRONGS = {
-    "nothing": Wrong("not met by chance"),
+    "nothing": Wrong(""),
     "a rate of 0.24 for 0.2": Wrong("rate is suspected", told=replace(RECIPE, lr=0.24)),
     "25 steps for 20": Wrong(
         "steps is suspected|or the number of steps", told=replace(RECIPE, steps=25)
@@ -267,7 +267,7 @@ def _audited(name: str, seed: int, limit: int) -> dict[str, Any]:
     say(f"  {name}, seed {seed}: residual {found.residual:.1e}. {said}")
     return {
         "claimed": found.outcome is Outcome.CONVERGED,
-        "suspected": any(words in said for words in wrong.suspected.split("|")),
+        "suspected": any(x in said for x in wrong.suspected.split("|") if x or not said),
         "residual": found.residual,
         "error": statistics.median(score(found.samples, victim.truth.inputs).errors.tolist()),
     }
