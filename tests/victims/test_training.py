@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from exhume import data
+from exhume import data, victims
 from exhume.data import Data
 from exhume.errors import InputError
 from exhume.files import read_metadata, read_tensors, write_tensors
@@ -317,6 +317,12 @@ def test_what_norms_keep_is_of_the_steps_alone() -> None:
     network = nn.Sequential(nn.Linear(10, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
     after = follow(network, SEVERAL, Recipe(lr=0.1, steps=3, norms="train")).trained
     assert after["1.num_batches_tracked"] == 3
+
+
+def test_below_a_frozen_last_layer_all_others_are_the_target() -> None:
+    victim = victims.mlp(SEVERAL, [7], recipe=Recipe(lr=0.1, steps=3, frozen=("3.*",)))
+    (hidden,) = (name for name, w in victim.trained.items() if not w.equal(victim.initial[name]))
+    assert len(victim.problem.target) == victim.trained[hidden].numel()
 
 
 BAD = {"rate": 0.0, "momentum": 1.0, "decay": -0.1, "until": math.inf, "steps": 0, "lazy": 0}

@@ -173,4 +173,6 @@ def network(
         initial, trained, record = train(module, data, Training(**options), **around)
     model = NetworkModel(architecture, arguments, initial, trained, data.display)
     record = {"data": data.name, "seed": seed, **record}
-    return Victim(model.problem(), data, record, initial, trained, model)
+    head = model.network.head_weight
+    moved = "all" if torch.equal(initial[head], trained[head]) else "last"
+    return Victim(model.problem(moved), data, record, initial, trained, model)
