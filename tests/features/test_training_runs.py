@@ -262,6 +262,7 @@ def peak(recipe: Recipe) -> int:
 def test_memory_grows_as_the_root_of_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replay, "DENSE", 0)
     once, often = (peak(Recipe(lr=0.1, steps=steps)) for steps in (1, 100))
+    print(f"peak memory of 100 steps: {often / once:.1f} times that of one")  # for the docs
     assert 0 < often <= 12 * once
 
 
