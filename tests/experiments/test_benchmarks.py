@@ -208,12 +208,12 @@ def test_identifiability(bench: Bench) -> None:
     assert "1 of 1 seeds wholly recovered to 0.0001; with too few neurons it fails in 1" in said
 
 
-def test_kkt(bench: Bench, monkeypatch: Patch) -> None:
+def test_kkt(bench: Bench, monkeypatch: Patch, tmp_path: Path) -> None:
     few = partial(data.load, "digits", 4, classes="parity", centre="pixels")
     monkeypatch.setattr(margin, "CASES", {"tiny": Case(few, (20,), "haim2022", "rbij", 100)})
     monkeypatch.setattr(margin, "reconstruct", budgeted(60))
     asked = ("--cases", "[tiny]", "--first-seed", 3, "--device", "cpu")
-    said = bench("kkt", *asked, "--boxes", "[wide,pixels]")
+    said = bench("kkt", *asked, "--boxes", "[wide,pixels]", "--pictures", tmp_path / "seen")
     rows = table(said)
     without = ("held-out images", "rows of W₁", "blank, noise of 0.001")
     baselines = [["—", "—", word] for word in without]
@@ -222,6 +222,8 @@ def test_kkt(bench: Bench, monkeypatch: Patch) -> None:
     ways = [(box, target) for box in ("wide", "pixels") for target in ("θ", "θ − θ₀")]
     attacks = [[*way, method] for way in ways for method in methods]
     assert [cells[1:4] for cells in rows] == [*baselines, *attacks]
+    drawn = [path.name for path in (tmp_path / "seen" / "tiny-3").iterdir()]
+    assert len(drawn) == len(attacks) and "haim2022-rbij-pixels-change.png" in drawn
     for cells in rows:
         assert len(cells) == 14 and cells[0] == "3" and cells[13].endswith("%")
         counted = [re.fullmatch(r"(\d) \((\d)\)", cell).groups() for cell in cells[8:11]]

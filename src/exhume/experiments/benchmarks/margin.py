@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import product
+from pathlib import Path
 from statistics import fmean
 from time import process_time
 from typing import Any, cast, get_args
@@ -29,6 +30,7 @@ from exhume.methods.haim2022 import Haim2022
 from exhume.methods.progress import Method, Progress
 from exhume.methods.published import STEPS
 from exhume.methods.shen2026 import Choice, Shen2026
+from exhume.report.gallery import pairs_png
 from exhume.solvers import Outcome
 from exhume.victims import Victim
 
@@ -51,6 +53,7 @@ TARGETS = {"weights": "θ", "change": "θ − θ₀"}
 TUNED = "tuned"  # in the place of a preset
 ATTACKS = ("exhume", "recipe", "runs", "presets", TUNED, "splitting")
 RUNS = 10  # of a recipe side by side
+SHOWN = 12  # pairs in a picture
 
 
 def kkt(
@@ -65,6 +68,7 @@ def kkt(
     attacks: tuple[str, ...] = ("exhume", "recipe", "splitting"),
     every: int | None = None,
     device: str = "auto",
+    pictures: Path | None = None,
 ) -> None:
     """Reconstruct samples from the weights of networks on their way to the margin, or there.
 
@@ -97,6 +101,7 @@ def kkt(
         every: steps between splits, 50,000 as published; then by the published rule alone, and up
             to the published 200,000 steps.
         device: where to run.
+        pictures: a folder for one of each attack: the best images above what came back of them.
     """
     chosen = drawn(seeds, first_seed, cases, CASES)
     known: dict[str, Any] = {"box": ("wide", "pixels"), "target": TARGETS, "attack": ATTACKS}
@@ -113,7 +118,9 @@ def kkt(
         one_of("preset", preset or case.preset, (TUNED, *presets(case.recipe)))
         for seed in chosen:
             victim = _trained(case, training, seed, device)
-            board = Board(victim.truth, data.held_out(victim.truth, seed=seed), seed, limit)
+            folder = pictures and pictures / f"{name}-{seed}"
+            held_out = data.held_out(victim.truth, seed=seed)
+            board = Board(victim.truth, held_out, seed, limit, folder)
             _baselines(board, victim)
             # decay wears initial weights off, so that knowing them is of no use
             for box, target in product(boxes, targets if case.decay is None else ("weights",)):
@@ -307,6 +314,7 @@ class Board:
     held_out: Data
     seed: int
     limit: float
+    pictures: Path | None = None
     rows: list[dict[str, Any]] = field(default_factory=list)
 
     @property
@@ -334,3 +342,10 @@ class Board:
         of = f"of {seen.samples} images over SSIM 0.4"
         other = seen.control and seen.control.ssim
         say(f"  {attack} ({box}, {target}): {seen.ssim} {of}, {other} held-out")
+        if found is not None and self.pictures is not None:
+            self.pictures.mkdir(parents=True, exist_ok=True)
+            best = seen.cosines.argsort(descending=True)
+            notes = [f"cosine {seen.cosines[row]:.2f}" for row in best]
+            word = next(word for word, sign in TARGETS.items() if sign == target)
+            out = self.pictures / f"{attack.replace(', ', '-')}-{box}-{word}.png"
+            pairs_png(seen.originals[best], seen.pictures[best], notes, out, limit=SHOWN)
