@@ -197,17 +197,18 @@ ZERO = slice(468_600, 468_700)  # rows of seed 0 with a radius of zero, in colum
 @pytest.mark.parametrize("n", [1, 17, 100, 128, 129])
 @pytest.mark.parametrize("rows", [slice(0, 3000), slice(140, 141), slice(130, 20_000), ZERO])
 def test_what_kernels_multiply_as_they_draw_is_v(n: int, rows: slice) -> None:
-    seeded = Seeded(500_000, 70, seed=0 if rows is ZERO else 2**40 + 5)
+    d = 64 if n == 128 else 2100  # of which nothing is padded, and which is added up in parts
+    seeded = Seeded(500_000, d, seed=0 if rows is ZERO else 2**40 + 5)
     v, drawn = seeded.rows(rows.start, rows.stop).double(), seeded.to(torch.device("cuda"), F32)
     assert drawn.drawn(n) == (n < 129) and (rows is not ZERO or v[17, 12] == 0)
-    left, right = gaussian(n, 70).half(), gaussian(n, rows.stop - rows.start, seed=1).half()
-    rest, close_to = (1e-3 * gaussian(n, 70, seed=2)).half(), partial(close, least=1.0)
+    left, right = gaussian(d, n).half().T, gaussian(n, rows.stop - rows.start, seed=1).half()
+    rest, close_to = (1e-3 * gaussian(n, d, seed=2)).half(), partial(close, least=1.0)
     for part, first in ((drawn, 0), (Rows(drawn, slice(rows.start, 480_000)), rows.start)):
         at = rows.start - first, rows.stop - first
         rough, fine = part.across(*at, left.cuda()), part.across(*at, left.cuda(), rest.cuda())
         assert (rough.dtype, fine.dtype) == (torch.float16, torch.float32)
         close_to(rough, left.double() @ v.T, 2e-3)
-        close_to(fine, (left.double() + rest.double()) @ v.T, 2e-6)
+        close_to(fine, (left.double() + rest.double()) @ v.T, 5e-6)
         close_to(part.along(*at, right.cuda()), right.double() @ v, 1e-3)
 
 

@@ -115,7 +115,7 @@ def _of_the_rate(problem: Problem, found: Reconstruction, recipe: Recipe) -> lis
             return [f"The number of steps is suspected: with {there}. {open_}"]
     if free.value > NEAR or not free.value * FALLEN < held.value:
         return []
-    what = "The rate is suspected, or the number of steps"
+    what = "The rate is suspected, or the number of steps, momentum or batches"
     return [f"{what}: with a rate of {there}, the {falls} {open_}"]
 
 
