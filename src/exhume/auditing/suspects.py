@@ -24,6 +24,7 @@ SAME = 1e-2  # relative: a rate that comes out so near to what was told is the o
 EXPLAINED = 1e-9  # up to this residual weights are plainly explained; above, by chance perhaps
 LONGER = 5  # times the steps that were told: nobody is further off, and a run costs their number
 STEPS = 10  # of the solver, with the rate as told and free: where it is 20 % off, eight are enough
+ASKED = 3  # recipes at most: all of them may take as many products as the search did
 PRODUCTS = 60  # a step, at most: half of what the search allows, as candidates are near already
 DAMPING = 0.1  # of the first step, as in the search
 
@@ -92,8 +93,9 @@ def _of_the_span(layer: FirstLayer, count: int) -> list[str]:
 
 def _of_the_rate(problem: Problem, found: Reconstruction, recipe: Recipe) -> list[str]:
     """Go on from what was found, with the rate as told and with it free, and compare."""
-    start = found.samples, found.coefficients
-    held, free = (refined(problem, *start, each) for each in (recipe, replace(recipe, lr=None)))
+    start, most = (found.samples, found.coefficients), found.products // ASKED
+    both = recipe, replace(recipe, lr=None)
+    held, free = (refined(problem, *start, each, most) for each in both)
     told = cast(float, recipe.lr)
     rate = cast(float, cast(Recipe, recipe_of(free)).lr)
     there, falls = f"{rate:.3g} in the place of {told:g}", f"residual falls to {free.value:.1e}."
@@ -109,7 +111,7 @@ def _of_the_rate(problem: Problem, found: Reconstruction, recipe: Recipe) -> lis
     steps = round((one(recipe.steps) or 0) * rate / told)  # as far in all as with the free rate
     if steps != recipe.steps and 0 < steps <= LONGER * (one(recipe.steps) or 0):
         other = replace(recipe, steps=steps)
-        value = refined(problem, free.candidates, free.coefficients, other).value
+        value = refined(problem, free.candidates, free.coefficients, other, most).value
         if value <= EXPLAINED:
             there = f"{steps} in the place of {recipe.steps}, the residual falls to {value:.1e}"
             return [f"The number of steps is suspected: with {there}. {open_}"]
@@ -119,12 +121,12 @@ def _of_the_rate(problem: Problem, found: Reconstruction, recipe: Recipe) -> lis
     return [f"{what}: with a rate of {there}, the {falls} {open_}"]
 
 
-def refined(problem: Problem, candidates: Tensor, labels: Tensor, recipe: Recipe) -> Fit:
-    """Return the fit some solver steps further from candidates and labels, by a recipe."""
+def refined(problem: Problem, candidates: Tensor, labels: Tensor, recipe: Recipe, most: int) -> Fit:
+    """Return the fit some solver steps further, or so many products, by a recipe."""
     run = replace(cast(TrainingRun, problem.features), recipe=recipe)
     problem = replace(problem, features=run)
     solver = LevenbergMarquardt(tolerance=EXPLAINED, accuracy=1e-3, products=PRODUCTS)
     state = DampedState(fit=fitted_with(problem, candidates, labels), damping=DAMPING)
-    while state.outcome is None and state.steps < STEPS:
+    while state.outcome is None and state.steps < STEPS and state.products < most:
         state = solver.step(problem, state)
     return state.fit
