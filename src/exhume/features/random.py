@@ -222,10 +222,10 @@ class RandomLinearization:
         """Make features and slopes of each block, with V if it is to be written."""
         sigma = self.features.activation
         drawn = self._coarse and self.features.weights.drawn(len(self.candidates)) and not written
+        plain = sigma is RELU and self.features.bias is None
+        fused = kernels(KERNELS, self.features.device) if plain else None
         for part in self.features.slices():
             v, low = (None, None) if drawn else self._read(part)
-            plain = sigma is RELU and self.features.bias is None
-            fused = kernels(KERNELS, self.features.device) if plain else None
             if fused is not None and v is not None and low is not None:
                 phi, slope = fused.rectified(*self._halves(v, low))
                 yield _Block(part, phi, slope, v)

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from types import ModuleType
 from typing import Protocol, Self
 
 import numpy as np
@@ -154,36 +155,37 @@ class Seeded(Weights):
 
     def halves(self, start: int, stop: int, fine: bool = True) -> tuple[Tensor, Tensor | None]:
         """Return rows of H, and of L if they are asked for, generated now."""
-        own, part, scale = kernels(KERNELS, self.device), slice(start, stop), self.dim**-0.5
-        assert own is not None
-        given = self.seed, part, self.dim, self.device, torch.float16, scale, fine
-        high, low = own.normals(*given)
+        given = self.seed, slice(start, stop), self.dim, self.device, torch.float16, self.dim**-0.5
+        high, low = self._kernels.normals(*given, fine)
         return high, low if fine else None
 
     def drawn(self, count: int) -> bool:
         """Tell whether a kernel does that, as it can for so many rows."""
-        own = kernels(KERNELS, self.device) if self.coarse else None
-        return own is not None and count <= own.MOST and own.MOST * self.dim < 2**31
+        most: int = self._kernels.MOST if self.coarse else 0
+        return count <= most and most * self.dim < 2**31
 
     def across(self, start: int, stop: int, left: Tensor, rest: Tensor | None = None) -> Tensor:
         """Return the product; with R to 5e-6 of its norm, as tensor cores round towards zero."""
         if not self.drawn(len(left)):
             return super().across(start, stop, left, rest)
-        own, dtype = kernels(KERNELS, self.device), left.dtype if rest is None else torch.float32
-        assert own is not None
-        rows, scale = slice(start, stop), self.dim**-0.5
-        product: Tensor = own.across(self.seed, rows, left, rest, dtype, scale)
+        part, dtype = slice(start, stop), left.dtype if rest is None else torch.float32
+        given = self.seed, part, left, rest, dtype, self.dim**-0.5
+        product: Tensor = self._kernels.across(*given)
         return product
 
     def along(self, start: int, stop: int, left: Tensor) -> Tensor:
         """Return the product."""
         if not self.drawn(len(left)):
             return super().along(start, stop, left)
+        given = self.seed, slice(start, stop), left, self.dim, self.dim**-0.5
+        product: Tensor = self._kernels.along(*given)
+        return product
+
+    @property
+    def _kernels(self) -> ModuleType:
         own = kernels(KERNELS, self.device)
         assert own is not None
-        rows, scale = slice(start, stop), self.dim**-0.5
-        product: Tensor = own.along(self.seed, rows, left, self.dim, scale)
-        return product
+        return own
 
 
 def _tiles(seed: int, start: int, stop: int, dim: int, scale: float) -> Tensor:
